@@ -155,3 +155,23 @@ def test_whoever_waits_when_the_engine_breaks_down_is_told(model, monkeypatch):
             await served.call(len)
 
     asyncio.run(ask())
+
+
+def test_engines_of_one_model_take_turns_with_it(model):
+    engines = [AsyncEngine(Engine(model, num_blocks=60, block_size=4)) for _ in range(2)]
+
+    async def ask():
+        beside = asyncio.create_task(last(engines[0].generate(PROMPT, LONG)))
+        made = await asyncio.to_thread(Engine, model, num_blocks=60)
+        outputs = await asyncio.gather(
+            *[last(engines[1].generate(PROMPT, GREEDY)) for _ in range(5)]
+        )
+        outputs += await asyncio.to_thread(made.generate, PROMPT, GREEDY)
+        for output in outputs:
+            assert tuple(output.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
+        await beside
+
+    plain_answer(model, PROMPT, 8)
+    asyncio.run(ask())
+    for each in engines:
+        each.close()

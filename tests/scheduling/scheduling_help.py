@@ -1,6 +1,7 @@
 """A model that knows what it should see: the KV of a token is a number that only its whole prefix and scope give."""
 
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class Pretence:
         out = []
         size = self.manager.block_size
         tables = [[job.seq.block_ids(g) for job in step.jobs] for g in range(len(self.memory))]
-        chunks = step.chunks
+        chunks = chunks_of(step)
         rights = []
         for chunk in chunks:
             job, start = chunk.job, chunk.start
@@ -108,13 +109,26 @@ def reads(kind, position):
     return range(first, position + 1)
 
 
+class Chunk(NamedTuple):
+    """What a step computes of one job."""
+
+    job: Job
+    start: int
+    tokens: np.ndarray
+
+
+def chunks_of(step):
+    runs = np.split(step.tokens, np.cumsum(step.lengths)[:-1])
+    return [*map(Chunk, step.jobs, step.starts.tolist(), runs)]
+
+
 def sample(step, states):
     """Return the results of a step: drafts accepted as far as they are right, and one token more."""
     if not step.has_drafts:
         return np.array([sampled_after(state) for state in states], np.int32)
     results, states = [], iter(states)
     for i in step.samples.tolist():
-        chunk = step.chunks[i]
+        chunk = chunks_of(step)[i]
         drafts = chunk.tokens[1:].tolist() if i < step.num_decodes else []
         rows = [sampled_after(next(states)) for _ in range(len(drafts) + 1)]
         accepted = 0

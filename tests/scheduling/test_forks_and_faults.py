@@ -36,7 +36,7 @@ def test_a_job_whose_prompt_is_not_computed_cannot_fork():
     loop = Loop(limits=Limits(2, 10))
     job = loop.add(range(18), 3)
     loop.step()
-    with pytest.raises(SequenceError, match="not all computed"):
+    with pytest.raises(SequenceError, match="does not decode"):
         loop.scheduler.fork(job, [1])
     loop.run()
     loop.check_empty()
@@ -96,7 +96,7 @@ def test_a_step_that_repeats_is_the_one_before_a_token_further():
     assert steps[3].starts.tolist() == [7, 7, 7]
     late = loop.add([9], 8)
     assert [loop.step().repeats for _ in range(3)] == [False, False, True]
-    loop.scheduler.abort(late)
+    loop.scheduler.finish(late)
     assert not loop.step().repeats
 
 
@@ -143,12 +143,11 @@ def test_jobs_that_are_not_here_are_refused():
     loop, other = Loop(), Loop()
     job = loop.add([1, 2, 3], 2)
     refused(loop, SequenceError, "added before", loop.scheduler.add, job)
-    refused(loop, SequenceError, "does not run", loop.scheduler.finish, job)
-    refused(other, SequenceError, "does not run", other.scheduler.abort, job)
+    refused(other, SequenceError, "none of the jobs", other.scheduler.finish, job)
     loop.step()
-    refused(other, SequenceError, "does not run", other.scheduler.finish, job)
+    refused(other, SequenceError, "none of the jobs", other.scheduler.finish, job)
     loop.run()
-    refused(loop, SequenceError, "does not run", loop.scheduler.abort, job)
+    refused(loop, SequenceError, "none of the jobs", loop.scheduler.finish, job)
 
 
 def test_a_job_that_no_empty_pool_could_hold_is_refused_and_one_that_just_fits_is_not():

@@ -143,7 +143,7 @@ class Life:
         return step
 
     def end(self, job):
-        self.scheduler.abort(job)
+        self.scheduler.finish(job)
         self.alive.remove(job)
         assert job.state == "finished"
 

@@ -48,7 +48,7 @@ def test_another_job_computes_the_prefix_when_the_first_is_aborted():
     loop = Loop(limits=Limits(4, 10))
     first, second, third = (loop.add([*PREFIX, 30 + i], 2) for i in range(3))
     loop.step()
-    loop.scheduler.abort(first)
+    loop.scheduler.finish(first)
     loop.step()
     assert second.state == "running"
     assert third.state == "waiting"
@@ -73,7 +73,7 @@ def test_nobody_waits_for_what_is_not_stored():
 
 
 @settings(max_examples=40, deadline=None)
-@example([(0, 3, []), (0, 3, [0]), (0, 3, [0])], 1, 3, [0] * 10)
+@example([(0, 3, []), (0, 3, [0]), (0, 3, [0])], 1, 3, None, [0] * 10)
 @given(
     prompts=st.lists(
         st.tuples(
@@ -84,13 +84,14 @@ def test_nobody_waits_for_what_is_not_stored():
     ),
     budget=st.integers(1, 60),
     max_running=st.integers(1, 8),
+    chunk=st.sampled_from([None, 1, 5]),
     arrivals=st.lists(st.integers(0, 3), min_size=10, max_size=10),
 )
 def test_no_block_of_a_prompt_is_computed_twice_while_all_fits(
-    prompts, budget, max_running, arrivals
+    prompts, budget, max_running, chunk, arrivals
 ):
     families = [np.random.default_rng(i).integers(0, VOCAB, 30).tolist() for i in range(3)]
-    loop = Loop(num_blocks=400, limits=Limits(max_running, max_running + budget))
+    loop = Loop(num_blocks=400, limits=Limits(max_running, max_running + budget, chunk))
     wholes, lasts = set(), set()
     for (family, shared, own), steps in zip(prompts, arrivals, strict=False):
         prompt = [*families[family][:shared], *own, 1]

@@ -25,12 +25,18 @@ def test_a_request_has_what_was_sent_and_defaults():
     asked = read(CompletionRequest, b'{"prompt": "hi", "temperature": 0, "top_k": 3, "user": "x"}')
     asked.check()
     assert asked.prompts() == ["hi"]
-    assert asked.sampling() == {
-        "n": 1, "temperature": 0.0, "top_k": 3,
-        "include_stop_str_in_output": False, "ignore_eos": False, "skip_special_tokens": True,
-    }  # fmt: skip
-    assert asked.max_tokens == 16
-    assert asked.terms() == {}
+    assert (asked.temperature, asked.top_k, asked.top_p) == (0.0, 3, None)
+    assert asked.most_tokens() == 16
+    assert asked.options() == {"priority": 0, "deadline_s": None, "hint": Hint()}
+
+
+def test_chats_may_name_their_most_tokens_in_two_ways():
+    def most(given):
+        return read(ChatRequest, b'{"messages": []%s}' % given).most_tokens()
+
+    assert most(b"") is None
+    assert most(b', "max_tokens": 3') == 3
+    assert most(b', "max_tokens": 3, "max_completion_tokens": 2') == 2
 
 
 @pytest.mark.parametrize(
@@ -115,14 +121,14 @@ def test_of_chats_too(given, param):
 
 
 def test_hints_are_extension_fields():
-    def terms(given):
-        return read(CompletionRequest, b'{"prompt": "a", %s}' % given).terms()
+    def hint(given):
+        return read(CompletionRequest, b'{"prompt": "a", %s}' % given).options()["hint"]
 
-    assert terms(b'"reuse": "never"') == {"hint": Hint("never")}
-    assert terms(b'"session_id": "s"') == {"hint": Hint("session", session_id="s")}
-    assert terms(b'"ttl_s": 5') == {"hint": Hint(ttl_s=5.0)}
+    assert hint(b'"reuse": "never"') == Hint("never")
+    assert hint(b'"session_id": "s"') == Hint("session", session_id="s")
+    assert hint(b'"ttl_s": 5') == Hint(ttl_s=5.0)
     with pytest.raises(ConfigError, match="session_id"):
-        terms(b'"reuse": "session"')
+        hint(b'"reuse": "session"')
 
 
 def test_errors_are_openais_objects():

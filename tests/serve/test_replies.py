@@ -39,7 +39,7 @@ def streamed(made, choice, outputs):
     for each in outputs:
         choice.take(each)
         event = made.chunk(choice)
-        if event is not None:
+        if event:
             events.append(data(event)["choices"][0])
     return events
 

@@ -72,7 +72,7 @@ def test_the_command_tells_every_field_of_each_system(tmp_path):
         "--quick",
         "--rows",
         "shared",
-        "--systems",
+        "--among",
         "quire,prefix-cache",
         "--precisions",
         "float32",

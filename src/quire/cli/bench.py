@@ -144,7 +144,7 @@ def tiers(
 def serve(
     *,
     rows: Rows = None,
-    systems: Annotated[
+    among: Annotated[
         str | None, typer.Option(help="Only these systems, separated by commas.")
     ] = None,
     precisions: Annotated[
@@ -165,14 +165,14 @@ def serve(
 
     [bold]Example[/bold]
 
-      quire bench serve --quick --rows shared_32 --systems quire,prefix-cache
+      quire bench serve --quick --rows shared_32 --among quire,prefix-cache
     """
     check_installed()
     from quire.bench import serve_rows
 
     hush()
     choice = serve_rows.Choice(
-        names(rows) or None, names(systems) or None, names(precisions) or None, vllm, quick
+        names(rows) or None, names(among) or None, names(precisions) or None, vllm, quick
     )
     _tell(partial(serve_rows.rows, choice), "requests at once", listed, as_json=as_json)
 

@@ -102,10 +102,15 @@ def _memory_bytes() -> dict[str, int | None]:
     total = None
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"total": total, "available": available_memory()}
+
+
+def available_memory() -> int | None:
+    """Bytes that programs may still take; None where the system does not say."""
     meminfo = Path("/proc/meminfo")
     said = meminfo.read_text("ascii", "replace") if meminfo.is_file() else ""
     kib = re.search(r"^MemAvailable: *(\d+)", said, re.MULTILINE)
-    return {"total": total, "available": int(kib[1]) * 1024 if kib else None}
+    return int(kib[1]) * 1024 if kib else None
 
 
 def _devices() -> dict[str, Any]:

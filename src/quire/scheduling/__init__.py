@@ -9,6 +9,6 @@ scheduler  Scheduler: plan a step, complete it
 
 from quire.scheduling.job import Job, Limits
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.step import JobChunk, Step
+from quire.scheduling.step import Step
 
-__all__ = ["Job", "JobChunk", "Limits", "Scheduler", "Step"]
+__all__ = ["Job", "Limits", "Scheduler", "Step"]

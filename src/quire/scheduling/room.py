@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 
 from quire.core import CacheManager
 from quire.core.room import least
-from quire.errors import OutOfBlocks
 from quire.ops import Fit, fits
 from quire.scheduling.job import Job
 
@@ -53,15 +52,6 @@ def granted(manager: CacheManager, job: Job, num_tokens: int) -> int:
         over = max(map(int.__sub__, fit.needed, fit.room))
         num_tokens = (-(-(computed + num_tokens) // size) - over) * size - computed
     return max(num_tokens, 0)
-
-
-def shortage(manager: CacheManager, job: Job) -> OutOfBlocks:
-    """Return the error for a job that has no room for one more token."""
-    fit = fit_of(manager, job, 1)
-    over = [*map(int.__sub__, fit.needed, fit.room)]
-    at = over.index(max(over))
-    mend = "release pins, close other sequences, or enlarge the pool"
-    return manager.pools[at].shortage("no room, though nothing else runs", fit.needed[at], mend)
 
 
 def _most(manager: CacheManager, job: Job) -> Items[int]:

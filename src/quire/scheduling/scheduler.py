@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from itertools import chain
 from math import inf
 from typing import TypeAlias
@@ -24,7 +25,7 @@ from quire.errors import (
 )
 from quire.scheduling.job import BY_RANK, Job, Limits
 from quire.scheduling.queue import JobQueue, has_leader
-from quire.scheduling.room import check_fits, fit_of, granted, has_room, shortage
+from quire.scheduling.room import check_fits, fit_of, granted, has_room
 from quire.scheduling.step import Step
 
 LOOK_AHEAD = 8
@@ -41,13 +42,13 @@ class Scheduler:
 
     Every job of it is in one of three places, in `decoding` and `prefilling` with an open sequence:
 
-        waiting -- plan --> prefilling -- complete --> decoding -- finish, abort --> finished
+        waiting -- plan --> prefilling -- complete --> decoding -- finish --> finished
            ▲                    │                         │
            └──── preempted ─────┴─────────────────────────┘
 
         plan(now) -> step; manager.take_copies(), done; the forward; complete(step, sampled); finish(job) ...
 
-    `given_up`  jobs that ended by themselves and why: `DeadlinePassed`, or `OutOfBlocks` while nothing else ran;
+    `given_up`  jobs that ended by themselves and why: `DeadlinePassed`, or `OutOfBlocks` though nothing else ran;
                 the caller takes them away
     It has no clock and no random numbers: the same calls make the same steps. `plan` begins anew when a step was not
     completed. It belongs to the manager's thread.
@@ -94,32 +95,21 @@ class Scheduler:
         check_fits(self.manager, job)
         self._enter(job)
 
-    def abort(self, job: Job) -> None:
-        """End a job at whatever point it is. Raises `SequenceError` if it is none of the jobs here."""
-        if job.state == "waiting" and job in self.waiting:
-            self.waiting.remove(job)
-        else:
-            self._check_running(job)
-            self._stop(job)
-        self._close(job)
-
     def finish(self, job: Job) -> None:
-        """End a running job. Raises `SequenceError` if it does not run here."""
-        self._check_running(job)
-        self._stop(job)
+        """End a job at whatever point it is. Raises `SequenceError` if it is none of the jobs here."""
+        self._leave(job)
         self._close(job)
 
-    def fork(self, job: Job, first_tokens: Items[int]) -> list[Job]:
-        """Return more jobs at the tokens that a job has computed, each with another next token than its own.
+    def fork(self, job: Job, next_tokens: Items[int]) -> list[Job]:
+        """Return more jobs at the tokens that a job has computed, each with another token next than its own.
 
-        They share its blocks. Those that find no slot wait. Raises `SequenceError` unless the job decodes, `TokensError`.
+        They share its blocks; those that find no slot wait. Raises `SequenceError` unless the job decodes, `TokensError`.
         """
-        self._check_running(job)
-        if job.num_left != 1 or job not in self.decoding:
+        if job not in self.decoding:
             raise SequenceError(
-                f"fork of {job!r}, whose tokens are not all computed; complete a step first"
+                f"{job!r} does not decode here; fork it when its prompt is computed"
             )
-        key = key_of(first_tokens)
+        key = key_of(next_tokens)
         check_sign(key)
         return [self._fork(job, token) for token in array_of(key).tolist()]
 
@@ -127,14 +117,10 @@ class Scheduler:
         twin = job.twin(token)
         self._enter(twin)
         if self.num_running < self.limits.max_running:
-            try:
-                seq = self.manager.fork(_open(job))
-            except OutOfBlocks:
-                return twin
-            self.waiting.remove(twin)
-            twin.seq, twin.state = seq, "running"
-            self.decoding.append(twin)
-            self._batch = self._next = None
+            with suppress(OutOfBlocks):
+                twin.seq = self.manager.fork(_open(job))
+                self.waiting.remove(twin)
+                self._begin_decoding(twin)
         return twin
 
     # -- steps -----------------------------------------------------------------------------
@@ -147,7 +133,7 @@ class Scheduler:
         self._step = None
         if now >= self._next_deadline:
             self._give_up_late(now)
-        preempted = self._reserve_decodes()
+        self._reserve_decodes()
         budget = self.limits.max_step_tokens - len(self.decoding)
         drafts = self._take_drafts(budget)
         budget -= sum(map(len, drafts.values()))
@@ -155,9 +141,12 @@ class Scheduler:
         for job in self.prefilling.copy():
             if budget > 0 and job.state == "running":
                 budget -= self._cut(job, budget, parts)
-        if self.waiting and budget > 0 and not preempted and self._may_admit():
+        if self.waiting and budget > 0 and self._may_admit():
             self._admit(budget, parts)
-        self._step = self._make_step(drafts, parts)
+        if self._next is not None and not drafts and not parts:
+            self._step = self._next
+        elif self.decoding or parts:
+            self._step = Step(self.decoding, drafts, parts)
         return self._step
 
     def complete(self, step: Step, sampled: Items[IntArray] | IntArray) -> None:
@@ -170,63 +159,51 @@ class Scheduler:
             raise SequenceError(f"{step!r} is not the step planned last, or was completed before")
         new = step.results(sampled)
         if self.manager.kernel.copies:
-            msg = (
-                "blocks of this step wait for copies; take_copies() and do them before the forward"
-            )
-            raise CopyError(msg)
+            raise CopyError("blocks wait for copies; take_copies() and do them before the forward")
         self._step = self._next = None
         num_batched = 0
         if self._batch is not None and not step.has_drafts:
             num_batched = step.num_decodes
-            if num_batched:
-                self.manager.commit_step(self._batch, step.tokens[:num_batched])
-                for job, (token,) in zip(self.decoding, new, strict=False):
-                    job.tokens.append(token)
+            self.manager.commit_step(self._batch, step.tokens[:num_batched])
+            for job, (token,) in zip(self.decoding, new, strict=False):
+                job.tokens.append(token)
             if num_batched == len(step.jobs):
                 self._next = step.next(np.array(new, INT32).reshape(-1))
                 return
         self._look = True
         results = dict(zip(step.samples.tolist(), new, strict=True))
-        for i in range(num_batched, len(step.jobs)):
-            if step.jobs[i].state == "running":
-                self._complete_one(step, i, results.get(i, []))
+        for at in range(num_batched, len(step.jobs)):
+            if step.jobs[at].state == "running":
+                self._complete_one(step, at, results.get(at, []))
 
-    def _complete_one(self, step: Step, index: int, new: list[int]) -> None:
-        """Commit one chunk; a job whose known tokens are all computed decodes from now on."""
-        job, start = step.jobs[index], int(step.starts[index])
-        assert job.seq is not None
+    def _complete_one(self, step: Step, at: int, new: list[int]) -> None:
+        """Commit the tokens of one job, of drafts those accepted; it decodes once all that is known of it is computed."""
+        job, start = step.jobs[at], int(step.starts[at])
+        is_decoding = at < step.num_decodes
+        end = start + (len(new) if is_decoding else int(step.lengths[at]))
         job.tokens.extend(new)
-        is_decoding = index < step.num_decodes
-        num_tokens = len(new) if is_decoding else int(step.lengths[index])
-        self.manager.commit(job.seq, job.known(start, start + num_tokens))
+        self.manager.commit(_open(job), job.known(start, end))
         if new and not is_decoding:
             self.prefilling.remove(job)
-            self.decoding.append(job)
-            self._batch = None
+            self._begin_decoding(job)
 
-    def _make_step(self, drafts: dict[Job, IntArray], parts: list[tuple[Job, int]]) -> Step | None:
-        if not parts and not drafts and self._next is not None:
-            return self._next
-        if not self.decoding and not parts:
-            return None
-        return Step(self.decoding, drafts, parts)
+    def _begin_decoding(self, job: Job) -> None:
+        job.state = "running"
+        self.decoding.append(job)
+        self._batch = self._next = None
 
     # -- room ------------------------------------------------------------------------------
 
-    def _reserve_decodes(self) -> bool:
-        """Reserve a token for every job that decodes, preempting the last ones where there is no room; return whether any was."""
-        preempted = False
+    def _reserve_decodes(self) -> None:
+        """Reserve a token for every job that decodes; where there is no room, the last ones are preempted."""
         while self.decoding:
             if self._batch is None:
                 self._batch = self.manager.batch([_open(job) for job in self.decoding])
             try:
                 self.manager.reserve_step(self._batch)
+                break
             except OutOfBlocks as error:
                 self._make_way(error)
-                preempted = True
-            else:
-                break
-        return preempted
 
     def _take_drafts(self, budget: int) -> dict[Job, IntArray]:
         """Reserve room for drafts, as far as there is any; those that find none are left out."""
@@ -248,23 +225,24 @@ class Scheduler:
         Where the step would compute nothing at all otherwise, the last jobs are preempted for it.
         """
         wanted = min(budget, self.limits.max_chunk or budget, job.num_left)
-        num_tokens = granted(self.manager, job, wanted)
-        while not num_tokens and not parts and not self.decoding:
-            self._make_way(shortage(self.manager, job))
+        while not (num_tokens := granted(self.manager, job, wanted)):
+            if parts or self.decoding:
+                return 0
+            try:
+                self.manager.reserve(_open(job), 1)
+            except OutOfBlocks as error:
+                self._make_way(error)
             if job.state != "running":
                 return 0
-            num_tokens = granted(self.manager, job, wanted)
-        if num_tokens:
-            self.manager.reserve(_open(job), num_tokens)
-            parts.append((job, num_tokens))
+        self.manager.reserve(_open(job), num_tokens)
+        parts.append((job, num_tokens))
         return num_tokens
 
     def _make_way(self, error: OutOfBlocks) -> None:
         """Preempt the job that ranks last; if it is the only one, it is given up."""
         job = max(chain(self.prefilling, self.decoding), key=BY_RANK)
-        alone = self.num_running == 1
-        self._stop(job)
-        if alone:
+        self._leave(job)
+        if not self.num_running:
             self._give_up(job, error)
             return
         self.manager.suspend(_open(job))
@@ -292,10 +270,6 @@ class Scheduler:
                 self._look = True
                 break
             if has_leader(self.manager, job, self.prefilling) or not self._has_room(job):
-                if not self.num_running:
-                    self.waiting.remove(job)
-                    self._give_up(job, shortage(self.manager, job))
-                    continue
                 if job.is_urgent:
                     break
                 look -= job.behind is None
@@ -306,10 +280,9 @@ class Scheduler:
             budget -= self._cut(job, budget, parts)
 
     def _has_room(self, job: Job) -> bool:
-        """Whether all its known tokens find room beside what is promised already, or one if nothing runs."""
-        if not self.num_running:
-            return bool(fit_of(self.manager, job, 1))
-        return has_room(self.manager, job, self.prefilling, self.limits.watermark)
+        """Whether all its known tokens find room beside what is promised; where nothing runs there is nothing to wait for."""
+        share = self.limits.watermark
+        return not self.num_running or has_room(self.manager, job, self.prefilling, share)
 
     def _start(self, job: Job) -> bool:
         """Open or resume the sequence of a job that was admitted; return whether one that it passed is urgent now."""
@@ -328,33 +301,32 @@ class Scheduler:
     # -- ends ------------------------------------------------------------------------------
 
     def _give_up_late(self, now: float) -> None:
-        jobs = [*self.waiting, *self.prefilling, *self.decoding]
         self._next_deadline = inf
-        for job in jobs:
+        for job in [*self.waiting, *self.prefilling, *self.decoding]:
             if job.deadline is None:
                 continue
             if job.deadline > now:
                 self._next_deadline = min(self._next_deadline, job.deadline)
                 continue
-            if job.state == "waiting":
-                self.waiting.remove(job)
-            else:
-                self._stop(job)
+            self._leave(job)
             msg = f"{job!r} had until {job.deadline:g} s, and it is {now:g} s"
-            self._give_up(
-                job, DeadlinePassed(f"{msg}; allow more time, or send fewer requests at once")
-            )
+            self._give_up(job, DeadlinePassed(f"{msg}; allow more time, or send less at once"))
 
     def _give_up(self, job: Job, error: QuireError) -> None:
         self._close(job)
         self.given_up.append((job, error))
 
-    def _stop(self, job: Job) -> None:
-        """Take a running job out of the schedule; its sequence is still open."""
-        if self._keep is not None:
-            self._keep(job)
-        (self.prefilling if job in self.prefilling else self.decoding).remove(job)
-        self._batch = self._next = None
+    def _leave(self, job: Job) -> None:
+        """Take a job out of where it is; the sequence of one that runs is still open."""
+        if job in self.decoding or job in self.prefilling:
+            if self._keep is not None:
+                self._keep(job)
+            (self.decoding if job in self.decoding else self.prefilling).remove(job)
+            self._batch = self._next = None
+        elif job in self.waiting:
+            self.waiting.remove(job)
+        else:
+            raise SequenceError(f"{job!r} is none of the jobs here")
         self._look = True
 
     def _close(self, job: Job) -> None:
@@ -372,10 +344,6 @@ class Scheduler:
         self._look = True
         if job.deadline is not None:
             self._next_deadline = min(self._next_deadline, job.deadline)
-
-    def _check_running(self, job: Job) -> None:
-        if job.state != "running" or (job not in self.decoding and job not in self.prefilling):
-            raise SequenceError(f"{job!r} does not run here")
 
     def check(self) -> None:
         """Raise `InvariantError` unless every job is in one place, in order, and its sequence in the state that it should be."""

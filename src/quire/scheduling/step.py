@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,15 +11,6 @@ from quire.errors import TokensError
 from quire.scheduling.job import Job
 
 NONE: IntArray = np.empty(0, INT32)
-
-
-class JobChunk(NamedTuple):
-    """What a step computes of one job: `tokens` from position `start` on; `samples` whether a token follows."""
-
-    job: Job
-    start: int
-    tokens: IntArray
-    samples: bool
 
 
 class Step:
@@ -96,21 +86,6 @@ class Step:
         step.tokens = tokens
         step.repeats = True
         return step
-
-    @property
-    def chunks(self) -> Items[JobChunk]:
-        """The same, job by job, for people and tests."""
-        ends = np.cumsum(self.lengths)
-        sampled = set(self.samples.tolist())
-        return [
-            JobChunk(
-                job,
-                int(self.starts[i]),
-                self.tokens[ends[i] - self.lengths[i] : ends[i]],
-                i in sampled,
-            )
-            for i, job in enumerate(self.jobs)
-        ]
 
     def __repr__(self) -> str:
         num_prompts = len(self.jobs) - self.num_decodes

@@ -11,6 +11,7 @@ from quire.errors import ConfigError, OutOfBlocks, ScopeError, TokensError
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 256
+MAX_PRIORITY = 100
 SEEN = 60
 """Characters of a refused value that an error shows."""
 
@@ -74,6 +75,7 @@ class Generation(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    max_tokens: int | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool = True
     cache_salt: str | None = None
@@ -87,6 +89,12 @@ class Generation(msgspec.Struct, kw_only=True):
         """Raise `ApiError` for what no engine is asked about."""
         if not 1 <= self.n <= MAX_CHOICES:
             raise ApiError(400, f"n is from 1 to {MAX_CHOICES}, got {self.n}", param="n")
+        if abs(self.priority) > MAX_PRIORITY:
+            raise ApiError(
+                400,
+                f"priority is from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}",
+                param="priority",
+            )
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         if self.best_of not in (None, self.n):
@@ -96,21 +104,15 @@ class Generation(msgspec.Struct, kw_only=True):
                 param="best_of",
             )
 
-    def sampling(self) -> dict[str, Any]:
-        """Return what was given of the fields of `SamplingParams` that have the same names."""
-        names = (
-            "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-            "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids",
-            "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
-        )  # fmt: skip
-        given = ((name, getattr(self, name)) for name in names)
-        return {name: value for name, value in given if value is not None}
-
-    def terms(self) -> dict[str, Any]:
-        """Return what the manager takes beside a prompt. Raises `ConfigError`."""
+    def options(self) -> dict[str, Any]:
+        """Return what the engine takes beside prompt and parameters. Raises `ConfigError`."""
         reuse = self.reuse or ("session" if self.session_id is not None else "unknown")
         hint = Hint(reuse, self.ttl_s, self.session_id)
-        return {} if hint == Hint() else {"hint": hint}
+        return {"priority": self.priority, "deadline_s": self.deadline_s, "hint": hint}
+
+    def most_tokens(self) -> int | None:
+        """Return how many tokens an answer may have; None for all there is room for."""
+        return self.max_tokens
 
 
 class CompletionRequest(Generation, kw_only=True):
@@ -199,12 +201,15 @@ class ChatRequest(Generation, kw_only=True):
     messages: list[ChatMessage]
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] = {}
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     tool_choice: str | Tool | None = None
+
+    def most_tokens(self) -> int | None:
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
 
     def check(self) -> None:
         super().check()

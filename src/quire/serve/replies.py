@@ -122,11 +122,11 @@ class Reply:
         delta = {"role": "assistant", "content": ""}
         return [self._chunk([self._shape(c, "delta", delta, [], None)]) for c in self.choices]
 
-    def chunk(self, choice: ReplyChoice) -> bytes | None:
-        """Return what is new of a choice as an event; None for nothing."""
+    def chunk(self, choice: ReplyChoice) -> bytes:
+        """Return what is new of a choice as an event; nothing where nothing is."""
         made = self._choice(choice, "delta")
         said = made.get("delta") or made.get("text")
-        return self._chunk([made]) if said or made["finish_reason"] or made["logprobs"] else None
+        return self._chunk([made]) if said or made["finish_reason"] or made["logprobs"] else b""
 
     def closing(self, *, usage: bool) -> list[bytes]:
         """Return what a stream ends with."""

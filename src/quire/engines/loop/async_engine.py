@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar, Unpack
@@ -33,6 +33,11 @@ class AsyncEngine:
         self._thread = Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests still: it was not closed, and has not broken down."""
+        return self._ended is None
+
     async def generate(
         self,
         prompt: Prompt,
@@ -40,7 +45,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         **options: Unpack[RequestOptions],
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield the request's output whenever there is news, the whole of it from its beginning each time.
 
         Who reads slowly gets the last news only. Whoever leaves the generator, or is cancelled in it, aborts the

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from quire.core import CacheManager
-from quire.core.tokens import IntArray
+from quire.core.tokens import INT32, IntArray
 from quire.engines.loop.attention import Packed
 from quire.engines.loop.model import PackedModel
 from quire.scheduling import Step
@@ -12,6 +12,8 @@ from quire.tensors.copy import apply_plan
 from quire.tensors.pool import KVPool
 
 _PAD = -1
+_SPARE = 8
+"""Columns that tables have beside those in use, so that those of the next steps have the same shape."""
 
 
 class Forward:
@@ -29,16 +31,16 @@ class Forward:
             for group, blocks in groups
         ]
         self._plans = model.plans()
+        self._tables = [np.zeros((0, 0), INT32) for _ in self.pools]
 
     def logits(self, step: Step) -> torch.Tensor:
         """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned."""
         copies = self.manager.take_copies()
         if copies:
             apply_plan(self.pools, copies)
-        seqs = [job.seq for job in step.jobs if job.seq is not None]
         starts, lengths = step.starts.astype(np.int64), step.lengths.astype(np.int64)
-        for group, plan in enumerate(self._plans):
-            tables = self.manager.tables(seqs, group, _PAD).padded
+        self._update_tables(step, whole=bool(copies))
+        for plan, tables in zip(self._plans, self._tables, strict=True):
             plan.update(Packed(tables, starts, lengths))
         device = self.model.device
         ids, positions, rows = (
@@ -46,6 +48,25 @@ class Forward:
             for each in (step.tokens, _positions(step), step.logit_rows)
         )
         return self.model.forward(ids, positions, rows, self._plans, self.pools)
+
+    def _update_tables(self, step: Step, *, whole: bool) -> None:
+        """Bring the block tables [R, blocks] of each group up to a step.
+
+        Those of a step that repeats the one before differ where a block was filled by that one, which has published
+        it: its id and the next one's. `whole`: blocks were moved.
+        """
+        size, starts, width = self.manager.block_size, step.starts, self._tables[0].shape[1]
+        if step.repeats and not whole and starts.max() < width * size:
+            rows = (starts % size == 0).nonzero()[0]
+        else:
+            rows, width = np.arange(len(starts)), 0
+        seqs = [seq for row in rows.tolist() if (seq := step.jobs[row].seq) is not None]
+        for group in range(len(self._tables)) if seqs else ():
+            found = self.manager.tables(seqs, group, _PAD).padded
+            if not width:
+                shape = len(found), found.shape[1] + _SPARE
+                self._tables[group] = np.full(shape, _PAD, INT32)
+            self._tables[group][rows, : found.shape[1]] = found
 
 
 def _positions(step: Step) -> IntArray:

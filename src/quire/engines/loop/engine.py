@@ -342,7 +342,7 @@ class Engine:
         del self._answers[job]
         self._sampler.remove(answer)
         if job.state != "finished":
-            self.scheduler.abort(job)
+            self.scheduler.finish(job)
         self._stats.preemptions += job.num_preempted
         if answer.index == 0:
             self._stats.cached_tokens += job.num_cached

@@ -2,16 +2,18 @@
 
 import inspect
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from threading import RLock
 from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import AttentionInterface
 
 from quire.engines.hf.probe import probe_model
 from quire.engines.loop.attention import AttentionPlan, Scoring, attend
-from quire.errors import UnsupportedModel
+from quire.errors import ConfigError, UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
 from quire.tensors.layout import KVLayout
@@ -151,23 +153,37 @@ class PackedModel:
 
     @contextmanager
     def _switched(self) -> Generator[None]:
-        """Have the model's attention go through `_attention`."""
-        before = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - its only name
-        for config in self._configs:
-            config._attn_implementation_internal = IMPLEMENTATION  # noqa: SLF001 - sets this config alone
-        try:
-            yield
-        finally:
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation_internal = name  # noqa: SLF001
+        """Have the model's attention go through `_attention`; one forward of a model at a time."""
+        with locked(self.model):
+            before = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - its only name
+            for config in self._configs:
+                config._attn_implementation_internal = IMPLEMENTATION  # noqa: SLF001 - sets this config alone
+            try:
+                yield
+            finally:
+                for config, name in zip(self._configs, before, strict=True):
+                    config._attn_implementation_internal = name  # noqa: SLF001
+
+
+_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def locked(model: Any) -> AbstractContextManager[object]:
+    """Return the lock under which engines of one model compute, each with its own attention or a plain one."""
+    return _locks.setdefault(model, RLock())
 
 
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **how: Any
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention as transformers asks for it: `[1, heads, N, D]` in, `[1, N, heads, Dv]` out."""
+    attention = _current.get(None)
+    if attention is None:
+        raise ConfigError(
+            "an engine computes with this model on another thread; wait until it has ended, or load the model twice"
+        )
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    return _current.get()(module, q, k, v, how)[None], None
+    return attention(module, q, k, v, how)[None], None
 
 
 def _accepted(model: Any, kinds: Sequence[LayerKind]) -> frozenset[str]:

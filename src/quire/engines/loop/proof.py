@@ -11,7 +11,7 @@ from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.twin import MAX_DISTANCE, distances
 from quire.engines.loop.attention import Packed
-from quire.engines.loop.model import PackedModel
+from quire.engines.loop.model import PackedModel, locked
 from quire.errors import QuireError, UnsupportedModel
 from quire.tensors.kinds import model_type
 from quire.tensors.pool import KVPool
@@ -31,6 +31,11 @@ def proven(model: Any, block_size: int) -> PackedModel:
     positions, a tiny twin of random weights, once for each kind of model. Raises `UnsupportedModel` with the
     distance and its limit, or what `PackedModel` raises.
     """
+    with locked(model):
+        return _proven(model, block_size)
+
+
+def _proven(model: Any, block_size: int) -> PackedModel:
     name = f"{model_type(model.config)} ({type(model).__name__})"
     if (far := _distance(model, _SHORT)) is not None:
         raise UnsupportedModel(

@@ -1,0 +1,117 @@
+"""`quire serve`: an OpenAI-compatible server over a model of transformers."""
+
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli import options, output
+from quire.cli.doctor import available_memory
+from quire.cli.models import TINY, load
+from quire.config import format_bytes, parse_bytes
+from quire.errors import ConfigError
+from quire.extras import require
+
+
+def serve(
+    *,
+    model: options.Model = TINY,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What clients call the model.", show_default="the folder's, or the id"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0: any.")] = 8000,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Who may ask: a file of lines NAME KEY.", show_default=False),
+    ] = None,
+    kv_memory: options.KvMemory = "1GiB",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of a prompt and its answer.", show_default="the model's"),
+    ] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens per step.")] = 2048,
+    max_inflight: Annotated[
+        int, typer.Option(min=1, help="Sequences that run or wait; more are told to come back.")
+    ] = 256,
+    max_body: Annotated[str, typer.Option(help="Size of a request.")] = "4MiB",
+    grace: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seconds that what runs has at the end.", show_default="no limit"),
+    ] = None,
+    block_size: options.BlockSize = 16,
+    dtype: options.Dtype = "auto",
+    as_json: options.AsJson = False,
+) -> None:
+    """Serve a model as OpenAI's API does; prefixes that requests share are computed and read once.
+
+    Clients ask at /v1/chat/completions, /v1/completions, /v1/models. At / is a page that shows the cache, at
+    /metrics what Prometheus reads, at /v1/cache what is cached and why. It listens on loopback, without keys; beyond
+    it there have to be some: from --keys, or one in QUIRE_API_KEY. Each name of a key is a tenant, and no two tenants
+    share anything. The page, /metrics and /v1/cache then need the key in QUIRE_OPERATOR_KEY.
+    Ctrl-C or SIGTERM: what runs is finished, nothing new is taken.
+
+    [bold]Examples[/bold]
+
+      quire serve
+      quire serve --model ./my-model --kv-memory 8GiB --port 8080
+      quire serve --host 0.0.0.0 --keys keys.txt
+    """
+    require("serve", "a server")
+    from quire.serve.auth import is_loopback, read_keys
+
+    exposed = not is_loopback(host)
+    known = read_keys(keys, exposed=exposed)
+    size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
+    free = available_memory()
+    if free is not None and size > free:
+        raise ConfigError(
+            f"--kv-memory is {format_bytes(size)}, {format_bytes(free)} are available; give less"
+        )
+    listening = _listen(host, port)
+    with output.progress(f"loading {model}"):
+        from quire.engines.loop import AsyncEngine, Engine
+        from quire.foresight import LiveCurve
+        from quire.serve.metrics import Heat
+        from quire.serve.server import serve as run
+        from quire.serve.service import Bounds, ServedModel
+
+        loaded, tokenizer = load(model, dtype)
+        engine = Engine(
+            loaded,
+            tokenizer,
+            kv_memory=size,
+            block_size=block_size,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            max_model_len=max_model_len,
+            watchers=[LiveCurve(), Heat()],
+        )
+    called = name or (Path(model).expanduser().resolve().name if Path(model).is_dir() else model)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+
+    def service_of(running: AsyncEngine) -> ServedModel:
+        bounds = Bounds(max_inflight=max_inflight, max_body=limit)
+        service = ServedModel(running, called, known, bounds)
+        if as_json:
+            output.print_json({"url": url, "model": called, "max_model_len": engine.max_model_len})
+        else:
+            output.stdout().print(f"{called} at {url}/v1, its cache at {url}", highlight=False)
+        sys.stdout.flush()
+        return service
+
+    run(engine, service_of, listening, grace)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises `OSError` with the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        error.filename = f"{host}:{port}"
+        raise

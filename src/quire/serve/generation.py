@@ -1,0 +1,173 @@
+"""Completions and chats: from a request to an answer, whole or as a stream, that ends with its client."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from quire.engines.loop import SamplingParams
+from quire.serve import chat
+from quire.serve.auth import scope_of
+from quire.serve.protocol import ApiError, ChatRequest, CompletionRequest, refused
+from quire.serve.replies import Reply, ReplyChoice, sse
+from quire.serve.service import Ids, ServedModel
+
+Got = TypeVar("Got")
+PARAMS = {*SamplingParams.__struct_fields__} - {"max_tokens", "logprobs"}
+
+
+async def answered(
+    service: ServedModel,
+    request: Request,
+    tenant: str | None,
+    asked: ChatRequest | CompletionRequest,
+) -> Response | dict[str, Any]:
+    """Return the answer to a request. Raises `ApiError` and what the engine refuses."""
+    asked.check()
+    if asked.model not in (None, service.model):
+        raise ApiError(
+            404,
+            f"the model {asked.model!r} is not served here; {service.model!r} is",
+            param="model",
+            code="model_not_found",
+        )
+    given = asked.prompts() if isinstance(asked, CompletionRequest) else [asked]
+    prompts = [await service.ids(each) for each in given]
+    params, tools = sampling_of(service, asked, prompts)
+    reply = Reply(
+        service.model,
+        [ReplyChoice(at, service.tokenizer, tools=tools) for at in range(len(prompts) * asked.n)],
+        chat=isinstance(asked, ChatRequest),
+        top=params.logprobs,
+    )
+    options = asked.options() | {"scope": scope_of(tenant, asked.cache_salt)}
+    told = _told(service, reply, prompts, params, options)
+    if not asked.stream:
+        await until_gone(request, _drained(told))
+        return reply.whole()
+    first = await until_gone(request, anext(told))  # what the engine refuses is refused before
+    usage = asked.stream_options is not None and asked.stream_options.include_usage
+    return EventStream(_events(first, told, reply, usage=usage), service.bounds.slow_s)
+
+
+def sampling_of(
+    service: ServedModel, asked: ChatRequest | CompletionRequest, prompts: Sequence[Ids]
+) -> tuple[SamplingParams, chat.ToolFormat | None]:
+    """Return the engine's parameters, and how tool calls are looked for in the answer. Raises `ApiError`, `ConfigError`."""
+    if not prompts or not all(prompts):
+        raise ApiError(400, "the prompt is empty; send some text or token ids", param="prompt")
+    given = {name: getattr(asked, name) for name in PARAMS & set(asked.__struct_fields__)}
+    given = {name: value for name, value in given.items() if value is not None}
+    tools: chat.ToolFormat | None = None
+    logprobs: int | None = asked.logprobs
+    if isinstance(asked, ChatRequest):
+        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        schema = chat.forced_schema(asked)
+        if chat.tools_of(asked):
+            tools = service.tool_format if schema is None else "json"
+            given["skip_special_tokens"] &= tools not in ("mistral", "llama3")
+        if schema is None and (form := asked.response_format) and form.type != "text":
+            schema = form.json_schema.schema if form.json_schema else {"type": "object"}
+        if schema is not None:
+            given["json_schema"] = schema
+    limit, longest = service.max_model_len, max(map(len, prompts))
+    max_tokens = asked.most_tokens()
+    if max_tokens is None:
+        max_tokens = max(limit - longest, 1)
+    if longest + max_tokens > limit:
+        raise ApiError(
+            400,
+            f"the prompt has {longest} tokens and max_tokens is {max_tokens}, together "
+            f"{longest + max_tokens}; the limit is {limit}: send a shorter prompt, or ask for less",
+            param="messages" if isinstance(asked, ChatRequest) else "prompt",
+            code="context_length_exceeded",
+        )
+    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given), tools
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; a client that takes nothing for so many seconds is given up."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes], slow_s: float) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events, self._slow_s = events, slow_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout(self._slow_s):
+                await send(message)
+
+        with suppress(TimeoutError):
+            async with aclosing(self._events):  # whatever ends it, its requests end too
+                await super().__call__(scope, receive, bounded)
+
+
+async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
+    """Await something for a client; cancel it, and raise `ClientDisconnect`, once that is gone."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _told(
+    service: ServedModel,
+    reply: Reply,
+    prompts: Sequence[Ids],
+    params: SamplingParams,
+    options: dict[str, Any],
+) -> AsyncGenerator[ReplyChoice]:
+    """Yield the choices that have news, as long as the engine works for them."""
+    begun = set[int]()
+    took = service.metrics.took()
+    outputs = service.outputs(prompts, params, options)
+    async with service.admitted(len(reply.choices)), aclosing(outputs):
+        async for place, output in outputs:
+            took(output)
+            if place not in begun:
+                begun.add(place)
+                reply.prompt_tokens += len(prompts[place])
+                reply.cached_tokens += output.num_cached_tokens
+            for made in output.outputs:
+                choice = reply.choices[place * params.n + made.index]
+                choice.take(made)
+                yield choice
+
+
+async def _drained(told: AsyncGenerator[ReplyChoice]) -> None:
+    async for _ in told:
+        pass
+
+
+async def _events(
+    first: ReplyChoice, told: AsyncGenerator[ReplyChoice], reply: Reply, *, usage: bool
+) -> AsyncGenerator[bytes]:
+    """Yield a stream that has begun, and its end; an error in it becomes its last event but one."""
+    async with aclosing(told):
+        for event in filter(None, (*reply.opening(), reply.chunk(first))):
+            yield event
+        try:
+            async for choice in told:
+                if event := reply.chunk(choice):
+                    yield event
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+            yield sse(refused(error).document())
+        for event in reply.closing(usage=usage):
+            yield event

@@ -1,0 +1,107 @@
+"""What the operator asks: the cache, its metrics, and the page that shows both."""
+
+from collections.abc import Callable
+from importlib.resources import files
+from itertools import count
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from quire import ops
+from quire.engines.loop import Engine
+from quire.serve.auth import scope_of
+from quire.serve.metrics import what_if
+from quire.serve.protocol import ApiError, EvictRequest, PinRequest, PromptRequest
+from quire.serve.service import ServedModel
+
+CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+class Operator:
+    """The operator's routes, and the pins that were made by them, each under a number of its own."""
+
+    def __init__(self, service: ServedModel) -> None:
+        self._service, self._call = service, service.running.call
+        self._pins: dict[int, ops.Pin] = {}
+        self._numbers = count(1)
+
+    async def page(self, asked: None, request: Request) -> Response:
+        """`/`."""
+        text = files("quire.serve").joinpath("page.html").read_text("utf-8")
+        return HTMLResponse(text, headers={"Content-Security-Policy": CSP})
+
+    async def metrics(self, asked: None, request: Request) -> Response:
+        """`/metrics`."""
+        text = await self._service.metrics.prometheus()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def state(self, asked: None, request: Request) -> Any:
+        """`/v1/cache`."""
+        own = {"model": self._service.model, "inflight": self._service.num_inflight}
+        return await self._service.metrics.state() | own
+
+    async def what_if(self, asked: None, request: Request) -> Any:
+        """`/v1/cache/what-if?memory=2,4`: the hit rate with so many times the memory."""
+        given = request.query_params.get("memory", "0.5,1,2,4")
+        try:
+            factors = tuple(map(float, given.split(",")))
+        except ValueError:
+            factors = ()
+        if not factors or not all(0 <= factor <= 1e6 for factor in factors):
+            said = f"memory is one or more factors, 2 or 0.5,2 for instance, got {given[:60]!r}"
+            raise ApiError(400, said, param="memory")
+        return await self._call(lambda engine: what_if(engine.manager, factors))
+
+    async def explain(self, asked: PromptRequest, request: Request) -> Any:
+        """`/v1/cache/explain`: what is cached of a prompt, and why not more."""
+        ids, scope = await self._service.ids(asked), scope_of(asked.tenant, asked.cache_salt)
+        told = await self._call(lambda engine: ops.explain(engine.manager, ids, scope))
+        return {
+            "num_tokens": told.num_tokens,
+            "cached_tokens": told.hit.num_tokens,
+            "segments": msgspec.to_builtins(told.segments),
+            "in_other_scopes": [tokens for _, tokens in told.found_in],
+        }
+
+    async def pin(self, asked: PinRequest, request: Request) -> Any:
+        """`/v1/cache/pin`: a cached prefix stays for `ttl_s` seconds."""
+        ids, scope = await self._service.ids(asked), scope_of(asked.tenant, asked.cache_salt)
+        made = await self._call(
+            lambda engine: ops.pin(engine.manager, ids, scope, ttl_s=asked.ttl_s)
+        )
+        number = next(self._numbers)
+        self._pins[number] = made
+        return {"id": number, "num_tokens": made.num_tokens, "ttl_s": asked.ttl_s}
+
+    async def pins(self, asked: None, request: Request) -> Any:
+        """`/v1/cache/pins`: those that hold something still."""
+
+        def held(_: Engine) -> dict[int, ops.Pin]:
+            return {number: pin for number, pin in self._pins.items() if pin.is_held}
+
+        self._pins = await self._call(held)
+        pins = self._pins.items()
+        return {"data": [{"id": number, "num_tokens": pin.num_tokens} for number, pin in pins]}
+
+    async def unpin(self, asked: None, request: Request) -> Any:
+        """`DELETE /v1/cache/pins/N`."""
+        number = request.path_params["number"]
+        pin = self._pins.pop(number, None)
+        if pin is None:
+            raise ApiError(404, f"there is no pin {number}; it was closed, or its time is over")
+        await self._call(lambda _: pin.close())
+        return {"id": number, "closed": True}
+
+    async def evict(self, asked: EvictRequest, request: Request) -> Any:
+        """`/v1/cache/evict`: the blocks of a prefix, of a scope, or so many by policy."""
+        by_prompt = asked.prompt is not None or asked.messages is not None
+        if by_prompt + asked.all + (asked.num_blocks is not None) != 1:
+            raise ApiError(400, "give one of prompt, messages, all: true, and num_blocks")
+        scope, blocks = scope_of(asked.tenant, asked.cache_salt), asked.num_blocks
+        ids = await self._service.ids(asked) if by_prompt else None
+        drop: Callable[[Engine], int] = lambda engine: ops.invalidate(engine.manager, ids, scope)  # noqa: E731
+        if blocks is not None:
+            drop = lambda engine: ops.reclaim(engine.manager, blocks)  # noqa: E731
+        return {"evicted_blocks": await self._call(drop)}

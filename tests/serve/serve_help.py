@@ -1,0 +1,80 @@
+"""A server in this process, on a thread, whose engine tests can look at."""
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from functools import cache
+
+import httpx
+import openai
+
+from quire import demo_model, ops
+from quire.engines.loop import AsyncEngine, Engine
+from quire.foresight import LiveCurve
+from quire.serve.auth import ApiKeys
+from quire.serve.metrics import Heat
+from quire.serve.server import server_of
+from quire.serve.service import Bounds, ServedModel
+
+
+def loaded():
+    """Return quire-tiny in float32 and its tokenizer, of one's own."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(demo_model(), dtype="float32").eval()
+    return model, AutoTokenizer.from_pretrained(demo_model())
+
+
+tiny = cache(loaded)
+
+
+class Running:
+    """A server that runs: `url`, `service`, `manager`, and clients of it."""
+
+    def __init__(self, server, url, service):
+        self.server, self.url, self.service = server, url, service
+        self.manager = service.running.engine.manager
+
+    def client(self, key="none-needed", **more):
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **more)
+
+    def post(self, path, document=None, **more):
+        more |= {"json": document} if document is not None else {}
+        return httpx.post(f"{self.url}{path}", timeout=20, **more)
+
+    def get(self, path, **more):
+        return httpx.get(f"{self.url}{path}", timeout=20, **more)
+
+    def quiet(self, within_s=10):
+        """Wait until nothing runs; then nothing may be held, and every invariant holds."""
+        until = time.monotonic() + within_s
+        while self.manager.sequences or self.service.num_inflight:
+            assert time.monotonic() < until, "something is still in flight"
+            time.sleep(0.02)
+        assert [pool.num_active for pool in self.manager.pools] == [0] * len(self.manager.pools)
+        ops.check(self.manager)
+
+
+@contextmanager
+def running(model=None, keys=None, bounds=None, grace_s=None, **options):
+    """Serve a model, quire-tiny where none is given, and stop."""
+    options = {"num_blocks": 2048, "watchers": [LiveCurve(), Heat()]} | options
+    engine = AsyncEngine(Engine(model or loaded()[0], tiny()[1], **options))
+    service = ServedModel(engine, "quire-tiny", keys or ApiKeys(), bounds or Bounds())
+    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that a reader can stall
+    server = server_of(service, grace_s)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        made = Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", service)
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield made
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        engine.close()
+    assert not thread.is_alive()

@@ -1,0 +1,88 @@
+"""`quire serve`: its flags, what it says, and how it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from quire.cli.app import app
+
+SERVE = [
+    sys.executable,
+    "-m",
+    "quire.cli",
+    "serve",
+    "--port",
+    "0",
+    "--json",
+    "--kv-memory",
+    "32MiB",
+]
+
+
+@contextmanager
+def started(*words, **env):
+    """Start a server; yield its process and what it says of itself."""
+    process = subprocess.Popen(
+        [*SERVE, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
+    try:
+        said = ""
+        while not said.endswith("}\n"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            said += line
+        yield process, json.loads(said)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def refusal(*words, **env):
+    done = CliRunner().invoke(app, ["serve", *words], env=env)
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    return done.stderr
+
+
+def test_it_serves_until_it_is_told_to_end_and_finishes_what_runs():
+    with started() as (process, told):
+        assert told["model"] == "quire-tiny"
+        client = openai.OpenAI(base_url=told["url"] + "/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(
+            model="quire-tiny", prompt="Once", max_tokens=120, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        chunks = [next(stream)]
+        threading.Timer(0.05, process.send_signal, [signal.SIGTERM]).start()
+        chunks += list(stream)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        process.wait(10)
+        out, err = process.communicate()
+        assert "Traceback" not in out + err
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(told["url"] + "/health")
+
+
+def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
+    assert "beyond loopback needs keys" in refusal("--host", "10.0.0.1")
+    assert "--host is an IP address" in refusal("--host", "nowhere.example")
+    assert "cannot read" in refusal("--keys", str(tmp_path / "none"))
+    assert "available" in refusal("--kv-memory", "900TiB")
+    assert "not a size" in refusal("--max-body", "much")
+    assert "at least 8" in refusal(QUIRE_API_KEY="short")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in refusal("--port", str(port))

@@ -1,0 +1,208 @@
+"""What goes wrong around a server: nothing of it is held afterwards, and others are served on."""
+
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from serve_help import loaded, running
+
+from quire.serve.auth import ApiKeys
+from quire.serve.service import Bounds
+
+LONG = {
+    "model": "quire-tiny",
+    "prompt": "Once",
+    "max_tokens": 4000,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+KEYS = ApiKeys([("ann", "key-of-ann"), ("bob", "key-of-bob")], "the-operators")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(bounds=Bounds(max_inflight=4, max_body=1 << 16, slow_s=1.0)) as made:
+        yield made
+        made.quiet()
+
+
+def short(server, **more):
+    return server.post("/v1/completions", {"prompt": "A list", "max_tokens": 2}, **more)
+
+
+def wait_for(seen, within_s=10):
+    until = time.monotonic() + within_s
+    while not seen():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_client_that_goes_in_mid_stream_is_forgotten(server):
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}
+    ) as answer:
+        lines = answer.iter_lines()  # one that is forgotten closes the answer
+        next(lines)
+        assert server.manager.sequences
+    server.quiet(within_s=2)
+
+
+def test_a_client_that_goes_while_it_waits_for_the_whole_is_forgotten(server):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=LONG | {"n": 2}, timeout=0.5)
+    server.quiet(within_s=2)
+    prompts = LONG | {"prompt": ["Once", "Twice"]}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=prompts, timeout=0.5)
+    server.quiet(within_s=2)
+
+
+def test_more_than_there_is_room_for_is_told_to_come_back(server):
+    with ThreadPoolExecutor(1) as crew, httpx.Client() as leaving:
+        stream = leaving.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True, "n": 3}
+        )
+        with stream as answer:
+            lines = answer.iter_lines()  # one that is forgotten closes the answer
+            next(lines)
+            refused = server.post("/v1/completions", LONG | {"n": 2})
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert crew.submit(short, server).result().status_code == 200
+    server.quiet(within_s=2)
+    never = server.post("/v1/completions", LONG | {"n": 5})
+    assert never.status_code == 400
+
+
+def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(server):
+    large = json.dumps({"prompt": "a" * (10 << 20)}).encode()
+    answer = server.post("/v1/completions", content=large)
+    assert answer.status_code == 413
+    assert str(1 << 16) in answer.json()["error"]["message"]
+    pieces = (large[at : at + 4096] for at in range(0, 1 << 17, 4096))
+    assert server.post("/v1/completions", content=pieces).status_code == 413
+
+
+def test_a_body_that_never_comes_is_given_up(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n"
+        connection.sendall(head.encode())
+        connection.settimeout(5)
+        assert b" 408 " in connection.recv(200)
+
+
+def test_a_reader_that_takes_nothing_is_given_up(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(LONG | {"stream": True, "n": 2, "logprobs": 20}).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with connection:
+        connection.connect((host, int(port)))
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body)
+        wait_for(lambda: server.manager.sequences)
+        server.quiet(within_s=20)
+
+
+def test_connections_that_are_opened_and_dropped_harm_nobody(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    for at in range(1000):
+        connection = socket.create_connection((host, int(port)))
+        if at % 2:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")
+        connection.close()
+    assert short(server).status_code == 200
+    server.quiet()
+
+
+def test_what_runs_longer_than_the_grace_is_ended():
+    with running(grace_s=0) as server:
+        stream = httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True})
+        with stream as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.server.should_exit = True
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        server.quiet(within_s=2)
+
+
+def test_an_error_in_the_models_forward_is_told_and_the_server_lives():
+    model, _ = loaded()
+    with running(model) as server:
+        failing = []
+
+        def maybe(*_):
+            if failing:
+                raise RuntimeError("the layer broke: /secret/path")
+
+        model.model.layers[2].register_forward_pre_hook(maybe)
+        stream = httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True})
+        with stream as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            failing.append(1)
+            rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert "error" in rest[-1]
+        assert rest[-1]["error"]["type"] == "server_error"
+        answer = short(server)
+        assert answer.status_code == 500
+        assert "Traceback" not in answer.text
+        failing.clear()
+        server.quiet()
+        assert short(server).status_code == 200
+        server.quiet()
+
+
+def test_a_request_that_can_never_fit_is_refused_and_a_full_pool_is_waited_for():
+    with running(num_blocks=16) as server:
+        never = server.post("/v1/completions", LONG | {"prompt": "a" * 300, "max_tokens": 8})
+        assert never.status_code == 400
+        with ThreadPoolExecutor(8) as crew:
+            asked = LONG | {"max_tokens": 100}
+            answers = list(crew.map(lambda at: server.post(
+                "/v1/completions", asked | {"prompt": f"{at} Once"}), range(8)))  # fmt: skip
+        assert [each.status_code for each in answers] == [200] * 8
+        server.quiet()
+
+
+def test_tenants_share_nothing_and_only_keys_are_let_in(capfd):
+    with running(keys=KEYS) as server:
+        prompt = "This prompt is long enough to fill some blocks of sixteen tokens each."
+
+        def cached(key):
+            said = server.client(key).completions.create(
+                model="quire-tiny", prompt=prompt, max_tokens=1
+            )
+            return said.usage.prompt_tokens_details.cached_tokens
+
+        assert (cached("key-of-ann"), cached("key-of-bob")) == (0, 0)
+        assert cached("key-of-ann") == cached("key-of-bob") == 64
+        with pytest.raises(openai.AuthenticationError):
+            cached("key-of-eve")
+        with pytest.raises(openai.AuthenticationError):
+            cached("the-operators")
+        for path in ("/metrics", "/v1/cache", "/", "/v1/cache/what-if", "/v1/cache/pins"):
+            assert server.get(path).status_code == 401
+            ann = {"Authorization": "Bearer key-of-ann"}
+            assert server.get(path, headers=ann).status_code == 401
+            assert server.get(path, auth=("me", "the-operators")).status_code == 200
+        assert server.get("/v1/models").status_code == 401
+        told = server.post(
+            "/v1/cache/explain",
+            {"prompt": prompt, "tenant": "ann"},
+            headers={"Authorization": "Bearer the-operators"},
+        )
+        assert told.json()["cached_tokens"] == 64
+        server.quiet()
+    out, err = capfd.readouterr()
+    assert "key-of" not in out + err
+    assert "the-operators" not in out + err

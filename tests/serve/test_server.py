@@ -1,0 +1,271 @@
+"""A server on quire-tiny, asked by the official client: answers are those of the model."""
+
+import json
+
+import openai
+import pytest
+import torch
+from serve_help import running, tiny
+
+TALK = [{"role": "user", "content": "What is a list?"}]
+TEXT = "A list is a"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as made:
+        yield made
+        made.quiet()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server.client()
+
+
+def generated(ids, num_tokens):
+    """What the model itself says, as text."""
+    model, tokenizer = tiny()
+    row = torch.tensor([ids])
+    made = model.generate(
+        row, attention_mask=torch.ones_like(row), max_new_tokens=num_tokens, do_sample=False,
+        pad_token_id=256,
+    )  # fmt: skip
+    return tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True)
+
+
+def chat(client, talk=TALK, **given):
+    options = {"max_tokens": 12, "temperature": 0, **given}
+    return client.chat.completions.create(model="quire-tiny", messages=talk, **options)
+
+
+def complete(client, prompt=TEXT, **given):
+    options = {"max_tokens": 12, "temperature": 0, **given}
+    return client.completions.create(model="quire-tiny", prompt=prompt, **options)
+
+
+def test_a_chat_is_answered_as_the_model_answers(client):
+    tokenizer = tiny()[1]
+    ids = tokenizer.apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
+    said = chat(client)
+    assert said.choices[0].message.content == generated(ids, 12)
+    assert said.choices[0].message.role == "assistant"
+    assert said.choices[0].finish_reason == "length"
+    assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(ids), 12)
+    assert said.usage.total_tokens == len(ids) + 12
+
+
+def test_a_completion_too_from_text_and_from_ids(client):
+    ids = tiny()[1](TEXT)["input_ids"]
+    text = generated(ids, 12)
+    assert complete(client).choices[0].text == text
+    assert complete(client, ids).choices[0].text == text
+
+
+def test_a_stream_is_the_same_text_in_pieces(client):
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    whole = chat(client)
+    assert said == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert len(chunks) > 5
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage.completion_tokens == 12
+    text = "".join(c.choices[0].text for c in complete(client, stream=True))
+    assert text == complete(client).choices[0].text
+
+
+def test_cached_tokens_are_those_that_were_found(server, client):
+    prompt = [7] * 5 + [65 + at % 26 for at in range(200)]
+    first, second = (complete(client, prompt, max_tokens=2).usage for _ in range(2))
+    assert first.prompt_tokens_details.cached_tokens == 0
+    size = server.manager.block_size
+    assert second.prompt_tokens_details.cached_tokens == (len(prompt) - 1) // size * size
+    salted = complete(client, prompt, max_tokens=2, extra_body={"cache_salt": "mine"})
+    assert salted.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_n_choices_differ_and_a_seed_fixes_them(client):
+    given = {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 24}
+    first = [each.message.content for each in chat(client, **given).choices]
+    assert first == [each.message.content for each in chat(client, **given).choices]
+    assert len(set(first)) == 3
+    assert first != [each.message.content for each in chat(client, **given | {"seed": 8}).choices]
+    pieces = {0: "", 1: "", 2: ""}
+    for chunk in chat(client, **given, stream=True):
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.delta.content or ""
+    assert list(pieces.values()) == first
+
+
+def test_several_prompts_have_their_own_choices(client):
+    prompts = ["A list", "A tuple is", "A dict maps"]
+    said = complete(client, prompts)
+    assert [each.index for each in said.choices] == [0, 1, 2]
+    alone = [complete(client, each) for each in prompts]
+    assert [each.text for each in said.choices] == [each.choices[0].text for each in alone]
+    assert said.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+    assert said.usage.completion_tokens == 36
+
+
+def test_log_probabilities_are_the_models(client):
+    tokenizer = tiny()[1]
+    said = chat(client, logprobs=True, top_logprobs=3, max_tokens=4)
+    entries = said.choices[0].logprobs.content
+    ids = tokenizer.apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
+    with torch.inference_mode():
+        logits = tiny()[0](torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    best = logits.topk(3)
+    assert entries[0].logprob == pytest.approx(best.values[0].item(), abs=1e-3)
+    tops = [each.logprob for each in entries[0].top_logprobs]
+    assert tops == pytest.approx(best.values.tolist(), abs=1e-3)
+    assert b"".join(bytes(each.bytes) for each in entries).decode("utf-8", "replace") == (
+        said.choices[0].message.content)  # fmt: skip
+    legacy = complete(client, logprobs=2, max_tokens=4).choices[0].logprobs
+    assert len(legacy.tokens) == len(legacy.token_logprobs) == len(legacy.top_logprobs) == 4
+
+
+def test_a_stop_string_ends_and_is_left_out(client):
+    text = complete(client, max_tokens=24).choices[0].text
+    stop = text[8:10]
+    ended = complete(client, max_tokens=24, stop=[stop]).choices[0]
+    assert ended.text == text[: text.index(stop)]
+    assert ended.finish_reason == "stop"
+    pieces = complete(client, max_tokens=24, stop=[stop], stream=True)
+    assert "".join(each.choices[0].text for each in pieces) == ended.text
+
+
+def test_models_tokens_and_health(server, client):
+    (model,) = client.models.list().data
+    assert model.id == "quire-tiny"
+    ids = tiny()[1](TEXT)["input_ids"]
+    told = server.post("/tokenize", {"prompt": TEXT}).json()
+    assert (told["tokens"], told["count"]) == (ids, len(ids))
+    chat_ids = server.post("/tokenize", {"messages": TALK}).json()["tokens"]
+    assert chat_ids == tiny()[1].apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
+    back = server.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    assert back == tiny()[1].decode(ids)
+    assert server.get("/health").status_code == 200
+
+
+BAD = [
+    ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+    ("/v1/chat/completions", {"messages": TALK, "temperature": -1}, 400, "temperature"),
+    ("/v1/chat/completions", {"messages": TALK, "temperature": 1e400}, 400, "temperature"),
+    ("/v1/chat/completions", {"messages": TALK, "top_p": 0}, 400, "top_p"),
+    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 0}, 400, "max_tokens"),
+    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 10**6}, 400, "messages"),
+    ("/v1/chat/completions", {"messages": TALK, "model": "gpt-4"}, 404, "model"),
+    ("/v1/chat/completions", {"messages": TALK, "priority": 101}, 400, "priority"),
+    ("/v1/chat/completions", {"messages": TALK, "reuse": "session"}, 400, None),
+    ("/v1/chat/completions", {"messages": TALK, "stop": [""]}, 400, "stop"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 9000}]}, 400, "messages"),
+    ("/v1/completions", {"prompt": ""}, 400, None),
+    ("/v1/completions", {"prompt": []}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [[], [1]]}, 400, "prompt"),
+    ("/v1/completions", {"prompt": [-1]}, 400, None),
+    ("/v1/completions", {"prompt": [10**6]}, 400, None),
+    ("/v1/completions", {"prompt": [2**70]}, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"5": 1e9}}, 400, "logit_bias"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"9999": 1}}, 400, None),
+    ("/v1/completions", {"prompt": "a", "stop_token_ids": [2**40]}, 400, None),
+    ("/v1/completions", {"prompt": "a", "logprobs": 10**9}, 400, None),
+    ("/v1/completions", {"prompt": "a", "seed": 2**65}, 400, None),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
+    ("/detokenize", {"tokens": [9999]}, 400, "tokens"),
+    ("/tokenize", {}, 400, "prompt"),
+    ("/v1/none", {}, 404, None),
+    ("/v1/models", {}, 405, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "document", "status", "param"), BAD)
+def test_what_cannot_be_is_refused_with_an_error_object(server, path, document, status, param):
+    answer = server.post(path, content=json.dumps(document).replace("Infinity", "1e400"))
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["message"]
+    assert "Traceback" not in answer.text
+    assert param is None or error["param"] == param
+    server.quiet()
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"[1]", b"\xff", b'{"messages": ' + b"[" * 50_000])
+def test_a_body_that_is_no_json_is_refused(server, body):
+    answer = server.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_clients_own_errors_are_raised(client):
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        chat(client, temperature=-1)
+    with pytest.raises(openai.NotFoundError, match="gpt-4"):
+        client.completions.create(model="gpt-4", prompt="a")
+
+
+def test_the_operators_routes(server, client):
+    prompt = "The operator asks about this prompt, which is long enough for some blocks of tokens."
+    complete(client, prompt, max_tokens=2)
+    told = server.post("/v1/cache/explain", {"prompt": prompt}).json()
+    assert 0 < told["cached_tokens"] < told["num_tokens"]
+    assert told["segments"][0] == {"start": 0, "stop": 80, "cached": True, "why": "5 shared blocks"}
+    assert (
+        server.post("/v1/cache/explain", {"prompt": prompt, "cache_salt": "x"}).json()[
+            "cached_tokens"
+        ]
+        == 0
+    )
+    pin = server.post("/v1/cache/pin", {"prompt": prompt, "ttl_s": 60}).json()
+    assert pin["num_tokens"] == 80
+    assert server.manager.num_active == 5
+    assert server.post("/v1/cache/evict", {"prompt": prompt}).json()["evicted_blocks"] == 0
+    assert [each["id"] for each in server.get("/v1/cache/pins").json()["data"]] == [pin["id"]]
+    import httpx
+
+    assert httpx.delete(f"{server.url}/v1/cache/pins/{pin['id']}").status_code == 200
+    assert httpx.delete(f"{server.url}/v1/cache/pins/{pin['id']}").status_code == 404
+    assert server.get("/v1/cache/pins").json()["data"] == []
+    assert server.post("/v1/cache/evict", {"prompt": prompt}).json()["evicted_blocks"] >= 5
+    assert server.post("/v1/cache/explain", {"prompt": prompt}).json()["cached_tokens"] == 0
+    server.quiet()
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v1/cache/pin", {"prompt": "a"}),
+        ("/v1/cache/pin", {"prompt": "a", "ttl_s": 0}),
+        ("/v1/cache/pin", {"prompt": "a", "ttl_s": -1}),
+        ("/v1/cache/evict", {}),
+        ("/v1/cache/evict", {"all": True, "num_blocks": 2}),
+        ("/v1/cache/evict", {"num_blocks": 0}),
+        ("/v1/cache/explain", {"prompt": ""}),
+    ],
+)
+def test_what_an_operator_cannot_ask(server, path, document):
+    answer = server.post(path, document)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_what_if_and_state_and_metrics(server, client):
+    complete(client, max_tokens=2)
+    points = server.get("/v1/cache/what-if?memory=2,4").json()["points"]
+    assert [each["factor"] for each in points] == [2, 4]
+    assert server.get("/v1/cache/what-if?memory=much").status_code == 400
+    state = server.get("/v1/cache").json()
+    (group,) = state["groups"]
+    assert group["free"] + group["active"] + group["cached"] == group["num_blocks"]
+    assert state["stats"]["num_requests"] > 0
+    assert state["branches"]
+    assert TEXT not in json.dumps(state)
+    figures = server.get("/metrics").text
+    for name in (
+        "quire_hit_tokens_total",
+        "quire_ttft_seconds_count",
+        "quire_generation_tokens_total",
+    ):
+        assert f"\n{name}" in figures
+    page = server.get("/")
+    assert "<title>quire</title>" in page.text
+    assert "http" not in page.text.replace("http://www.w3.org/2000/svg", "")
