@@ -52,12 +52,17 @@ def mutating(
         try:
             return call(self, *args, **kwargs)
         except BaseException as error:
-            trace = error.__traceback__
-            if trace is not None and trace.tb_next is not None:  # else it had not begun
+            if _has_begun(error):
                 self.cut_off(call.__name__, error)
             raise
 
     return watched
+
+
+def _has_begun(error: BaseException) -> bool:
+    """Return whether an error comes from within the call; kept in no variable there, its frames go with it."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is not None
 
 
 def bar(part: Any, why: str) -> None:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from core_help import prefill, rejected, run, serve, state
 from hybrid_help import make, serve_in_pieces
-from interrupt_help import Cut
 
+from interrupt_help import Cut
 from quire import errors, ops
 from quire.core import CacheManager, FullAttention, Hint, MediaItem, Scope
 from quire.exchange import hold, required_blocks, residency, restore

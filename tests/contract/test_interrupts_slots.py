@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from core_help import run
-from interrupt_help import Cut
 
+from interrupt_help import Cut
 from quire import errors
 from quire.core import MediaItem, Scope
 from quire.slots import SlotCache, check, snapshot

@@ -360,3 +360,22 @@ def test_a_damaged_record_that_is_asked_for_twice_is_damaged_for_both(tmp_path):
     assert get(disk, [0, 1]) == [Outcome.ABSENT, Outcome.HIT]
     disk.check()
     disk.close()
+
+
+@pytest.mark.parametrize("what", ["directory", "link", "pipe"])
+@pytest.mark.parametrize("opening", [lambda path: Disk(path, "1MiB"), DiskReader])
+def test_what_is_in_the_way_of_an_index_is_named_and_nothing_is_lost(tmp_path, what, opening):
+    path, index = left(tmp_path), index_of(tmp_path / "left")
+    moved = index.rename(tmp_path / "moved")
+    if what == "directory":
+        index.mkdir()
+    elif what == "link":
+        index.symlink_to(moved)
+    else:
+        os.mkfifo(index)
+    with pytest.raises(
+        TierError, match=f"{index} is in the way of a file of the tier: move it elsewhere"
+    ):
+        opening(path)
+    index.rename(tmp_path / "elsewhere")
+    assert found(path) == [HIT] * 20

@@ -322,3 +322,13 @@ def test_a_file_that_goes_to_make_room_for_its_own_replacement_is_counted_once(t
         room._sweeper.settle(5)
         sizes = [each.num_bytes for each in tier.scan()]
         assert (tier.stats().num_records, tier.stats().num_bytes) == (len(sizes), sum(sizes))
+
+
+def test_a_directory_that_holds_more_than_the_capacity_fits_once_it_is_open(tmp_path):
+    keys, size = names_of(range(20)), record_bytes(1000)
+    with Files(tmp_path, 20 * size) as tier:
+        assert tier.put(keys, records_of(keys)) == [STORED] * 20
+    with Files(tmp_path, 10 * size) as tier:
+        assert tier.stats().num_bytes <= 10 * size
+        assert verified(tier) == tier.stats().num_records >= 9
+        assert tier.contains(keys[:9]) == [True] * 9, "the head of the prompt stays"

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
 from quire.tiers.places.index import NOWHERE, PlaceIndex
+from quire.tiers.places.key_table import as_words, find_all
 from quire.tiers.places.recency import Recency, oldest
 
 
@@ -320,8 +321,10 @@ class Machine(RuleBasedStateMachine):
         assert self.index.num_reserved == len(self.reserved)
         for name in (every := [self.names(number) for number in range(60)]):
             assert (self.index.find(name) != NOWHERE) == (name in self.records)
-        for find in (self.index.find_many, self.index._find_at_once):
-            assert find(every).tolist() == [self.index.find(name) for name in every]
+        places = [self.index.find(name) for name in every]
+        assert self.index.find_many(every).tolist() == places
+        at_once = find_all(self.index._table, self.index._words, as_words(every))
+        assert at_once.tolist() == places
 
 
 class CrowdedMachine(Machine):

@@ -14,13 +14,15 @@ from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.addresses import shown
 from quire.tiers.base import Outcome, Tier
 from quire.tiers.contract.samples import name_of, record_of
-from quire.tiers.disk import Disk
+from quire.tiers.disk import Disk, DiskReader
 from quire.tiers.files import Files
 from quire.tiers.host import Host
 from quire.tiers.mooncake.sockets import address_of
 from quire.tiers.objects import Objects
 from quire.tiers.opening import open_tier, open_tiers
+from quire.tiers.redis import Redis
 from quire.tiers.redis.url import parse_server
+from quire.tiers.stack import TierStack
 
 
 def works(tier):
@@ -92,7 +94,7 @@ def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
         ("files:/proc/x?capacity=-3", "-3"),
         ("file:///x", "no tier is called 'file', did you mean 'files'"),
         ("s3:bucket", "write s3://..."),
-        ("redis://localhost?connections=0", "connections are from 1 to 1024, not 0"),
+        ("redis://localhost?connections=0", "connections must be from 1 to 1024, got 0"),
         ("redis://localhost?conections=1", "no option 'conections', did you mean 'connections'"),
         ("redis://localhost?ssl_cert_reqs=none", "unknown option 'ssl_cert_reqs' in a redis"),
         ("redis://localhost/word", "database number"),
@@ -328,3 +330,70 @@ def test_mooncake_is_a_kind_by_the_entry_point_of_the_package_itself(tmp_path, m
     )
     with pytest.raises(ConfigError, match="callers must be from 1"):
         open_tier("mooncake:127.0.0.1:1?callers=0")
+
+
+@pytest.mark.parametrize("spec", [None, 3, ["host:1MiB"], b"host:1MiB", ("kind", "host")])
+def test_what_is_neither_a_line_nor_a_table_is_refused(spec):
+    with pytest.raises(
+        ConfigError, match="a tier is named by a line, as 'host:8GiB', or by a table"
+    ):
+        open_tier(spec)
+
+
+@pytest.mark.parametrize("path", ["", None, 7, b"kv", ["kv"], "k\0v"])
+@pytest.mark.parametrize("kind", [lambda path: Disk(path, "1MiB"), DiskReader, Files])
+def test_a_directory_is_a_path_that_says_where(kind, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="a tier's directory is a path"):
+        kind(path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "table", [{"kind": "disk", "path": "", "capacity": "1MiB"}, {"kind": "files", "path": ""}]
+)
+def test_a_table_with_an_empty_path_has_none(table):
+    with pytest.raises(ConfigError, match="needs path"):
+        open_tier(table)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        (None, {}, "opened by one URL, as 'redis://localhost:6379', got NoneType"),
+        (["redis://localhost"], {}, "opened by one URL, as 'redis://localhost:6379', got list"),
+        (
+            "redis://localhost",
+            {"ttl_s": "60"},
+            "ttl_s is from 0.001 to 1e9 seconds or None, not '60'",
+        ),
+        (
+            "redis://localhost",
+            {"ttl_s": True},
+            "ttl_s is from 0.001 to 1e9 seconds or None, not True",
+        ),
+        ("redis://localhost", {"connections": "8"}, "connections must be an integer, got '8'"),
+        ("redis://localhost", {"prefix": b"x"}, "prefix is text that keys begin with"),
+    ],
+)
+def test_arguments_of_redis_of_another_type_are_refused(url, options, message):
+    with pytest.raises(ConfigError, match=message):
+        Redis(url, **options)
+
+
+@pytest.mark.parametrize("tiers", [None, "host:1MiB", {"kind": "host"}, ["host:1MiB"]])
+def test_a_stack_is_made_of_open_tiers(tiers):
+    with pytest.raises(ConfigError, match="a TierStack is made of open tiers"):
+        TierStack(tiers)
+
+
+@pytest.mark.parametrize("url", [None, ["s3://bucket"], 7])
+def test_a_bucket_is_named_by_a_url(url):
+    with pytest.raises(ConfigError, match="a bucket is named by a URL"):
+        Objects(url)
+
+
+@pytest.mark.parametrize("master", [None, ["host:1"], 7])
+def test_a_master_is_named_by_text(master):
+    with pytest.raises(ConfigError, match="give host:port"):
+        address_of(master)

@@ -144,7 +144,7 @@ def test_without_redis_py_the_message_names_the_extra(monkeypatch):
     "words", [{"ttl_s": 0}, {"ttl_s": -1.0}, {"ttl_s": float("nan")}, {"connections": 0}]
 )
 def test_settings_that_cannot_work_are_refused(words):
-    with pytest.raises(ConfigError, match=r"ttl_s is from|connections are from"):
+    with pytest.raises(ConfigError, match=r"ttl_s is from|connections must be from"):
         Redis("redis://127.0.0.1:1", **words)
 
 

@@ -17,7 +17,7 @@ from quire.tiers.contract.samples import buffers_like, name_of, names_of, record
 from quire.tiers.redis import Redis
 from quire.tiers.redis import servers as redis_servers
 from quire.tiers.redis import tier as redis_tier
-from quire.tiers.redis.link import Failure, Link, Rubbish, Value
+from quire.tiers.redis.link import WINDOW_BYTES, Failure, Link, RedisRequest, Rubbish, Value
 
 HIT, ABSENT, CORRUPT = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT
 TIMEOUT, ERROR = Outcome.TIMEOUT, Outcome.ERROR
@@ -326,3 +326,28 @@ def test_being_sent_in_circles_or_nowhere_is_an_error(server, kind, where, monke
         while tier.get(keys, buffers_like(records_of(keys))) != [ABSENT] * 3:
             assert time.monotonic() < deadline, "a right map makes it whole again"
             time.sleep(0.01)
+
+
+def test_the_next_value_is_asked_for_before_the_one_that_came_is_looked_at():
+    class Watched(Link):
+        done = ()
+
+        def send(self, requests, deadline):
+            self.done += ("asked",) * len(requests)
+            super().send(requests, deadline)
+
+    near, far = socket.socketpair()
+    link = Watched(near)
+    writing = threading.Thread(target=far.sendall, args=(bulk(bytes(WINDOW_BYTES)) * 3,))
+    writing.start()
+
+    def arrived(_):
+        link.done += ("looked at",)
+
+    into = memoryview(bytearray(WINDOW_BYTES))
+    requests = [RedisRequest((b"GET",), (Value,), into, arrived) for _ in range(3)]
+    link.exchange(requests, time.monotonic() + 10, [])
+    assert link.done == ("asked", "asked", "looked at", "asked", "looked at", "looked at")
+    writing.join()
+    link.close()
+    far.close()

@@ -1,5 +1,6 @@
 """`quire bench tiers --gate`: the proxy delays, and the rows judge."""
 
+import logging
 import re
 import socket
 import threading
@@ -11,6 +12,7 @@ from cli_help import refusal, told
 from quire.bench import gate_picture, gate_rows
 from quire.bench.proxy import DelayingProxy
 from quire.errors import ConfigError
+from quire.tiers.files import Files
 
 
 def test_a_proxy_delays_what_is_sent_both_ways_in_order_and_takes_no_longer_for_more():
@@ -47,6 +49,22 @@ def test_rows_tell_hits_misses_loading_and_computing_and_judge(tmp_path):
     assert row["hit_ms"] < 29.6 <= row["miss_ms"]
     with gate_rows.open_tier(f"files:{tmp_path}") as tier:
         assert not list(tier.scan()), "what was put is deleted"
+
+
+def test_what_an_operator_should_know_of_a_server_is_said_once(monkeypatch, tmp_path, caplog):
+    opened = []
+
+    def warns(line):
+        opened.append(line)
+        logging.getLogger("quire.tiers.redis.tier").warning("has no maxmemory")
+        return Files(tmp_path)
+
+    monkeypatch.setattr(gate_rows, "open_tier", warns)
+    gate_rows.rows([f"files:{tmp_path}"], lengths=[64])
+    assert len(opened) == 6
+    assert caplog.messages == ["has no maxmemory"]
+    warns("")
+    assert len(caplog.messages) == 2, "only while rows are measured"
 
 
 def test_what_is_allowed_is_a_tenth_or_two_milliseconds():

@@ -121,9 +121,13 @@ def test_inspect_refuses_what_is_no_snapshot(tmp_path, content, reason):
     assert reason in refusal("inspect", file)
 
 
-def test_debug_raises_where_it_stands_last(tmp_path):
-    result = run("inspect", tmp_path / "none.json", "--debug")
-    assert type(result.exception).__name__ == "ConfigError"
+def test_debug_shows_a_traceback_where_it_stands_last_and_leaves_the_code(tmp_path):
+    words = ("inspect", tmp_path / "none.json")
+    result = run(*words, "--debug")
+    assert result.stderr.startswith("Traceback")
+    assert "quire.errors.ConfigError: " in result.stderr
+    assert result.exit_code == run(*words).exit_code == 2
+    assert run("inspect", "--no-such-option", "--debug").exit_code == 2
 
 
 def test_bench_core_prints_the_rows_asked_for():

@@ -170,7 +170,10 @@ def test_what_was_not_foreseen_is_a_line_that_says_so(run, monkeypatch):
     done = run("demo")
     assert done.exit_code == 3
     assert done.stderr.startswith("error: ZeroDivisionError: division by zero (not foreseen")
-    assert isinstance(run("demo", "--debug").exception, ZeroDivisionError)
+    done = run("demo", "--debug")
+    assert done.exit_code == 3
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 LONG = ("inspect",), ("inspect", "--json"), ("curve", TRACE), ("trace", "info", TRACE, "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -58,8 +59,9 @@ def rows(
     measured: list[Row] = []
     for line in lines:
         is_far = urlsplit(line).scheme == "redis"
+        open_tier(line).close()
         for rtt in rtt_ms[:: 1 + quick] if is_far else (0.0,):
-            with _at_distance(line, rtt / 1e3) as near:
+            with _at_distance(line, rtt / 1e3) as near, _said_already():
                 for num_tokens in lengths[:: 1 + quick]:
                     if progress is not None:
                         progress(f"{rtt:g} ms, {num_tokens:,} tokens")
@@ -78,6 +80,18 @@ def _at_distance(line: str, rtt_s: float) -> Generator[str]:
     with DelayingProxy((parts.hostname or "127.0.0.1", parts.port or 6379), rtt_s) as proxy:
         user, at, _ = parts.netloc.rpartition("@")
         yield parts._replace(netloc=f"{user}{at}127.0.0.1:{proxy.port}").geturl()
+
+
+@contextmanager
+def _said_already() -> Generator[None]:
+    """While entered, opening a Redis tier does not warn of its memory again: it is opened five times for a row."""
+    log = logging.getLogger("quire.tiers.redis")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class _Cell:

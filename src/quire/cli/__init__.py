@@ -16,9 +16,7 @@ def main() -> None:
 
         app(prog_name="quire")
     except (KeyboardInterrupt, ModuleNotFoundError) as error:
-        if "--debug" in options:
-            raise
-        sys.exit(failures.told(error, as_json="--json" in options))
+        sys.exit(failures.told(error, options))
 
 
 def _open_streams() -> None:

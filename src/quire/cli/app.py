@@ -51,12 +51,11 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except BrokenPipeError:
             code = failures.READER_GONE
-        except (Exception, KeyboardInterrupt) as error:
-            if "--debug" in options:
-                raise
-            code = failures.told(error, as_json="--json" in options)
-        if code == failures.INTERRUPTED:
-            failures.told(KeyboardInterrupt(), as_json="--json" in options)
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told, whatever it is
+            code = failures.told(error, options)
+        else:
+            if code == failures.INTERRUPTED:
+                failures.told(KeyboardInterrupt(), options)
         failures.close_quietly()
         sys.exit(code or 0)
 

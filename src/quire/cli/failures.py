@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 done, and the answer is bad (outputs differ, records are d
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TextIO
@@ -36,9 +37,14 @@ def explained(error: BaseException) -> tuple[str, int]:
     return f"{said} (not foreseen: a defect of quire, or of a library; --debug shows where)", DEFECT
 
 
-def told(error: BaseException, *, as_json: bool) -> int:
-    """Tell a person, and with `as_json` a program, of an error; return the exit code."""
+def told(error: BaseException, options: Sequence[str]) -> int:
+    """Tell a person, and with `--json` a program, of an error; with `--debug` as a traceback. Return the exit code."""
+    as_json = "--json" in options
     said: Any = error  # typer's own errors: an unknown option, a value that is none
+    if "--debug" in options:
+        with suppress(OSError, ValueError):
+            traceback.print_exception(error)
+        return said.exit_code if hasattr(said, "format_message") else explained(error)[1]
     if not hasattr(said, "format_message"):
         message, code = explained(error)
         _report(type(error).__name__, message, code, as_json=as_json)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
+
+from quire.errors import ConfigError
 
 _KIND = re.compile(r"[a-z0-9+]*:(//)?")
 _USER = re.compile(r"(?<=//)\S*(?=@)")
@@ -27,6 +31,19 @@ def shown(line: str) -> str:
     return f"{kind[0] if kind else ''}..." + (
         "" if "?" in before else f"@{where.partition('?')[0]}"
     )
+
+
+def directory_of(path: str | os.PathLike[str]) -> Path:
+    """Return the directory that a path names, whatever directory the process works in later. Raises `ConfigError`."""
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = ""
+    if not isinstance(text, str) or not text or "\0" in text:  # pyright: ignore[reportUnnecessaryIsInstance] - bytes
+        raise ConfigError(
+            f"a tier's directory is a path, as '/var/kv', not {path!r}; write '.' for the directory that the process works in"
+        )
+    return Path(text).absolute()
 
 
 def is_word(value: object, length: int = 40) -> bool:

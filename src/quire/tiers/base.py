@@ -12,7 +12,7 @@ from typing import Self, TypeAlias
 
 import msgspec
 
-from quire.errors import ConfigError, RecordError, TierError
+from quire.errors import ConfigError, InvariantError, QuireError, RecordError, TierError
 from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
 
 _log = logging.getLogger(__name__)
@@ -223,6 +223,14 @@ class Tier(ABC):
         records, used, capacity = self._size()
         return f"<{type(self).__name__} {self.name}: {records} records, {used} of {capacity} bytes>"
 
+    def cut_off(self, call: str, error: BaseException) -> None:
+        """Mend what an exception left half-way that is no failure of the tier: Ctrl-C for instance, in `call`."""
+        if isinstance(error, InvariantError) or not isinstance(error, (QuireError, OSError)):
+            self._mend(f"{call} was cut off by {type(error).__name__}")
+
+    def _mend(self, why: str) -> None:
+        """Make the tier fit for use again, whatever it was at."""
+
     @abstractmethod
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         """Fill buffers and settle the answer of each key, as `HIT` where all of a record was read."""
@@ -281,6 +289,9 @@ class Tier(ABC):
             failed = Outcome.TIMEOUT
         except (TierError, OSError):
             failed = Outcome.ERROR
+        except BaseException as error:
+            self.cut_off("a call", error)
+            raise
         else:
             return outcomes
         if not outcomes:

@@ -121,7 +121,7 @@ def open_tier(spec: Spec) -> Tier:
     Raises `ConfigError` for a kind that nobody offers, unknown or missing options and values that
     cannot be; `TierError` where the tier cannot be opened. Messages show no passwords.
     """
-    kind, options = _parse_line(spec) if isinstance(spec, str) else _parse_table(spec)
+    kind, options = _parsed(spec)
     name = options.pop("name", None)
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigError(f"the name of a tier is text, not {described('name', name)}")
@@ -155,8 +155,19 @@ def _open_or_later(spec: Spec) -> Tier:
     except TierBusy:
         raise
     except TierError as error:
-        kind, options = _parse_line(spec) if isinstance(spec, str) else _parse_table(spec)
+        kind, options = _parsed(spec)
         return Late(str(options.get("name", kind)), partial(open_tier, spec), error)
+
+
+def _parsed(spec: Spec) -> tuple[str, dict[str, Any]]:
+    """Return kind and options of a line or a table."""
+    if isinstance(spec, str):
+        return _parse_line(spec)
+    if isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - not everybody checks types
+        return _parse_table(spec)
+    raise ConfigError(
+        f"a tier is named by a line, as 'host:8GiB', or by a table, got {type(spec).__name__}"
+    )
 
 
 def _parse_line(line: str) -> tuple[str, dict[str, Any]]:
@@ -221,7 +232,7 @@ def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
                 f"{', '.join([*known.options, 'name'])}"
             )
     for name in [*known.options][: known.needed]:
-        if name not in arguments:
+        if arguments.get(name, "") == "":
             raise ConfigError(f"{kind} needs {name}, for example {known.example!r}")
     if others:
         arguments[known.other] = arguments.get(known.other, {}) | others

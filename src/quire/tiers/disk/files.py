@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 from quire.errors import TierBusy, TierError
+from quire.tiers.addresses import directory_of
 from quire.tiers.format import PAGE_BYTES
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
@@ -58,7 +60,16 @@ class DiskFiles:
     """Reads and writes, whole or with an error. Without a state of its own, so threads share one."""
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file, never what a link leads to; new ones are readable by their owner only: KV holds prompts."""
+        """Open a file, never what a link leads to; new ones are readable by their owner only: KV holds prompts.
+
+        Raises `TierError` where something else has its name.
+        """
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise TierError(
+                    f"{path} is in the way of a file of the tier: move it elsewhere; where an index is missing, "
+                    "records are found by their own headers"
+                )
         return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
     def close(self, descriptor: int) -> None:
@@ -255,7 +266,7 @@ def takes_direct(directory: Path) -> bool:
 
 def opened_directory(path: str | Path) -> Path:
     """Make a directory if need be. Raises `TierError` where there can be none, or none to read."""
-    directory = Path(path).absolute()  # whatever directory the process works in later
+    directory = directory_of(path)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from quire.errors import TierError
+from quire.tiers.addresses import directory_of
 from quire.tiers.disk.tier import Disk
 
 
@@ -20,9 +20,10 @@ class DiskReader(Disk):
     is_local = False
 
     def __init__(self, path: str | os.PathLike[str], *, name: str = "disk") -> None:
-        if not Path(path).is_dir():
+        directory = directory_of(path)
+        if not directory.is_dir():
             raise TierError(f"{path} cannot be read as a disk tier: it is no directory")
-        super().__init__(Path(path), 1, name=name)
+        super().__init__(directory, 1, name=name)
 
     def _locked(self) -> None:
         """Leave the directory to who has it."""

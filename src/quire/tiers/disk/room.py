@@ -45,7 +45,7 @@ class DiskRoom:
         self, tier: Tier, records: DiskRecords, capacity: int, ahead: int, clock: Clock
     ) -> None:
         self.capacity = capacity
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # it knows its owner
         self.wanted: set[int] = set()
         """Record sizes that were written since their slabs were last far enough ahead."""
         self._records = records
@@ -77,28 +77,33 @@ class DiskRoom:
         with self._records.lock:
             if places := slab.index.reserve_some(count):
                 return places
-        if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
-            raise TimeoutError
         try:
-            has_evicted = has_taken = False
-            while True:
-                with self._records.lock:
-                    if places := slab.index.reserve_some(count):
-                        return places
-                if self._grows(slab):
-                    continue
-                is_disk_full = self.capacity - self.used >= slab.record_bytes
-                # Where even room that was given back is gone, the disk is full of other things.
-                is_lost = is_disk_full and has_taken
-                if not is_lost and self._takes_over(slab, at_once=has_evicted or is_disk_full):
-                    has_taken = True
-                elif self._evicts(before, [slab] if is_lost else self._slabs):
-                    has_evicted = True
-                elif is_lost or not self._takes_over(slab, at_once=True):
-                    with self._records.lock:
-                        return slab.index.reserve_some(count)
+            if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
+                raise TimeoutError
+            return self._make(slab, count, before)
         finally:
-            self.lock.release()
+            with suppress(RuntimeError):  # others have it; a signal may come right behind `acquire`
+                self.lock.release()
+
+    def _make(self, slab: Slab, count: int, before: int) -> list[int]:
+        """Take places, making room until there are some, or none is to be made. The lock is held."""
+        has_evicted = has_taken = False
+        while True:
+            with self._records.lock:
+                if places := slab.index.reserve_some(count):
+                    return places
+            if self._grows(slab):
+                continue
+            is_disk_full = self.capacity - self.used >= slab.record_bytes
+            # Where even room that was given back is gone, the disk is full of other things.
+            is_lost = is_disk_full and has_taken
+            if not is_lost and self._takes_over(slab, at_once=has_evicted or is_disk_full):
+                has_taken = True
+            elif self._evicts(before, [slab] if is_lost else self._slabs):
+                has_evicted = True
+            elif is_lost or not self._takes_over(slab, at_once=True):
+                with self._records.lock:
+                    return slab.index.reserve_some(count)
 
     def _slab(self, record_bytes: int) -> Slab:
         """Return the slab of a record size, made if need be."""

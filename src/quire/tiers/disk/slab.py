@@ -224,6 +224,11 @@ class Slab:
         self._files.unlink(self.path)
         self._files.unlink(self.index_file.path)
 
+    def mend(self) -> None:
+        """Make the index fit for use after a call that was cut off anywhere."""
+        self.leaving &= set(self.pins)
+        self.index.mend()
+
     def check(self) -> None:
         """Verify the index; raises `InvariantError`."""
         self.index.check()

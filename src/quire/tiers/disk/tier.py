@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 from quire.config import parse_bytes
 from quire.errors import InvariantError, TierError
+from quire.interrupts import mutating
 from quire.tiers.background import Background
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.disk.crew import Crew
@@ -52,6 +55,19 @@ _USES_KEPT = 1 << 16
 """Uses that are in memory only, at least, before entries are written anew for their stamps."""
 
 _CLOSE_S = 60.0
+
+
+class _CallInProgress:
+    """A call, one of `calls` until it is left, or until its frames are gone: a signal may cut it off anywhere."""
+
+    def __init__(self, calls: WeakSet[_CallInProgress], lock: threading.Lock) -> None:
+        self._calls, self._lock = calls, lock
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._calls.discard(self)
 
 
 class Disk(Tier):
@@ -92,7 +108,7 @@ class Disk(Tier):
         self._directory = opened_directory(path)
         self._clock = clock
         self._files = files if files is not None else DiskFiles()
-        self._calls = 0
+        self._calls: WeakSet[_CallInProgress] = WeakSet()
         self._is_closed = False
         self._process = os.getpid()
         ahead_bytes = min(parse_bytes(ahead), num_bytes // 4)
@@ -164,6 +180,7 @@ class Disk(Tier):
         """Whether nothing is stored, as nothing can be written where it is."""
         return self._lock is None
 
+    @mutating
     def touch(self, keys: Keys) -> None:
         with suppress(TierError), self._call():
             self._records.touch(keys)
@@ -247,23 +264,26 @@ class Disk(Tier):
     def _size(self) -> tuple[int, int, int]:
         return len(self._records), self._records.num_bytes, self._room.capacity
 
-    @contextmanager
-    def _call(self) -> Generator[None]:
-        """A call in progress, which `close` waits for. Raises `TierError` where there can be none."""
+    def _call(self) -> _CallInProgress:
+        """Return what is entered for a call, which `close` waits for. Raises `TierError` where there can be none."""
         if os.getpid() != self._process:
             raise TierError(
                 f"{self._directory} is open in process {self._process}, from which this one was "
                 "forked; open a tier after the fork"
             )
+        call = _CallInProgress(self._calls, self._records.lock)
         with self._records.lock:
             if self._is_closed:
                 raise TierError(f"{self._directory} was closed")
-            self._calls += 1
-        try:
-            yield
-        finally:
-            with self._records.lock:
-                self._calls -= 1
+            self._calls.add(call)
+        return call
+
+    def _mend(self, why: str) -> None:
+        """Let the indexes agree with themselves; places that were given out and not used yet are free after the next start."""
+        _log.warning("%s: %s", self.name, why)
+        with self._records.lock:
+            for slab in self._records.slabs.values():
+                slab.mend()
 
     def _wake(self, sizes: Iterable[int]) -> None:
         """See to it that slabs of these record sizes are ahead, and the files not behind."""

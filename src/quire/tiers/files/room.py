@@ -79,8 +79,10 @@ class FilesRoom:
         """What was written since the last sweep began, by size, or deleted: -1."""
         self._floors: list[int] = []
         self._wanted = self._since_listed = self._in_flight = 0
-        listed = list(walk(root))
-        self.records, self.held = len(listed), sum(num_bytes for _, num_bytes, _ in listed)
+        self.records = self.held = 0
+        for stamp_ns, key in self._settle(sorted(walk(root))):
+            with contextlib.suppress(OSError):  # a put that finds no room says so
+                self.remove(key, stamp_ns)
 
     def reserve(self, num_bytes: int, deadline: float) -> bool:
         """Take room for a file; return whether there is any. Raises `TimeoutError`."""

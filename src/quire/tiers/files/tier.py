@@ -13,10 +13,10 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
+from quire.tiers.addresses import directory_of
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
 from quire.tiers.files.room import FilesRoom, entries, file_of, move, walk
 from quire.tiers.format import HEADER_BYTES, read_header
@@ -60,7 +60,7 @@ class Files(Tier):
         super().__init__()
         self.name = name
         num_bytes = None if capacity is None else parse_bytes(capacity)
-        self.path = Path(path).absolute()
+        self.path = directory_of(path)
         self._root = os.fspath(self.path)
         self._unfinished = f"{self._root}/unfinished"
         self._clock = clock

@@ -44,6 +44,10 @@ class PagesAhead:
             if self._taken < self._wanted:
                 self.background.wake()
 
+    def give_up(self) -> None:
+        """Take no more than what is being taken."""
+        self._wanted = 0
+
     def _take(self) -> bool:
         size = min(STEP_BYTES, self._wanted - self._taken)
         if self._madvise is None or size <= 0:

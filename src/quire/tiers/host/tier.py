@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,9 +13,15 @@ import numpy as np
 
 from quire.config import parse_bytes
 from quire.errors import TierError
+from quire.interrupts import mutating
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.lending import Lending
+
+_log = logging.getLogger(__name__)
+
+_LOCK_S = 1.0
+"""The longest that the lock is waited for after an interrupt; else it is held for microseconds."""
 
 WATERMARK = 20
 """One part in so many of a size's places makes room in one go."""
@@ -32,6 +39,8 @@ class Host(Tier):
     The lock is held to find and to publish, not to copy: a reader looks again afterwards whether
     its record was still there. Around 70 bytes a place for the index are not part of `capacity`.
 
+    A call that is cut off half-way, by Ctrl-C for instance, leaves the tier empty.
+
     `capacity`  "8GiB" or a number of bytes. It is taken from the system in the background, 256 MiB ahead
     `clock`     seconds, for leases and timeouts
     """
@@ -47,24 +56,46 @@ class Host(Tier):
     ) -> None:
         super().__init__()
         self.name = name
-        num_bytes = parse_bytes(capacity)
-        try:
-            self._arena = Arena(num_bytes)
-        except (OSError, OverflowError, ValueError) as error:
-            raise TierError(
-                f"no {num_bytes} bytes of memory for the host tier: {error}; give it less"
-            ) from error
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
+        self._begin(parse_bytes(capacity))
+
+    def _begin(self, capacity: int) -> None:
+        """Hold nothing, in new memory. Raises `TierError` where there is none."""
+        try:
+            self._arena = Arena(capacity)
+        except (OSError, OverflowError, ValueError) as error:
+            raise TierError(
+                f"no {capacity} bytes of memory for the host tier: {error}; give it less"
+            ) from error
         self._filling: set[bytes] = set()
         self._calls: list[frozenset[bytes]] = []
-        self._lending = Lending(num_bytes // 2)
+        self._lending = Lending(capacity // 2)
 
+    def _mend(self, why: str) -> None:
+        """Start anew: any place may be half taken.
+
+        Calls of other threads go on with the memory that they know, which nobody finds any more.
+        """
+        if self._closed:
+            return
+        _log.warning("%s: %s; it is empty now", self.name, why)
+        if not self._lock.acquire(timeout=_LOCK_S):
+            self._lock = threading.Lock()  # who had it is gone
+            self._lock.acquire()
+        try:
+            self._arena.pages.give_up()
+            self._begin(self._arena.capacity)
+        finally:
+            self._lock.release()
+
+    @mutating
     def touch(self, keys: Keys) -> None:
         with self._lock:
             self._arena.use(keys)
 
+    @mutating
     def lease(self, keys: Keys, seconds: float) -> None:
         until = self._clock() + seconds
         with self._lock:
@@ -72,6 +103,7 @@ class Host(Tier):
                 if found is not None:
                     found[0].index.lease([found[1]], until)
 
+    @mutating
     def lend(self, sizes: Sequence[int]) -> list[memoryview]:
         """Return places as `Tier.lend` says: of one size, at most half of the capacity at a time."""
         lent: list[memoryview] = []
@@ -96,6 +128,7 @@ class Host(Tier):
                 return None
         return shelf
 
+    @mutating
     def take_back(self, records: Sequence[memoryview]) -> None:
         with self._lock:
             for record in records:
@@ -216,14 +249,14 @@ class Host(Tier):
                 shelf = self._make_room(size, deadline)
             finally:
                 if shelf is None:
-                    self._filling.remove(key)
+                    self._filling.discard(key)
             if shelf is None:
                 return Outcome.FULL
             place = shelf.index.reserve()
             target = shelf.view(place)
         np.copyto(target, np.frombuffer(record, np.uint8))
         with self._lock:
-            self._filling.remove(key)
+            self._filling.discard(key)
             before = self._arena.find(key)
             if before is not None:
                 self._remove(*before)
@@ -246,7 +279,8 @@ class Host(Tier):
         finally:
             with self._lock:
                 self._arena.use(keys)
-                self._calls.remove(spared)
+                with contextlib.suppress(ValueError):  # the tier has started anew
+                    self._calls.remove(spared)
 
     # making room; the lock is held, and given up while `evicting` is told
 
@@ -318,11 +352,12 @@ class Host(Tier):
     @contextlib.contextmanager
     def _unlocked(self) -> Generator[None]:
         """While entered, others may have the lock, which is held before and after."""
-        self._lock.release()
+        lock = self._lock
+        lock.release()
         try:
             yield
         finally:
-            self._lock.acquire()
+            lock.acquire()
 
     def _cut_for(self, size: int) -> None:
         """See that chunks are large enough for a record, by letting everything go if they are not."""

@@ -32,7 +32,7 @@ _BIND_TO_DEVICE = 25
 
 def address_of(master: str) -> tuple[str, int]:
     """Return host and port of `host:port`. Raises `ConfigError` for anything else."""
-    host, _, port = master.rpartition(":")
+    host, _, port = str(master).rpartition(":")
     if not host or not port.isdecimal():
         seen = described("master", master)
         raise ConfigError(f"master: {seen}; give host:port, for instance '127.0.0.1:50051'")

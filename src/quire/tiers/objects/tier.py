@@ -92,6 +92,10 @@ class Objects(Tier):
         self.name = name
         self.last_error = ""
         """Why a request failed last; empty where none did."""
+        if not isinstance(url, str) and not hasattr(url, "head"):
+            raise ConfigError(
+                f"a bucket is named by a URL, as 's3://bucket/prefix', or is a store of obstore, got {type(url).__name__}"
+            )
         store = open_store(url, config, client_options) if isinstance(url, str) else url
         self._client = Client(store, concurrency)
         self._index = BundleIndex()

@@ -24,16 +24,15 @@ from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
 from quire.tiers.format import KEY_BYTES
 from quire.tiers.places.key_table import (
     KEY_WORDS,
+    NOWHERE,
     Places,
     as_words,
     drop_entry,
     element_view,
     filled_table,
+    find_all,
 )
 from quire.tiers.places.recency import Recency, oldest
-
-NOWHERE = -1
-"""What `find` returns for a key that is not there: no index of a place."""
 
 _FEW_KEYS = 128
 """Below, one by one is faster, after a model has had the processor's caches."""
@@ -106,7 +105,7 @@ class PlaceIndex:
         """
         if len(keys) < _FEW_KEYS:
             return np.array([self.find(bytes(key)) for key in keys], np.int64)
-        return self._find_at_once(keys)
+        return find_all(self._table, self._words, as_words(keys))
 
     def key_of(self, place: int) -> bytes:
         """Return the key that a published place holds. Raises `SlotError`."""
@@ -319,6 +318,20 @@ class PlaceIndex:
         self.recency.now = max(self.recency.now, int(stamps.max()))
         self._fill_table()
 
+    def mend(self) -> None:
+        """Let the laws of the class hold again after a call that was cut off anywhere.
+
+        What is published stays so, and of the rest what is surely free: other places stay reserved.
+        """
+        self._stamps[self._num_places :] = 0
+        self._num_published = int(np.count_nonzero(self._stamps))
+        free = np.unique(self._free[: self._num_free])
+        free = free[free < self._num_places]
+        free = free[self._stamps[free] == 0][::-1]
+        self._free[: len(free)], self._num_free = free, len(free)
+        self._leases = {place: until for place, until in self._leases.items() if self.stamps[place]}
+        self._fill_table()
+
     def check(self) -> None:
         """Verify the laws of the class; raises `InvariantError`."""
         places = self.published()
@@ -345,43 +358,29 @@ class PlaceIndex:
 
     def _allocate(self, capacity: int) -> None:
         """Move into arrays of this many places. What is never touched takes no memory."""
-        kept, old = self._num_places, self.__dict__.copy()
-        # A slice of it is compared with the key; typed so, as the two types have no overlap.
-        self._keys: Any = bytearray(max(capacity, 1) * KEY_BYTES)
-        self._words = np.frombuffer(self._keys, np.uint64).reshape(-1, KEY_WORDS)
-        self._stamps = np.zeros(capacity, np.int64)
-        self._generations = np.zeros(capacity, np.uint64)
-        self._free = np.zeros(capacity, np.int32)
+        kept = self._num_places
+        # A slice of it is compared with a key; typed so, as the two types have no overlap.
+        keys: Any = bytearray(max(capacity, 1) * KEY_BYTES)
+        words = np.frombuffer(keys, np.uint64).reshape(-1, KEY_WORDS)
+        stamps, generations = np.zeros(capacity, np.int64), np.zeros(capacity, np.uint64)
+        free = np.zeros(capacity, np.int32)
         if kept:
-            for name in ("_words", "_stamps", "_generations"):
-                getattr(self, name)[:kept] = old[name][:kept]
-            self._free[: self._num_free] = old["_free"][: self._num_free]
-        self._word_view: Any = memoryview(self._keys).cast("Q")
-        self._stamp_view = element_view(self._stamps)
-        self._generation_view = element_view(self._generations)
-        self._free_view = element_view(self._free)
+            words[:kept], stamps[:kept] = self._words[:kept], self._stamps[:kept]
+            generations[:kept] = self._generations[:kept]
+            free[: self._num_free] = self._free[: self._num_free]
+        # Nothing is called between these: a signal finds all arrays as they were, or all new.
+        views = *map(element_view, (stamps, generations, free)), memoryview(keys).cast("Q")
+        self._keys, self._words, self._stamps, self._generations = keys, words, stamps, generations
+        self._stamp_view, self._generation_view, self._free_view, self._word_view = views
+        self._free = free
         self._fill_table()
 
     def _fill_table(self) -> None:
         """Build the table anew, of a size that fits the arrays."""
         places = np.flatnonzero(self._stamps)
-        self._table = filled_table(self._words[places, 0], places, len(self._stamps))
-        self._mask = len(self._table) - 1
-        self._table_view = element_view(self._table)
-
-    def _find_at_once(self, keys: Sequence[bytes] | NDArray[np.uint8]) -> Places:
-        wanted = as_words(keys)
-        found = np.full(len(wanted), NOWHERE, np.int64)
-        open_ = np.arange(len(wanted))
-        probes = (wanted[:, 0] & np.uint64(self._mask)).astype(np.int64)
-        while len(open_):
-            places = self._table[probes].astype(np.int64) - 1
-            taken = places >= 0
-            open_, probes, places = open_[taken], probes[taken], places[taken]
-            same = (self._words[places] == wanted[open_]).all(axis=1)
-            found[open_[same]] = places[same]
-            open_, probes = open_[~same], (probes[~same] + 1) & self._mask
-        return found
+        table = filled_table(self._words[places, 0], places, len(self._stamps))
+        view = element_view(table)
+        self._table, self._table_view, self._mask = table, view, len(view) - 1
 
     def _end_leases_until(self, now: float) -> None:
         self._leases = {place: until for place, until in self._leases.items() if until > now}

@@ -16,6 +16,9 @@ Places: TypeAlias = NDArray[np.int64]
 
 KEY_WORDS = KEY_BYTES // 8
 
+NOWHERE = -1
+"""What is found for a key that is not there: no index of a place."""
+
 
 def filled_table(prefixes: NDArray[np.uint64], places: Places, capacity: int) -> NDArray[np.int32]:
     """Build a table for up to `capacity` places, at most two thirds full: int32 [2^n], place + 1 or 0.
@@ -35,6 +38,24 @@ def filled_table(prefixes: NDArray[np.uint64], places: Places, capacity: int) ->
     if len(over):  # goes on at the start, behind what is there
         table[np.flatnonzero(table == 0)[: len(over)]] = over + 1
     return table
+
+
+def find_all(
+    table: NDArray[np.int32], words: NDArray[np.uint64], wanted: NDArray[np.uint64]
+) -> Places:
+    """Return the place of each wanted key, as uint64 [n, 4], by a table of the keys of all places; `NOWHERE` where there is none."""
+    mask = len(table) - 1
+    found = np.full(len(wanted), NOWHERE, np.int64)
+    open_ = np.arange(len(wanted))
+    probes = (wanted[:, 0] & np.uint64(mask)).astype(np.int64)
+    while len(open_):
+        places = table[probes].astype(np.int64) - 1
+        taken = places >= 0
+        open_, probes, places = open_[taken], probes[taken], places[taken]
+        same = (words[places] == wanted[open_]).all(axis=1)
+        found[open_[same]] = places[same]
+        open_, probes = open_[~same], (probes[~same] + 1) & mask
+    return found
 
 
 def drop_entry(table: memoryview[int], words: memoryview[int], place: int) -> None:

@@ -14,6 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 import msgspec
@@ -126,26 +127,42 @@ class Link:
         Neither side ever waits for the other to read: answers that are under way are bounded by `WINDOW_BYTES`
         and `WINDOW_COMMANDS`. What is sent is not: a server takes the next value while it stores one.
         """
-        sizes = [len(each.into or b"") for each in requests]
-        sent = under_way = 0
+        # How many bytes the answers have up to each request.
+        ends = list(accumulate((len(each.into or b"") for each in requests), initial=0))
+        sent = self._send_ahead(requests, ends, 0, 0, deadline)
         for index, request in enumerate(requests):
-            if sent == index or (
-                under_way < WINDOW_BYTES // 2 and sent - index < WINDOW_COMMANDS // 2
-            ):
-                first, last = sent, min(len(requests), index + WINDOW_COMMANDS)
-                while sent < last and (sent == index or under_way + sizes[sent] <= WINDOW_BYTES):
-                    under_way += sizes[sent]
-                    sent += 1
-                self.send(requests[first:sent], deadline)
             reply = self.read(request.into, deadline)
             if not isinstance(reply, request.expects) and not isinstance(reply, Failure):
                 raise Rubbish(f"an answer of another kind than the command's: {reply!r:.80}")
             replies.append(reply)
-            under_way -= sizes[index]
             if self.is_spent:
                 return
+            # The server answers the next while this one is looked at.
+            sent = self._send_ahead(requests, ends, index + 1, sent, deadline)
             if request.arrived is not None and isinstance(reply, Value):
                 request.arrived(reply)
+
+    def _send_ahead(
+        self,
+        requests: Sequence[RedisRequest],
+        ends: Sequence[int],
+        answered: int,
+        sent: int,
+        deadline: float,
+    ) -> int:
+        """Send what fits into the windows, once they are half empty; return how many requests were sent by now."""
+        last = min(len(requests), answered + WINDOW_COMMANDS)
+        is_half_empty = (
+            ends[sent] - ends[answered] < WINDOW_BYTES // 2
+            and sent - answered < WINDOW_COMMANDS // 2
+        )
+        if sent == last or not (sent == answered or is_half_empty):
+            return sent
+        first = sent
+        while sent < last and (sent == answered or ends[sent + 1] - ends[answered] <= WINDOW_BYTES):
+            sent += 1
+        self.send(requests[first:sent], deadline)
+        return sent
 
     def send(self, requests: Sequence[RedisRequest], deadline: float) -> None:
         """Send commands; their replies are to be read in the same order."""

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from quire.config import check_count
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import HEADER_BYTES, KEY_BYTES, read_header, record_bytes, verify
@@ -58,10 +59,11 @@ class Redis(Tier):
         connections: int = 8,
     ) -> None:
         super().__init__()
-        if ttl_s is not None and not 0.001 <= ttl_s <= 1e9:
-            raise ConfigError(f"ttl_s is from 0.001 to 1e9 seconds or None, not {ttl_s!r}")
-        if not 1 <= connections <= 1024:
-            raise ConfigError(f"connections are from 1 to 1024, not {connections!r}")
+        if ttl_s is not None:
+            _check_ttl(ttl_s)
+        check_count("connections", connections, limit=1024)
+        if not isinstance(prefix, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"prefix is text that keys begin with, as 'quire:', not {prefix!r}")
         words, self._is_cluster = parse_server(url)
         life = b"%d" % round((ttl_s or 0.0) * 1000)
         self._life = () if ttl_s is None else (b"PX", life)
@@ -291,6 +293,12 @@ class Redis(Tier):
             return None
         self.last_failure = answer.text
         return answer.outcome
+
+
+def _check_ttl(seconds: Any) -> None:
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0.001 <= float(seconds) <= 1e9:
+        raise ConfigError(f"ttl_s is from 0.001 to 1e9 seconds or None, not {seconds!r}")
 
 
 def _trouble(policy: str, limit: int, *, has_ttl: bool) -> str:

@@ -36,6 +36,10 @@ def parse_server(url: str) -> tuple[Words, bool]:
         from redis import connection  # noqa: PLC0415 - an extra
     except ImportError:
         raise ConfigError(lacking("the Redis tier", "redis", "redis")) from None
+    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"a Redis tier is opened by one URL, as 'redis://localhost:6379', got {type(url).__name__}"
+        )
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         raise ConfigError(f"a Redis URL begins with one of {', '.join(SCHEMES)} and ://")

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Self
@@ -53,6 +53,12 @@ class TierStack:
         *,
         lanes: Lanes | None = None,
     ) -> None:
+        if isinstance(tiers, (str, Mapping)) or not (
+            isinstance(tiers, Sequence) and all(isinstance(each, Tier) for each in tiers)  # pyright: ignore[reportUnnecessaryIsInstance]
+        ):
+            raise ConfigError(
+                f"a TierStack is made of open tiers, fastest first, got {tiers!r:.80}; `open_tier` opens lines and tables"
+            )
         if not 1 <= len(tiers) <= MOST_TIERS:
             raise ConfigError(f"a stack has 1 to {MOST_TIERS} tiers, got {len(tiers)}")
         self.tiers = tuple(tiers)
