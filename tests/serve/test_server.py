@@ -148,6 +148,59 @@ def test_models_tokens_and_health(server, client):
     assert server.get("/health").status_code == 200
 
 
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def no_blanks():
+    """A bias against the blanks with which a small model fills JSON."""
+    return dict.fromkeys(
+        map(str, tiny()[1](" \n\t\r", add_special_tokens=False)["input_ids"]), -100
+    )
+
+
+def test_a_tool_that_must_be_called_is_called_whole_and_streamed(client):
+    given = {"tools": [ADD], "tool_choice": "required", "max_tokens": 60, "logit_bias": no_blanks()}
+    said = chat(client, **given).choices[0]
+    (call,) = said.message.tool_calls
+    assert call.function.name == "add"
+    assert 0 <= json.loads(call.function.arguments)["a"] <= 9
+    assert said.finish_reason == "tool_calls"
+    chunks = [each.choices[0] for each in chat(client, **given, stream=True)]
+    (streamed,) = [each.delta.tool_calls[0] for each in chunks if each.delta.tool_calls]
+    assert streamed.function.arguments == call.function.arguments
+    assert not any(each.delta.content for each in chunks)
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_tools_that_need_not_be_called_leave_an_answer_as_it_is(client):
+    text = chat(client, max_tokens=24).choices[0].message.content
+    said = chat(client, max_tokens=24, tools=[ADD]).choices[0].message
+    assert (said.content, said.tool_calls) == (text, None)
+
+
+def test_an_answer_has_the_form_that_is_asked_for(client):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    given = {"max_tokens": 40, "logit_bias": no_blanks()}
+    said = chat(client, response_format=form, **given).choices[0].message.content
+    assert json.loads(said)["ok"] in (True, False)
+    form["json_schema"]["schema"] = {"type": "nothing"}
+    with pytest.raises(openai.BadRequestError, match="schema"):
+        chat(client, response_format=form)
+
+
 BAD = [
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     ("/v1/chat/completions", {"messages": TALK, "temperature": -1}, 400, "temperature"),
