@@ -74,7 +74,9 @@ class Step:
         pools = (self.pool.k[0], self.pool.v[0])
         before = [pool.clone() for pool in pools]
         out = attend(plan, pools, q, new, scoring)
-        wanted = attend_reference(plan, tuple(before), q, new, scoring)
+        for pool, rows in zip(before, new, strict=True):
+            pool.flatten(0, 1)[plan.slots] = rows
+        wanted = attend_reference(plan, tuple(before), q, scoring)
         assert out.dtype == self.dtype
         assert not torch.isnan(wanted).any()
         tolerance = TOLERANCES[self.dtype]
@@ -120,9 +122,11 @@ def test_a_shared_run_is_found_from_the_tables_alone():
     step = Step(0)
     plan = AttentionPlan(step.size, min_saved_tokens=0)
     plan.update(step.packed([[1, 2, 3], [1, 2, 4], [1, 5]], [12, 12, 8], [1, 1, 1]))
-    found = {(tuple(run.rows.tolist()), run.slots.start, run.slots.stop) for run in plan.runs}
-    assert found == {((0, 1, 2), 4, 8), ((0, 1), 8, 12)}
-    assert plan.decode.count.tolist() == [5, 5, 5]
+    work = plan.work(1, 1)
+    found = {
+        (tuple(work.rows[b : b + n].tolist()), start) for _, b, n, _, _, start, _, _ in work.tasks
+    }
+    assert found == {((0, 1, 2), 0), ((0, 1), 4), ((0,), 8), ((1,), 8), ((2,), 4)}
 
 
 @pytest.mark.parametrize(

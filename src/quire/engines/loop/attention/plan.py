@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from quire.engines.loop.attention.runs import Ints, SharedRun, Tables, shared_runs
+from quire.engines.loop.attention.runs import Ints, Tables, shared_runs
+from quire.engines.loop.attention.work import Parts, Work, ranges, tasks
 from quire.errors import ConfigError
 
-MIN_SAVED_TOKENS = 1024
-"""Reads of a token that a shared run has to save for a product of its own."""
+MIN_SAVED_TOKENS = 256
+"""Reads of a token that a shared run has to save, over each request reading its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,58 +27,21 @@ class Packed:
     lengths: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class RunPart:
-    """Rows that read a shared run, each of them all of it.
-
-    rows   int64 [n]
-    slots  int64 [tokens], or a slice where the blocks are neighbours
-    """
-
-    rows: torch.Tensor
-    slots: torch.Tensor | slice
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillPart:
-    """The rows `[start, stop)` of a request with several, and what it alone reads.
-
-    slots  int64 [tokens] of its context
-    mask   bool [rows, tokens + rows]: what each row sees of its context and of the new rows;
-           None: all of the context, and the new rows up to itself
-    """
-
-    start: int
-    stop: int
-    slots: torch.Tensor
-    mask: torch.Tensor | None
-
-
-@dataclass(slots=True)
-class DecodePart:
-    """Requests of one row each, and the blocks that each alone reads, the row's own included.
-
-    rows    int64 [r]
-    blocks  int32 [r, width]  in the order of positions
-    skip    int64 [r]         tokens at the beginning that the row does not see
-    count   int64 [r]         tokens up to and including the row
-    """
-
-    rows: torch.Tensor
-    blocks: Tables
-    skip: Ints
-    count: Ints
-
-
 @dataclass(slots=True)
 class AttentionPlan:
-    """What the rows of a step read: shared runs, and what each request alone has.
+    """What the rows of a step read: runs that requests share once, and what each alone has.
 
-    window  tokens that a row sees, its own included; None: all
-    chunk   tokens are seen within chunks of so many; None: everywhere
+    window            tokens that a row sees, its own included; None: all
+    chunk             tokens are seen within chunks of so many; None: everywhere
+    min_saved_tokens  reads of a token that a shared run has to save
 
-    `update` makes it for a step; every layer of the group then uses it. `slots`, int64 [N], is
-    where the new rows' K and V go: `block * block_size + offset`.
+    `update` makes it for a step; every layer of the group then uses it. While a batch decodes,
+    the parts stay as they are and each request's own grows with it.
+
+    packed     the step
+    slots      int64 [N]  where the new rows' K and V go: `block * block_size + offset`
+    position   int64 [N]  of each row
+    seen_from  int64 [N]  the first position that it sees
     """
 
     block_size: int
@@ -87,31 +50,47 @@ class AttentionPlan:
     min_saved_tokens: int = MIN_SAVED_TOKENS
     packed: Packed = field(init=False)
     slots: torch.Tensor = field(init=False)
-    runs: list[RunPart] = field(init=False)
-    prefills: list[PrefillPart] = field(init=False)
-    decode: DecodePart = field(init=False)
+    position: Ints = field(init=False)
+    seen_from: Ints = field(init=False)
+    _parts: Parts | None = field(init=False, repr=False, default=None)
+    _works: dict[tuple[int, int], Work] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int], Work]
+    )
 
     def update(self, packed: Packed) -> None:
-        """Take the rows of a step.
+        """Take the rows of a step; its arrays may change once this returns.
 
-        Raises `ConfigError` when arrays do not fit each other, or a table lacks a block that
-        is read or written; the plan is then the one before.
+        Raises `ConfigError` when arrays do not fit each other, or a new row has no block; the
+        plan is then the one before.
         """
-        lengths, context = packed.lengths, packed.context
         _check(packed, self.block_size)
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        of_row = np.repeat(np.arange(len(lengths)), lengths)
-        positions = np.arange(int(lengths.sum())) - (starts - context)[of_row]
-        shared, alone = self._divide(packed)
-        self.packed = packed
-        self.slots = torch.as_tensor(_slots(packed.tables[of_row], positions, self.block_size))
-        self.runs = [self._run(run, starts) for run in shared]
-        self.decode = self._decode(np.flatnonzero(lengths == 1), starts, alone)
-        self.prefills = [
-            self._prefill(request, int(starts[request]), alone[request])
-            for request in np.flatnonzero(lengths > 1).tolist()
-        ]
+        if self._goes_on(packed):
+            self.packed.tables[:] = packed.tables
+            self.packed.context[:] = packed.context
+            self.position += 1
+            self.seen_from[:] = self.lower(self.position)
+        else:
+            lengths, context = packed.lengths.astype(np.int64), packed.context.astype(np.int64)
+            self.packed = Packed(packed.tables.copy(), context, lengths)
+            self.position = ranges(context, lengths)
+            self.seen_from = self.lower(self.position)
+            self._parts = self._divide()
+            self._works.clear()
+        size, columns = self.block_size, self.position // self.block_size
+        of_row = np.repeat(np.arange(len(packed.lengths)), packed.lengths)
+        blocks = self.packed.tables[of_row, columns].astype(np.int64)
+        self.slots = torch.as_tensor(blocks * size + self.position % size)
+
+    def work(self, group: int, num_threads: int) -> Work:
+        """Return the tasks of a step in which `group` query heads read one kv head."""
+        if (group, num_threads) not in self._works:
+            assert self._parts is not None
+            found, merged = tasks(self._parts, group, num_threads)
+            order = np.argsort(merged, kind="stable")
+            starts = np.searchsorted(merged[order], np.arange(len(self.position) + 1))
+            held = (self.packed.tables, self.position, self.seen_from, self._parts.rows)
+            self._works[group, num_threads] = Work(self.block_size, *held, found, order, starts)
+        return self._works[group, num_threads]
 
     def lower(self, positions: Ints) -> Ints:
         """Return the first position that rows at these positions see."""
@@ -121,65 +100,52 @@ class AttentionPlan:
             return np.maximum(positions - self.window + 1, 0)
         return np.zeros_like(positions)
 
-    def _divide(self, packed: Packed) -> tuple[list[SharedRun], npt.NDArray[np.bool_]]:
-        """Return the shared runs, and bool [R, blocks]: the columns that each request reads alone."""
-        size, tables, context = self.block_size, packed.tables, packed.context
-        seen_by_all = self.lower(context + packed.lengths - 1)
-        begin = -(-int(seen_by_all.max(initial=0)) // size)
+    def _goes_on(self, packed: Packed) -> bool:
+        """Return whether each request has grown by its one row, and nothing else that is read has changed."""
+        if self._parts is None or packed.tables.shape != self.packed.tables.shape:
+            return False
+        one_each = len(self.position) == len(packed.lengths) == packed.lengths.sum()
+        if not one_each or (packed.context != self.packed.context + 1).any():
+            return False
+        before = self.packed.tables
+        rows, columns = ((packed.tables != before) & (before >= 0)).nonzero()
+        return bool((columns < self.seen_from[rows] // self.block_size).all())
+
+    def _divide(self) -> Parts:
+        """Return the parts: shared runs, what each request alone reads behind them, and before them.
+
+        Before them there is something where a window begins in a column that not all tables share.
+        """
+        size, tables = self.block_size, self.packed.tables
+        context, lengths = self.packed.context, self.packed.lengths
+        first_rows = np.cumsum(lengths) - lengths
+        lower = self.lower(context)
+        begin = int(lower.max(initial=0)) // size
         runs = shared_runs(tables, begin, context // size, self.min_saved_tokens // size)
-        columns: Ints = np.arange(int(tables.shape[1]))
-        until = context + (packed.lengths == 1)
-        from_own = columns >= (self.lower(context) // size)[:, None]
-        alone = from_own & (columns < (-(-until // size))[:, None])
+        alone = lower.copy()
         for run in runs:
-            alone[run.requests, run.start : run.stop] = False
-        return runs, alone
+            alone[run.requests] = np.maximum(alone[run.requests], run.stop * size)
+        each = np.arange(len(lengths))
+        early = each[(alone > begin * size) & (lower < begin * size)]
 
-    def _run(self, run: SharedRun, starts: Ints) -> RunPart:
-        blocks = self.packed.tables[run.requests[0], run.start : run.stop].astype(np.int64)
-        lengths = self.packed.lengths[run.requests]
-        first = np.repeat(starts[run.requests] - (np.cumsum(lengths) - lengths), lengths)
-        rows = torch.as_tensor(first + np.arange(len(first)))
-        size = self.block_size
-        if (np.diff(blocks) == 1).all():
-            return RunPart(rows, slice(int(blocks[0]) * size, (int(blocks[-1]) + 1) * size))
-        slots = (blocks[:, None] * size + np.arange(size)).ravel()
-        return RunPart(rows, torch.as_tensor(slots))
-
-    def _decode(self, requests: Ints, starts: Ints, alone: npt.NDArray[np.bool_]) -> DecodePart:
-        size, context = self.block_size, self.packed.context[requests]
-        alone = alone[requests]
-        num_blocks = alone.sum(axis=1)
-        blocks = np.zeros((len(requests), int(num_blocks.max(initial=0))), np.int32)
-        blocks[np.arange(blocks.shape[1]) < num_blocks[:, None]] = self.packed.tables[requests][
-            alone
-        ]
-        count = num_blocks * size - (-(context + 1)) % size
-        first = alone.argmax(axis=1) * size
-        skip = np.maximum(self.lower(context) - first, 0)
-        return DecodePart(torch.as_tensor(starts[requests]), blocks, skip, count)
-
-    def _prefill(self, request: int, start: int, alone: npt.NDArray[np.bool_]) -> PrefillPart:
-        size = self.block_size
-        context, length = int(self.packed.context[request]), int(self.packed.lengths[request])
-        columns = np.flatnonzero(alone)
-        keys = (columns[:, None] * size + np.arange(size)).ravel()
-        rows = np.arange(context, context + length)
-        lower = self.lower(rows)
-        keys = keys[(keys >= lower[0]) & (keys < context)]
-        slots = _slots(self.packed.tables[request], keys, size)
-        mask = None
-        if lower[-1] > lower[0]:
-            seen = np.concatenate([keys, rows])
-            mask = torch.as_tensor((seen <= rows[:, None]) & (seen >= lower[:, None]))
-        return PrefillPart(start, start + length, torch.as_tensor(slots), mask)
-
-
-def _slots(tables: Tables, positions: Ints, block_size: int) -> Ints:
-    """Return the slots of positions in a table [blocks], or each in its own, [n, blocks]."""
-    columns = positions // block_size
-    blocks = tables[columns] if tables.ndim == 1 else tables[np.arange(len(columns)), columns]
-    return blocks.astype(np.int64) * block_size + positions % block_size
+        readers = [ranges(first_rows[run.requests], lengths[run.requests]) for run in runs]
+        num_readers = np.array([len(rows) for rows in readers], np.int64)
+        of_runs = np.array([(run.requests[0], run.start, run.stop) for run in runs], np.int64)
+        of_runs = of_runs.reshape(-1, 3)
+        own = int(num_readers.sum())
+        return Parts(
+            np.concatenate([*readers, np.arange(len(self.position))]),
+            np.concatenate([of_runs[:, 0], each, early]),
+            np.concatenate(
+                [np.cumsum(num_readers) - num_readers, own + first_rows, own + first_rows[early]]
+            ),
+            np.concatenate([num_readers, lengths, lengths[early]]),
+            np.concatenate([of_runs[:, 1] * size, alone, lower[early]]),
+            np.concatenate(
+                [of_runs[:, 2] * size, context + lengths, np.full(len(early), begin * size)]
+            ),
+            np.repeat([False, True, False], [len(runs), len(each), len(early)]),
+        )
 
 
 def _check(packed: Packed, block_size: int) -> None:

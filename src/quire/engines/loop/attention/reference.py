@@ -2,18 +2,19 @@
 
 import torch
 
-from quire.engines.loop.attention.parts import Scoring
 from quire.engines.loop.attention.plan import AttentionPlan
+from quire.engines.loop.attention.scoring import Scoring
+
+KV = tuple[torch.Tensor, torch.Tensor]
 
 
 def attend_reference(
-    plan: AttentionPlan,
-    pools: tuple[torch.Tensor, torch.Tensor],
-    q: torch.Tensor,
-    new: tuple[torch.Tensor, torch.Tensor],
-    scoring: Scoring,
+    plan: AttentionPlan, pools: KV, q: torch.Tensor, scoring: Scoring
 ) -> torch.Tensor:
-    """Return what `attend` returns; of the plan, the step's rows and its window alone are read."""
+    """Return what `attend` returns, once the new rows are in the pool.
+
+    Of the plan, the step's rows and its window alone are read.
+    """
     packed, size = plan.packed, plan.block_size
     out: list[torch.Tensor] = []
     start = 0
@@ -23,8 +24,6 @@ def attend_reference(
         lower = torch.as_tensor(plan.lower(rows.numpy()))[:, None]
         seen = (keys <= rows[:, None]) & (keys >= lower)
         blocks = torch.as_tensor(table[: len(keys) // size + 1].astype("int64"))[keys // size]
-        for pool, rows_of in zip(pools, new, strict=True):
-            pool[blocks[rows], rows % size] = rows_of[start : start + len(rows)]
         first = int(lower.min())
         k, v = (pool[blocks[first:], keys[first:] % size].float() for pool in pools)
         mine = q[start : start + len(rows)].float().view(len(rows), k.shape[1], -1, k.shape[2])

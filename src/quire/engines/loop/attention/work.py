@@ -1,0 +1,117 @@
+"""What the rows of a step read, divided into tasks for threads."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.engines.loop.attention.runs import Ints, Tables
+
+LANES = 64
+"""Queries, rows times query heads of one kv head, that stand side by side where there are many."""
+
+FEW = 12
+"""Queries that are attended one after another."""
+
+MIN_TASK_KEYS = 512
+"""Keys of a part below which threads do not divide it."""
+
+ENDLESS = 2**31 - 1
+"""Where a part ends that grows with its request: at the last row that reads it."""
+
+
+class Parts(NamedTuple):
+    """Ranges of positions of one table each, and the rows that read them.
+
+    Every row reads each position that it sees once over all parts.
+
+    rows         int64 [n]  the rows of the parts
+    tables       int64 [P]  the request whose table it is
+    rows_starts  int64 [P]  the first place in `rows`
+    num_rows     int64 [P]
+    starts       int64 [P]  the first position
+    stops        int64 [P]  the end of the positions; of a part that grows, as it is now
+    grows        bool [P]
+    """
+
+    rows: Ints
+    tables: Ints
+    rows_starts: Ints
+    num_rows: Ints
+    starts: Ints
+    stops: Ints
+    grows: np.typing.NDArray[np.bool_]
+
+
+class Work(NamedTuple):
+    """The tasks of a step, as compiled code reads them.
+
+    block_size
+    tables         int32 [R, blocks]
+    position       int64 [N]     of each row
+    seen_from      int64 [N]     the first position that it sees
+    rows           int64 [n]     the rows of the parts, part after part
+    tasks          int64 [T, 8]  table, first place in `rows`, number of rows, first query, queries
+                                 at once, first key, end of keys, first row of the partial results;
+                                 the largest task first
+    merged         int64 [m]     the rows of partial results, by row of the step
+    merged_starts  int64 [N + 1] where those of a row begin in `merged`
+    """
+
+    block_size: int
+    tables: Tables
+    position: Ints
+    seen_from: Ints
+    rows: Ints
+    tasks: Ints
+    merged: Ints
+    merged_starts: Ints
+
+
+def ranges(starts: Ints, lengths: Ints) -> Ints:
+    """Return the numbers of several ranges, one after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def tasks(parts: Parts, group: int, num_threads: int) -> tuple[Ints, Ints]:
+    """Return tasks, int64 [T, 8] as in `Work`, and the row of the step of each partial result.
+
+    A part with many queries is divided by these; one with few, and most of the keys of a step,
+    by its keys, each piece with partial results of its own.
+    """
+    queries, keys = parts.num_rows * group, parts.stops - parts.starts
+    at_once = np.where(queries > FEW, LANES, FEW)
+    tiles = -(-queries // at_once)
+    share = int((tiles * keys * at_once).sum()) // (4 * num_threads) + 1
+    pieces = np.minimum(-(-keys * at_once // share), -(-keys // MIN_TASK_KEYS))
+    pieces = np.where(tiles < 2 * num_threads, np.maximum(pieces, 1), 1)
+    length = -(-keys // pieces)
+
+    of_piece = np.repeat(np.arange(len(pieces)), pieces)
+    piece = ranges(np.zeros_like(pieces), pieces)
+    start = parts.starts[of_piece] + piece * length[of_piece]
+    stop = np.minimum(start + length[of_piece], parts.stops[of_piece])
+    last = piece == pieces[of_piece] - 1
+    stop = np.where(last & parts.grows[of_piece], ENDLESS, stop)
+    num_rows = parts.num_rows[of_piece]
+    merged = parts.rows[ranges(parts.rows_starts[of_piece], num_rows)]
+    partial = np.cumsum(num_rows) - num_rows
+
+    of_tile = np.repeat(np.arange(len(of_piece)), tiles[of_piece])
+    part = of_piece[of_tile]
+    tile = ranges(np.zeros_like(of_piece), tiles[of_piece])
+    found = np.stack(
+        [
+            parts.tables[part],
+            parts.rows_starts[part],
+            parts.num_rows[part],
+            tile * at_once[part],
+            at_once[part],
+            start[of_tile],
+            stop[of_tile],
+            partial[of_tile],
+        ],
+        axis=1,
+    )
+    size = at_once[part] * length[part]
+    return found[np.argsort(-size, kind="stable")], merged
