@@ -100,8 +100,9 @@ def test_of_prompts_that_all_lack_room_the_last_ones_make_way_for_the_first():
     loop = Loop(num_blocks=20, limits=Limits(4, 40, max_chunk=4))
     first, second = loop.add([7] * 36, 1), loop.add([8] * 24, 1)
     loop.step()
-    outside = loop.manager.open([9] * 72)
-    loop.manager.reserve(outside, 72)
+    loop.step()
+    outside = loop.manager.open([9] * 64)
+    loop.manager.reserve(outside, 64)
     assert loop.step().jobs == [first]
     assert (second.state, second.num_preempted) == ("waiting", 1)
     loop.manager.close(outside)
