@@ -131,7 +131,9 @@ def test_whoever_waits_when_the_engine_is_closed_is_told(model):
         task = asyncio.create_task(last(served.generate(PROMPT, LONG)))
         while not await served.call(lambda engine: engine.manager.num_active):
             pass
+        assert served.is_alive
         await asyncio.to_thread(served.close)
+        assert not served.is_alive
         with pytest.raises(RequestFailed, match="closed"):
             await task
         with pytest.raises(RequestFailed, match="closed"):

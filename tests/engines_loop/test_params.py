@@ -65,3 +65,4 @@ def test_names_are_checked_and_values_stay():
     assert SamplingParams(stop="end").stop == ["end"]
     again = msgspec.structs.replace(params, n=3)
     assert (again.n, again.stop) == (3, ["a", "b"])
+    assert SamplingParams(top_k=-1).top_k == 0

@@ -346,9 +346,39 @@ def test_drafts_are_what_followed_the_same_tokens_before():
 
     assert text(guess("the cat sat. the c", 4)) == "at s"
     assert text(guess("xaby..zabq..zab", 1)) == "q"  # the longest end counts, of three
+    assert text(guess("zabq..xaby..zab", 1)) == "q"
+    assert text(guess("xab1 xab2 xab", 1)) == "2"
     assert text(guess("abcdab", 9)) == "cdab"
     assert text(guess("aaaaaaaa", 3)) == "aaa"
     assert text(guess("ab1 ab2 ab", 2)) == "2 "  # the last place
     for none in ("", "a", "abc"):
         assert text(guess(none, 5)) == ""
     assert text(guess("abab", 0)) == ""
+
+
+def test_a_token_that_cannot_be_is_not_drawn_by_the_smallest_number(monkeypatch):
+    monkeypatch.setattr(sampling._Row, "number", lambda row, step: 0.0)
+    sampler = Sampler(3)
+    sampler.add("k", SamplingParams(top_k=1), [0])
+    assert sampler.sample(["k"], torch.tensor([[0.0, 1.0, 2.0]])).token_ids.tolist() == [2]
+
+
+def test_frequency_counts_each_time_and_presence_once():
+    x = torch.tensor([[3.0, 0.0]])
+    for penalty, expected in ("frequency_penalty", [0, 0, 0, 1, 0]), ("presence_penalty", [0] * 5):
+        sampler = Sampler(2)
+        params = SamplingParams(temperature=0, logit_bias={1: 0.5}, **{penalty: 1.0})
+        sampler.add("k", params, [0])
+        assert [int(sampler.sample(["k"], x).token_ids[0]) for _ in range(5)] == expected
+
+
+def test_the_end_may_be_drafted_behind_the_least_number_of_tokens_and_not_before():
+    end = torch.tensor([[0.0, 0.0, 5.0]]).expand(4, -1)
+    sampler = Sampler(3, eos_ids=EOS)
+    sampler.add("k", SamplingParams(temperature=0, min_tokens=2), [0])
+    assert sampler.sample(["k"], end, [np.array([0, 0, 2], np.int32)]).token_ids.tolist() == [
+        0,
+        0,
+        2,
+        2,
+    ]

@@ -276,3 +276,15 @@ def test_without_tokenizer_or_where_none_is_wanted_there_is_no_text():
     ):
         assert pieces(stream, [65, 66]) == ["", "", ""]
         assert stream.stopped is None
+
+
+def test_a_stop_within_the_least_number_of_tokens_is_text():
+    stream = TextStream(tokenizer("bytes"), SamplingParams(stop=["ab", "abc"], min_tokens=2))
+    assert [stream.feed([ord(letter)]) for letter in "abdab"] == ["", "", "abd", "", ""]
+    assert stream.stopped == "ab"
+
+
+def test_no_more_than_may_become_one_character_waits():
+    stream = TextStream(tokenizer("bytes"), SamplingParams())
+    said = [stream.feed([0xFF]) for _ in range(8)]
+    assert said == ["", "", "", *["\ufffd"] * 5]

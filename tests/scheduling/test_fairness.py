@@ -61,9 +61,10 @@ def test_a_job_whose_deadline_passed_is_given_up_wherever_it_is():
     waiting = loop.add([2], 1, deadline=5.0)
     loop.step(now=1.0)
     assert [job.state for job in (decoding, prefilling, waiting)] == ["running"] * 2 + ["waiting"]
+    assert loop.step(now=3.0).jobs[0] is prefilling
     other = loop.add([3], 2, deadline=100.0)
     assert loop.step(now=5.0).jobs == [other]
-    assert [job for job, _ in loop.scheduler.given_up] == [waiting, prefilling, decoding]
+    assert [job for job, _ in loop.scheduler.given_up] == [decoding, waiting, prefilling]
     assert all(isinstance(error, DeadlinePassed) for _, error in loop.scheduler.given_up)
     loop.step(now=6.0)
     loop.check_empty()
@@ -81,6 +82,31 @@ def test_a_job_that_finds_no_room_while_nothing_else_runs_is_given_up(num_pinned
     assert [each for each, _ in loop.scheduler.given_up] == [job]
     assert isinstance(loop.scheduler.given_up[0][1], OutOfBlocks)
     pin.close()
+    loop.check_empty()
+
+
+def test_what_is_left_of_a_prompt_that_is_being_computed_is_promised_to_it():
+    loop = Loop(num_blocks=20, limits=Limits(4, 40, max_chunk=4))
+    first = loop.add([7] * 40, 1)
+    loop.step()
+    second = loop.add([8] * 40, 1)
+    loop.step()
+    assert (first.num_computed, second.state) == (8, "waiting")
+    loop.run()
+    assert first.num_preempted == second.num_preempted == 0
+
+
+def test_of_prompts_that_all_lack_room_the_last_ones_make_way_for_the_first():
+    loop = Loop(num_blocks=20, limits=Limits(4, 40, max_chunk=4))
+    first, second = loop.add([7] * 36, 1), loop.add([8] * 24, 1)
+    loop.step()
+    loop.step()
+    outside = loop.manager.open([9] * 64)
+    loop.manager.reserve(outside, 64)
+    assert loop.step().jobs == [first]
+    assert (second.state, second.num_preempted) == ("waiting", 1)
+    loop.manager.close(outside)
+    loop.run()
     loop.check_empty()
 
 

@@ -68,6 +68,10 @@ def test_what_cannot_be_laid_out_is_refused(tokenizer):
             ),
         )
 
+    own = {"chat_template": "{% for each in range(10**9) %}{% endfor %}"}
+    with pytest.raises(ApiError, match="chat_template is not for the template"):
+        prompt_of(tokenizer, chat({"role": "user", "content": "a"}, chat_template_kwargs=own))
+
     class Bare:
         chat_template = None
 

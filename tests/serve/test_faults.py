@@ -112,6 +112,18 @@ def test_a_reader_that_takes_nothing_is_given_up(server):
         server.quiet(within_s=20)
 
 
+def test_an_error_that_nobody_foresaw_says_nothing_of_the_inside(server, monkeypatch, caplog):
+    async def broken(_):
+        raise RuntimeError("a secret of the inside")
+
+    monkeypatch.setattr(server.service, "ids", broken)
+    answer = short(server)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "secret" not in answer.text
+    wait_for(lambda: "a secret of the inside" in caplog.text)
+
+
 def test_connections_that_are_opened_and_dropped_harm_nobody(server):
     host, port = server.url.removeprefix("http://").split(":")
     for at in range(1000):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,13 +30,14 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def bench() -> None:
-    """The benchmarks: the core, transformers with reuse, tiers.
+    """The benchmarks: the core, transformers with reuse, tiers, many requests at once.
 
     [bold]Examples[/bold]
 
       quire bench core
       quire bench core --rows match_8k,decode_256
       quire bench hf --quick
+      quire bench serve --quick
       quire bench tiers 'disk:/mnt/nvme/try?capacity=1GiB'
     """
 
@@ -138,6 +140,43 @@ def tiers(
         raise typer.Exit(1)
 
 
+@app.command("serve")
+def serve(
+    *,
+    rows: Rows = None,
+    among: Annotated[
+        str | None, typer.Option(help="Only these systems, separated by commas.")
+    ] = None,
+    precisions: Annotated[
+        str | None, typer.Option(help="Only float32 or bfloat16, separated by commas.")
+    ] = None,
+    vllm: Annotated[
+        Path, typer.Option(help="The interpreter of an environment that has vLLM.")
+    ] = Path(".venv-vllm/bin/python"),
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time many requests at once: quire's engine, vLLM on the CPU, transformers, one by one.
+
+    Requests that share a prefix and requests that share none, on quire-tiny and on a
+    random Llama of 76 M parameters. The systems take turns, the best of five rounds
+    counts. vLLM is measured where benchmarks/peers/vllm_environment.py has made its
+    environment. --quick: the small model, one round.
+
+    [bold]Example[/bold]
+
+      quire bench serve --quick --rows shared_32 --among quire,prefix-cache
+    """
+    check_installed()
+    from quire.bench import serve_rows
+
+    hush()
+    choice = serve_rows.ServeChoice(
+        names(rows) or None, names(among) or None, names(precisions) or None, vllm, quick
+    )
+    _tell(partial(serve_rows.rows, choice), "requests at once", listed, as_json=as_json)
+
+
 def _tell(
     measure: Callable[[Callable[[str], None]], list[Row]],
     title: str,
@@ -163,7 +202,10 @@ def listed(title: str, rows: list[Row]) -> Table:
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = sorted(keys, key=lambda key: ("ratio" in key) + 2 * (key == "same_tokens"))
     heads = (
-        Column(key, no_wrap=True) if key == "name" else key.replace("_", " ") for key in columns
+        Column(key, no_wrap=True)
+        if key in ("name", "workload", "system")
+        else key.replace("_", " ")
+        for key in columns
     )
     table = plain_table(*heads, title=Text(title, "bold"), title_justify="left")
     for row in rows:

@@ -66,13 +66,10 @@ def has_leader(manager: CacheManager, job: Job, prefilling: Items[Job]) -> bool:
 
 
 def _shared_end(leader: Job, job: Job, block_size: int) -> int:
-    """Return up to which token a job will find the blocks that another one that runs computes and stores.
-
-    At least one of its tokens is left to compute, as `CacheManager.open` has it.
-    """
+    """Return up to which token the blocks that a job needs are those that another one, which runs, computes and stores."""
     if leader.scope != job.scope or leader.tokens[:block_size] != job.tokens[:block_size]:
         return 0
     assert leader.seq is not None
-    limit = min(leader.num_tokens, job.num_tokens - 1, leader.seq.store_until * block_size)
+    limit = min(leader.num_tokens, job.num_tokens, leader.seq.store_until * block_size)
     ours, theirs = (each.tokens[:limit].tobytes() for each in (leader, job))
     return common_prefix(ours, theirs) // block_size * block_size

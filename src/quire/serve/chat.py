@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -47,6 +48,9 @@ def prompt_of(tokenizer: Any, chat: ChatRequest) -> list[int]:
         raise ApiError(400, "this model has no chat template; use /v1/completions")
     from jinja2 import TemplateError  # noqa: PLC0415 - transformers brings it
 
+    own = signature(tokenizer.apply_chat_template).parameters
+    if taken := sorted(own.keys() & chat.chat_template_kwargs.keys()):
+        raise ApiError(400, f"{taken[0]} is not for the template", param="chat_template_kwargs")
     messages = [_plain(each) for each in chat.messages]
     try:
         text = tokenizer.apply_chat_template(

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from heapq import nlargest
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from quire.core import CacheManager, Watcher
 from quire.core.node import Node, NodePart
-from quire.core.sequence import Sequence
+from quire.core.sequence import Sequence as Running
 from quire.core.stats import Missed
 from quire.core.tokens import Key
 from quire.engines.loop import AsyncEngine, Engine, RequestOutput
@@ -21,10 +21,16 @@ from quire.errors import QuireError
 from quire.foresight import LiveCurve
 from quire.observe.prometheus import CacheCollector
 
+FACTORS = (0.5, 1, 2, 4)
+"""Memories that the page asks about, as factors of what there is."""
+
+CURVE_REST = 20
+"""The curve is not made again for so many times as long as making it took."""
+
 EVERY_S = 2.0
 NUM_SAMPLES = 450
 NUM_BRANCHES = 8
-MAX_NODES = 20_000
+MAX_NODES = 4_000
 """Nodes of the tree that are looked at for the hottest branches, so that a step does not wait long."""
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -35,6 +41,7 @@ class Metrics:
 
     def __init__(self, running: AsyncEngine) -> None:
         self._call, engine = running.call, running.engine
+        self._manager, self._curve, self._curve_due = engine.manager, None, 0.0
         self.registry = registry = CollectorRegistry()
         registry.register(CacheCollector(engine.manager, getattr(engine, "tiers", None)))
         self._first = Histogram(
@@ -88,8 +95,27 @@ class Metrics:
 
     async def state(self) -> dict[str, Any]:
         """Return what the page shows, and `/v1/cache`: no prompt's text or ids."""
+        begun = time.monotonic()
+        if begun >= self._curve_due:
+            self._curve = await self.what_if(FACTORS)
+            ended = time.monotonic()
+            self._curve_due = ended + CURVE_REST * (ended - begun)
         state = await self._call(_state)
-        return state | {"samples": list(self._samples), "every_s": EVERY_S}
+        more = {"what_if": self._curve, "samples": list(self._samples), "every_s": EVERY_S}
+        return state | more
+
+    async def what_if(self, factors: Sequence[float]) -> dict[str, Any] | None:
+        """Return the hit rate that other capacities would have had; None where no `LiveCurve` watches."""
+        watcher = self._manager.kernel.watchers.find(LiveCurve)
+        if watcher is None:
+            return None
+        # Not on the engine's thread, which it would hold up: a request that is opened meanwhile may count or not.
+        curve = await asyncio.to_thread(watcher.what_if)
+        points = [
+            {"factor": factor, "hit_rate": curve.at(curve.capacity_blocks * factor)}
+            for factor in factors
+        ]
+        return {"points": points, "ceiling": curve.ceiling, "says": str(curve)}
 
 
 def _sample(engine: Engine) -> dict[str, Any]:
@@ -122,27 +148,11 @@ def _state(engine: Engine) -> dict[str, Any]:
         "stats": counts | {"hit_rate": stats.hit_rate},
         "engine": asdict(engine.stats()),
         "branches": branches(manager),
-        "what_if": what_if(manager),
         "tiers": [
             {"name": each.tier.name, "records": each.tier.num_records, "bytes": each.tier.num_bytes}
             for each in (tiers.stats().tiers if tiers is not None else ())
         ],
     }
-
-
-def what_if(
-    manager: CacheManager, factors: tuple[float, ...] = (0.5, 1, 2, 4)
-) -> dict[str, Any] | None:
-    """Return the hit rate that other capacities would have had; None where no `LiveCurve` watches."""
-    watcher = manager.kernel.watchers.find(LiveCurve)
-    if watcher is None:
-        return None
-    curve = watcher.what_if()
-    points = [
-        {"factor": factor, "hit_rate": curve.at(curve.capacity_blocks * factor)}
-        for factor in factors
-    ]
-    return {"points": points, "ceiling": curve.ceiling, "says": str(curve)}
 
 
 class HeatPart(NodePart, gc=False, eq=False):
@@ -165,7 +175,7 @@ class Heat(Watcher):
 
     part = HeatPart
 
-    def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
+    def opened(self, seq: Running, key: Key, missed: Missed) -> None:
         for node in seq.node.path():
             node.parts[self.place].uses += 1
 

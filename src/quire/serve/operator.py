@@ -12,7 +12,6 @@ from starlette.responses import HTMLResponse, Response
 from quire import ops
 from quire.engines.loop import Engine
 from quire.serve.auth import scope_of
-from quire.serve.metrics import what_if
 from quire.serve.protocol import ApiError, EvictRequest, PinRequest, PromptRequest
 from quire.serve.service import ServedModel
 
@@ -44,7 +43,7 @@ class Operator:
 
     async def what_if(self, asked: None, request: Request) -> Any:
         """`/v1/cache/what-if?memory=2,4`: the hit rate with so many times the memory."""
-        given = request.query_params.get("memory", "0.5,1,2,4")
+        given = request.query_params.get("memory", "2")
         try:
             factors = tuple(map(float, given.split(",")))
         except ValueError:
@@ -52,7 +51,7 @@ class Operator:
         if not factors or not all(0 <= factor <= 1e6 for factor in factors):
             said = f"memory is one or more factors, 2 or 0.5,2 for instance, got {given[:60]!r}"
             raise ApiError(400, said, param="memory")
-        return await self._call(lambda engine: what_if(engine.manager, factors))
+        return await self._service.metrics.what_if(factors)
 
     async def explain(self, asked: PromptRequest, request: Request) -> Any:
         """`/v1/cache/explain`: what is cached of a prompt, and why not more."""

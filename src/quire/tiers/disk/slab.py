@@ -111,27 +111,28 @@ class Slab:
             self._cached, place * size, count * size
         )
 
-    def write(self, place: int, record: memoryview) -> None:
-        """Fill a place. Raises `OSError`."""
+    def write(self, place: int, *records: memoryview) -> None:
+        """Fill places, from this one on. Raises `OSError`, with any of them written."""
         offset = place * self.record_bytes
-        if self._cache_takes(1):
-            self._files.write_at(self._cached, record, offset)
+        if self._cache is not None and self._cache.takes(self.record_bytes, len(records)):
+            self._write(self._cached, offset, records)
             return
         try:
-            self._files.write_at(self._descriptor, record, offset)
+            self._write(self._descriptor, offset, records)
         except OSError as error:
-            if not self.is_direct or error.errno != errno.EINVAL:
+            if not self.is_direct or error.errno != errno.EINVAL or len(records) != 1:
                 raise
         else:
             return
-        aligned = self._aligned.take(len(record))
-        aligned[:] = record
+        aligned = self._aligned.take(self.record_bytes)
+        aligned[:] = records[0]
         self._files.write_at(self._descriptor, aligned, offset)
 
-    def write_run(self, place: int, records: Sequence[memoryview]) -> None:
-        """Fill neighbouring places from this one on. Raises `OSError`, with any of them written."""
-        descriptor = self._cached if self._cache_takes(len(records)) else self._descriptor
-        self._files.write_run(descriptor, records, place * self.record_bytes)
+    def _write(self, descriptor: int, offset: int, records: Sequence[memoryview]) -> None:
+        if len(records) > 1:
+            self._files.write_run(descriptor, records, offset)
+        else:
+            self._files.write_at(descriptor, records[0], offset)
 
     def allocate(self, count: int) -> None:
         """Get disk space for more places and their entries; `index.grow` comes after. Raises `OSError`."""
@@ -201,9 +202,6 @@ class Slab:
         finally:
             if self._cache is not None:
                 self._cache.wrote_out(self.record_bytes, waiting)
-
-    def _cache_takes(self, count: int) -> bool:
-        return self._cache is not None and self._cache.takes(self.record_bytes, count)
 
     @property
     def goes_past_cache(self) -> bool:

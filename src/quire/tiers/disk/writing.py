@@ -88,7 +88,7 @@ class DiskWriter:
             slab = places[run.start].slab
             if len(run) > 1:
                 with suppress(OSError):  # one by one it is seen which fails
-                    slab.write_run(places[run.start].place, data[run.start : run.stop])
+                    slab.write(places[run.start].place, *data[run.start : run.stop])
                     return
             for at in run:
                 try:
