@@ -190,3 +190,12 @@ def test_reads_of_one_run_are_divided_among_threads_and_merged():
     assert len({task[7] for task in plan.work(2, 2).tasks.tolist()}) > 9 + 1
     plan.update(step.packed([*tables[:4], blocks], [62 * 16] * 4 + [1280], [1] * 4 + [40]))
     step.compare(plan, Scoring(0.3, step.random(4), 2.0))
+
+
+def test_rows_of_one_run_see_it_from_where_their_windows_begin():
+    step = Step(6, size=16)
+    shared = [step.free.pop() for _ in range(20)]
+    plan = AttentionPlan(16, window=100, min_saved_tokens=0)
+    plan.update(step.packed([shared, shared], [320, 320], [30, 30]))
+    assert plan.work(2, 1).tasks[:, 2].max() == 60
+    step.compare(plan, Scoring(0.3))
