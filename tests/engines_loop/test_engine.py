@@ -157,9 +157,11 @@ def test_text_is_that_of_the_tokens_and_ends_before_a_stop_string(talker):
     assert output.prompt == "Once upon a time"
     assert talker.tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True) == text
     stop = text[9:13]
+    before = talker.stats().steps
     (output,) = talker.generate(
         "Once upon a time", SamplingParams(temperature=0, max_tokens=40, stop=stop)
     )
+    assert talker.stats().steps - before < 20  # it ends there, and not when it is looked at last
     assert output.outputs[0].text == text[: text.index(stop)]
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
     nothing_held(talker)

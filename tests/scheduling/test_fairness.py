@@ -96,6 +96,20 @@ def test_what_is_left_of_a_prompt_that_is_being_computed_is_promised_to_it():
     assert first.num_preempted == second.num_preempted == 0
 
 
+def test_of_prompts_that_all_lack_room_the_last_ones_make_way_for_the_first():
+    loop = Loop(num_blocks=20, limits=Limits(4, 40, max_chunk=4))
+    first, second = loop.add([7] * 36, 1), loop.add([8] * 24, 1)
+    loop.step()
+    loop.step()
+    outside = loop.manager.open([9] * 64)
+    loop.manager.reserve(outside, 64)
+    assert loop.step().jobs == [first]
+    assert (second.state, second.num_preempted) == ("waiting", 1)
+    loop.manager.close(outside)
+    loop.run()
+    loop.check_empty()
+
+
 def test_waiting_jobs_are_looked_at_again_when_somebody_else_frees_blocks():
     loop = Loop(num_blocks=12, limits=Limits(4, 60))
     loop.add(range(20), 1)

@@ -32,6 +32,18 @@ def test_forks_without_a_slot_wait_and_find_the_prompt():
     loop.check_empty()
 
 
+def test_a_fork_was_passed_by_nobody_yet():
+    loop = Loop(limits=Limits(1, 40, max_passed=1))
+    job = loop.add([1], 3, priority=-1)
+    loop.add([2], 1)
+    loop.step()
+    loop.step()
+    assert job.is_urgent
+    (twin,) = loop.scheduler.fork(job, [3])
+    assert not twin.is_urgent
+    assert twin.passed == 0
+
+
 def test_a_job_whose_prompt_is_not_computed_cannot_fork():
     loop = Loop(limits=Limits(2, 10))
     job = loop.add(range(18), 3)

@@ -12,7 +12,7 @@ before the second product, as in FlashAttention (https://arxiv.org/abs/2205.1413
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange, types
+from numba import config, njit, prange, set_num_threads, types
 from numba.extending import overload
 
 from quire.engines.loop.attention.products import make_product
@@ -57,6 +57,13 @@ class LayerArrays(NamedTuple):
     sinks: Any
     scale: Any
     softcap: Any
+
+
+def use_threads(wanted: int) -> int:
+    """Have compiled code use as many threads as wanted, or as there are; return how many."""
+    threads = min(wanted, config.NUMBA_NUM_THREADS)
+    set_num_threads(threads)
+    return threads
 
 
 @njit(parallel=True, fastmath=_MATHS, cache=True)
