@@ -47,6 +47,7 @@ def test_requests_share_as_many_prefixes_as_is_said_and_no_round_is_like_another
     assert len({tuple(prompt[:30]) for prompt in prompts}) == 2
     assert len({tuple(prompt) for prompt in prompts}) == 6
     assert prompts == load.prompts(1)
+    assert prompts[0][:5] != ServeLoad(6, 1, 0, 35, 1).prompts(1)[0][:5]
     assert all(isinstance(token, int) and 0 <= token < 256 for token in prompts[0])
     assert not {tuple(prompt[:30]) for prompt in prompts} & {tuple(p[:30]) for p in load.prompts(2)}
 

@@ -46,7 +46,7 @@ class ServeLoad(NamedTuple):
 
     def prompts(self, seed: int) -> list[list[int]]:
         """Return the prompts, other ones for each seed; neighbours have different prefixes."""
-        source = np.random.default_rng(seed)
+        source = np.random.default_rng([seed, *self])  # no load begins as another
         heads = source.integers(0, 256, (self.num_prefixes, self.shared)).tolist()
         tails = source.integers(0, 256, (self.num_requests, self.own)).tolist()
         return [[*heads[i % self.num_prefixes], *tail] for i, tail in enumerate(tails)]
