@@ -1,5 +1,8 @@
 """Attention over block tables against the plain reference, on random trees of tables."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,7 @@ from quire.engines.loop.attention import (
     attend,
     attend_reference,
 )
+from quire.engines.loop.attention.compiling import code_folder
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
@@ -199,3 +203,30 @@ def test_rows_of_one_run_see_it_from_where_their_windows_begin():
     plan.update(step.packed([shared, shared], [320, 320], [30, 30]))
     assert plan.work(2, 1).tasks[:, 2].max() == 60
     step.compare(plan, Scoring(0.3))
+
+
+def test_compiled_code_is_kept_by_the_contents_of_all_its_sources(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    room = tmp_path / "room"
+    room.mkdir()
+    (room / "kernel.py").write_text("one")
+    (room / "products.py").write_text("two")
+    folder = code_folder(room)
+    assert folder == code_folder(room)
+    assert folder.is_dir()
+    (room / "products.py").write_text("three")
+    assert code_folder(room) != folder
+    monkeypatch.setenv("XDG_CACHE_HOME", str(room / "kernel.py"))
+    assert code_folder(room) is None
+
+
+def test_attention_leaves_the_number_of_torchs_threads():
+    script = (
+        "import numpy, torch; from quire.engines.loop.attention import *; torch.set_num_threads(1);"
+        "plan = AttentionPlan(16); one = numpy.array([1]);"
+        "plan.update(Packed(numpy.array([[0]], numpy.int32), one, one)); kv = torch.zeros(1, 2, 64);"
+        "pool = torch.zeros(1, 16, 2, 64);"
+        "attend(plan, (pool, pool.clone()), torch.zeros(1, 4, 64), (kv, kv), Scoring(1.0));"
+        "assert torch.get_num_threads() == 1"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

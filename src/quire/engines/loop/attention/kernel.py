@@ -12,9 +12,10 @@ before the second product, as in FlashAttention (https://arxiv.org/abs/2205.1413
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import config, njit, prange, set_num_threads, types
+from numba import njit, prange, types
 from numba.extending import overload
 
+from quire.engines.loop.attention.compiling import MATHS, compiled
 from quire.engines.loop.attention.products import make_product
 from quire.engines.loop.attention.work import LANES, Work
 
@@ -25,7 +26,6 @@ ROWS = 4
 """Rows of a product: with four vectors of lanes, as many sums as a core keeps in registers."""
 
 _LOWEST = np.float32(-1e30)
-_MATHS = {"contract", "nsz", "arcp"}  # infinite scores and the order of sums stay as written
 
 
 class LayerArrays(NamedTuple):
@@ -59,14 +59,7 @@ class LayerArrays(NamedTuple):
     softcap: Any
 
 
-def use_threads(wanted: int) -> int:
-    """Have compiled code use as many threads as wanted, or as there are; return how many."""
-    threads = min(wanted, config.NUMBA_NUM_THREADS)
-    set_num_threads(threads)
-    return threads
-
-
-@njit(parallel=True, fastmath=_MATHS, cache=True)
+@compiled
 def attend_parts(work: Work, layer: LayerArrays, num_threads: int) -> None:
     """Fill `partial` and `lse` by part, and `out` from them."""
     kv_heads = layer.k.shape[1]
@@ -168,7 +161,7 @@ def _(to, weights, num_keys):
     return pack
 
 
-@njit(fastmath=_MATHS)
+@njit(fastmath=MATHS)
 def _cap(scores, num_keys, scale, softcap):
     """Turn scaled products into `softcap * tanh(...)`."""
     for key in range(num_keys):
@@ -181,7 +174,7 @@ def _cap(scores, num_keys, scale, softcap):
 _product = make_product(ROWS, LANES // 16)
 
 
-@njit(fastmath=_MATHS)
+@njit(fastmath=MATHS)
 def _attend_many(work, layer, place, head):
     """Attend up to `LANES` queries of a task, side by side."""
     table, rows_start, num_rows, lane_start = work.tables[place[0]], place[1], place[2], place[3]
@@ -289,7 +282,7 @@ def _attend_many(work, layer, place, head):
             layer.partial[row, of_head, i] = sums[i, lane] * share
 
 
-@njit(fastmath={"reassoc", *_MATHS})
+@njit(fastmath={"reassoc", *MATHS})
 def _attend_few(work, layer, place, head):
     """Attend the few queries of a task one after another, block of keys by block of keys."""
     table, block_size = work.tables[place[0]], work.block_size
@@ -353,7 +346,7 @@ def _attend_few(work, layer, place, head):
             layer.partial[row, of_head, i] = sums[query, i] * share
 
 
-@njit(fastmath=_MATHS)
+@njit(fastmath=MATHS)
 def _merge(work, layer, row):
     """Fill one row of `out`: its parts and the sink, each by its share of the sum of weights."""
     first, last = work.merged_starts[row], work.merged_starts[row + 1]

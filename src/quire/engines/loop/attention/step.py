@@ -32,14 +32,14 @@ def attend(
     if not (_COMPILES and known and q.device.type == "cpu" and q.shape[2] % 2 == 0):
         return attend_reference(plan, pools, q, scoring)
     # The compiler is loaded by who attends, not by who imports the engine.
-    from quire.engines.loop.attention.kernel import (  # noqa: PLC0415
-        LayerArrays,
-        attend_parts,
-        use_threads,
-    )
+    from quire.engines.loop.attention.compiling import use_threads  # noqa: PLC0415
+    from quire.engines.loop.attention.kernel import LayerArrays, attend_parts  # noqa: PLC0415
     from quire.engines.loop.attention.products import PAIRED  # noqa: PLC0415
 
-    threads = use_threads(torch.get_num_threads())
+    wanted = torch.get_num_threads()
+    threads = use_threads(wanted)
+    if torch.get_num_threads() != wanted:  # OpenMP is one for both, and numba's first use sets all
+        torch.set_num_threads(wanted)
     work = plan.work(q.shape[1] // k.shape[1], threads)
     out = torch.empty((*q.shape[:2], v.shape[2]), dtype=torch.float32)
     partial = np.empty((len(work.merged), *out.shape[1:]), np.float32)
