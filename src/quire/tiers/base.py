@@ -12,7 +12,7 @@ from typing import Self, TypeAlias
 
 import msgspec
 
-from quire.errors import ConfigError, InvariantError, QuireError, RecordError, TierError
+from quire.errors import ConfigError, InvariantError, QuireError, RecordError, SlotError, TierError
 from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
 
 _log = logging.getLogger(__name__)
@@ -225,7 +225,10 @@ class Tier(ABC):
 
     def cut_off(self, call: str, error: BaseException) -> None:
         """Mend what an exception left half-way that is no failure of the tier: Ctrl-C for instance, in `call`."""
-        if isinstance(error, InvariantError) or not isinstance(error, (QuireError, OSError)):
+        is_broken = isinstance(
+            error, (InvariantError, SlotError)
+        )  # what tidied up behind a cut may fail
+        if is_broken or not isinstance(error, (QuireError, OSError)):
             self._mend(f"{call} was cut off by {type(error).__name__}")
 
     def _mend(self, why: str) -> None:
