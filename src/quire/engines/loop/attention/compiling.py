@@ -1,6 +1,6 @@
 """How the kernel is compiled, where its code is kept, and with how many threads it runs."""
 
-# pyright: basic
+# pyright: basic, reportAttributeAccessIssue=false
 
 import os
 from collections.abc import Callable
