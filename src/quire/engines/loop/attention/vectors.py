@@ -1,0 +1,334 @@
+"""Vector code, written down in Python and compiled by LLVM: loops, memory, and numbers 16 at a time.
+
+Compiling takes a fraction of a second and needs no compiler on the machine; where a CPU has narrower
+vectors, LLVM divides these.
+"""
+
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# llvmlite has no types, and what can be inferred from its sources is wrong.
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import binding, ir
+
+LANES = 16
+
+INT, WORD, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+WORDS, FLOATS = ir.VectorType(WORD, LANES), ir.VectorType(FLOAT, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
+_POINTER = ir.IntType(8).as_pointer()
+
+
+class _BFloat(ir.HalfType):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    _to_string = __str__
+
+
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+_POWER = (
+    1.327647192e-03,
+    9.675541334e-03,
+    5.550713274e-02,
+    2.402211972e-01,
+    6.931469671e-01,
+    1.000000072e00,
+)
+"""2 ** x for |x| <= 1/2, relative error 8e-8 (least over polynomials of degree 5)."""
+
+PAIRED = bool(binding.get_host_cpu_features().get("avx512bf16", False))
+"""Whether this CPU multiplies pairs of bfloat16; where it does not, they are widened to float32."""
+
+
+class Value:
+    """A number, or a vector of numbers, of the code that is written; operators write instructions.
+
+    An operand that is a number of Python's stands for a constant of the same type. Comparisons are those of
+    signed integers; division, remainder and `>>` are those of integers that are not negative.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
+        self.builder = builder
+        self.value = value
+        self.type: Any = value.type
+        self.is_float = getattr(self.type, "element", self.type) == FLOAT
+
+    def of(self, other: "Value | float") -> Any:
+        """Return an operand beside this one."""
+        if isinstance(other, Value):
+            return other.value
+        many = isinstance(self.type, ir.VectorType)
+        return ir.Constant(self.type, [other] * self.type.count if many else other)
+
+    def _make(self, floats: str, ints: str, other: "Value | float") -> "Value":
+        make = getattr(self.builder, floats if self.is_float else ints)
+        return Value(self.builder, make(self.value, self.of(other)))
+
+    def __add__(self, other: "Value | float") -> "Value":
+        return self._make("fadd", "add", other)
+
+    def __sub__(self, other: "Value | float") -> "Value":
+        return self._make("fsub", "sub", other)
+
+    def __mul__(self, other: "Value | float") -> "Value":
+        return self._make("fmul", "mul", other)
+
+    def __truediv__(self, other: "Value") -> "Value":
+        return self._make("fdiv", "udiv", other)
+
+    def __floordiv__(self, other: int) -> "Value":
+        return self._make("fdiv", "udiv", other)
+
+    def __mod__(self, other: int) -> "Value":
+        return self._make("frem", "urem", other)
+
+    def __and__(self, other: "Value | int") -> "Value":
+        return self._make("and_", "and_", other)
+
+    def __or__(self, other: "Value") -> "Value":
+        return self._make("or_", "or_", other)
+
+    def __lshift__(self, other: int) -> "Value":
+        return self._make("shl", "shl", other)
+
+    def __rshift__(self, other: int) -> "Value":
+        return self._make("lshr", "lshr", other)
+
+    def compared(self, how: str, other: "Value | float") -> "Value":
+        """Compare with `how`: "<", "<=", "==", "!=", ">"."""
+        builder = self.builder
+        make = builder.fcmp_ordered if self.is_float else builder.icmp_signed
+        return Value(builder, make(how, self.value, self.of(other)))
+
+    def where(self, seen: "Value", other: "Value | float") -> "Value":
+        """Take this where `seen`, else the other."""
+        return Value(self.builder, self.builder.select(seen.value, self.value, self.of(other)))
+
+    def max(self, other: "Value | float") -> "Value":
+        return self.where(self.compared(">", other), other)
+
+    def min(self, other: "Value | float") -> "Value":
+        return self.where(self.compared("<", other), other)
+
+    def seen_as(self, kind: Any) -> "Value":
+        """Take the same bits for another type."""
+        return Value(self.builder, self.builder.bitcast(self.value, kind))
+
+    def widened(self, kind: Any = INT) -> "Value":
+        return Value(self.builder, self.builder.sext(self.value, kind))
+
+    def narrowed(self, kind: Any = WORD) -> "Value":
+        return Value(self.builder, self.builder.trunc(self.value, kind))
+
+    def picked(self, places: Sequence[int], other: "Value | None" = None) -> "Value":
+        """Take elements of this vector and, counted on, of another one."""
+        order = ir.Constant(ir.VectorType(WORD, len(places)), list(places))
+        second = ir.Constant(self.type, ir.Undefined) if other is None else other.value
+        return Value(self.builder, self.builder.shuffle_vector(self.value, second, order))
+
+    def spread(self) -> "Value":
+        """Take this for all lanes of a vector."""
+        none = ir.Constant(ir.VectorType(self.type, LANES), ir.Undefined)
+        one = self.builder.insert_element(none, self.value, WORD(0))
+        return Value(self.builder, one).picked([0] * LANES)
+
+
+class Variable:
+    """A value that changes while the code runs."""
+
+    def __init__(self, code: "Code", value: Value) -> None:
+        self.code = code
+        self.place = code.entry.alloca(value.type)
+        self.set(value)
+
+    def get(self) -> Value:
+        return Value(self.code.builder, self.code.builder.load(self.place))
+
+    def set(self, value: Value) -> None:
+        self.code.builder.store(value.value, self.place)
+
+
+class Code:
+    """A function `(integers) -> None` that is being written; addresses are integers."""
+
+    def __init__(self, module: ir.Module, name: str, num_arguments: int) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [INT] * num_arguments)
+        self.function = ir.Function(module, kind, name)
+        top = ir.IRBuilder(self.function.append_basic_block("entry"))
+        body = self.function.append_basic_block("body")
+        top.branch(body)
+        self.entry = ir.IRBuilder(top.block)
+        self.entry.position_before(top.block.terminator)
+        self.builder = ir.IRBuilder(body)
+        self.arguments = [Value(self.builder, argument) for argument in self.function.args]
+
+    def constant(self, number: float, kind: Any = INT) -> Value:
+        many = isinstance(kind, ir.VectorType)
+        return Value(self.builder, ir.Constant(kind, [number] * kind.count if many else number))
+
+    def zeros(self, count: int) -> list[Variable]:
+        return [Variable(self, self.constant(0, FLOATS)) for _ in range(count)]
+
+    def lanes(self) -> Value:
+        return Value(self.builder, ir.Constant(WORDS, list(range(LANES))))
+
+    def room(self, num_bytes: int) -> Value:
+        """Return the address of memory of this call."""
+        place = self.entry.alloca(ir.ArrayType(ir.IntType(8), num_bytes))
+        place.align = 64
+        return Value(self.builder, self.entry.ptrtoint(place, INT))
+
+    def _pointer(self, address: Value, kind: Any) -> Any:
+        return self.builder.inttoptr(address.value, kind.as_pointer())
+
+    def load(self, address: Value, kind: Any = FLOATS) -> Value:
+        found = self.builder.load(self._pointer(address, kind), align=2)
+        found.type = kind
+        return Value(self.builder, found)
+
+    def store(self, value: Value, address: Value) -> None:
+        self.builder.store(value.value, self._pointer(address, value.type), align=2)
+
+    def load_row(self, address: Value, count: int, kind: Any) -> list[Value]:
+        """Load `count` elements of 4 bytes; zeros behind them fill the last vector."""
+        found = [
+            self.load(address + 4 * at, ir.VectorType(kind, min(LANES, count - at)))
+            for at in range(0, count, LANES)
+        ]
+        last = found[-1].type.count
+        if last < LANES:
+            none = Value(self.builder, ir.Constant(found[-1].type, [0] * last))
+            places = [*range(last), *([last] * (LANES - last))]
+            found[-1] = found[-1].picked(places, none)
+        return found
+
+    def store_row(self, row: Sequence[Value], address: Value, count: int) -> None:
+        """Store the first `count` elements."""
+        for at, vector in zip(range(0, count, LANES), row, strict=False):
+            kept = min(LANES, count - at)
+            part = vector if kept == LANES else vector.picked(range(kept))
+            self.store(part, address + at * getattr(vector.type.element, "width", 32) // 8)
+
+    @contextmanager
+    def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Generator[Value]:
+        """Do what is written inside for start, start + step, ... below stop."""
+        at = Variable(self, start if isinstance(start, Value) else self.constant(start))
+        with self._while(lambda: at.get().compared("<", stop)):
+            now = at.get()
+            yield now
+            at.set(now + step)
+
+    @contextmanager
+    def claims(self, counter: Value, count: Value) -> Generator[Value]:
+        """Do what is written inside for each number below a count that no other thread has claimed."""
+
+        def claim() -> Value:
+            place = self._pointer(counter, INT)
+            return Value(self.builder, self.builder.atomic_rmw("add", place, INT(1), "monotonic"))
+
+        at = Variable(self, claim())
+        with self._while(lambda: at.get().compared("<", count)):
+            yield at.get()
+            at.set(claim())
+
+    @contextmanager
+    def _while(self, condition: Callable[[], Value]) -> Generator[None]:
+        head, inside, after = (self.builder.append_basic_block() for _ in range(3))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch(condition().value, inside, after)
+        self.builder.position_at_end(inside)
+        yield
+        self.builder.branch(head)
+        self.builder.position_at_end(after)
+
+    @contextmanager
+    def when(self, condition: Value) -> Generator[None]:
+        with self.builder.if_then(condition.value):
+            yield
+
+    def call(self, name: str, kind: Any, *values: Value) -> Value:
+        """Call one of LLVM's own functions."""
+        module = self.function.module
+        order = ir.FunctionType(kind, [value.type for value in values])
+        function = module.globals.get(name) or ir.Function(module, order, name)
+        return Value(self.builder, self.builder.call(function, [value.value for value in values]))
+
+    def multiply_add(self, left: Value, right: Value, sums: Value) -> Value:
+        """Return `left * right + sums`: of words, each is a pair of bfloat16 whose two products are added."""
+        if left.is_float:
+            return self.call("llvm.fmuladd.v16f32", FLOATS, left, right, sums)
+        pairs = (each.seen_as(_PAIRS) for each in (left, right))
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, sums, *pairs)
+
+    def exp2(self, power: Value) -> Value:
+        """Return 2 to the power, to a few units in the last place; at least 2 ** -126, for powers up to 127."""
+        power = power.max(-126.0)
+        shifted = power + 12582912.0  # 1.5 * 2 ** 23: its last bits are the whole part
+        rest = power - (shifted - 12582912.0)
+        found = self.constant(_POWER[0], FLOATS)
+        for factor in _POWER[1:]:
+            found = self.multiply_add(found, rest, self.constant(factor, FLOATS))
+        return (found.seen_as(WORDS) + (shifted.seen_as(WORDS) << 23)).seen_as(FLOATS)
+
+    def rounded(self, floats: Value) -> Value:
+        """Return words whose upper halves are the nearest bfloat16s, ties to even; the lower ones mean nothing."""
+        bits = floats.seen_as(WORDS)
+        return bits + ((bits >> 16) & 1) + 0x7FFF
+
+    def across(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
+        """Return what joining all lanes gives, in every lane."""
+        for distance in (8, 4, 2, 1):
+            vector = join(vector, vector.picked([i ^ distance for i in range(LANES)]))
+        return vector
+
+    def any(self, seen: Value) -> Value:
+        """Return whether any lane is true."""
+        return seen.seen_as(ir.IntType(LANES)).compared("!=", 0)
+
+    def halves(self, words: Value) -> list[Value]:
+        """Return the bfloat16s of 16 words as two vectors of floats."""
+        elements, none = words.seen_as(_HALVES), self.constant(0, _HALVES)
+        found = []
+        for first in (0, LANES):
+            places = [each for i in range(LANES) for each in (2 * LANES, first + i)]
+            found.append(elements.picked(places, none).seen_as(FLOATS))
+        return found
+
+    def interleaved(self, first: Value, second: Value) -> list[Value]:
+        """Return words of two bfloat16 each: an element of one vector of words and the same of another."""
+        a, b = first.seen_as(_HALVES), second.seen_as(_HALVES)
+        return [
+            a.picked([p for i in range(LANES) for p in (f + i, 2 * LANES + f + i)], b).seen_as(
+                WORDS
+            )
+            for f in (0, LANES)
+        ]
+
+
+def compiled(module: ir.Module, name: str, *, host: bool = True) -> tuple[int, Any]:
+    """Compile a module; return the address of one of its functions, and what keeps that alive.
+
+    host  for this very CPU; else for any of its kind
+    """
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = binding.get_host_cpu_features().flatten() if host else ""
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name() if host else "", features=features, opt=2, jit=True
+    )
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    builder = binding.create_pass_builder(
+        machine, binding.create_pipeline_tuning_options(speed_level=2)
+    )
+    builder.getModulePassManager().run(parsed, builder)
+    engine = binding.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    return engine.get_function_address(name), engine
