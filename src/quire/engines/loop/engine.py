@@ -310,7 +310,8 @@ class Engine:
     def _take_given_up(self) -> None:
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
         for job, error in given_up:
-            self._end(self._answers[job].request, "error", error)
+            if job in self._answers:  # another answer of its request may have been given up before it
+                self._end(self._answers[job].request, "error", error)
 
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
         """End the requests of a step that could not be computed."""
