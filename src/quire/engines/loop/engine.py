@@ -323,7 +323,8 @@ class Engine:
     def _take_given_up(self) -> None:
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
         for job, error in given_up:
-            if job in self._answers:  # another answer of its request may have been given up before it
+            # The end of one answer is that of its request, whose other answers stand here too.
+            if job in self._answers:
                 self._end(self._answers[job].request, "error", error)
 
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
