@@ -82,6 +82,7 @@ class Traffic:
             self.counts["cached tokens"] += engine.stats().cached_tokens
             self.counts["steps"] += engine.stats().steps
             self._unpin(engine)
+            engine.close()
             nothing_held(engine)
         self.counts["engines"] += len(engines)
         return self
