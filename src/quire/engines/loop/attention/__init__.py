@@ -5,7 +5,9 @@ plan       Packed, AttentionPlan: which rows read what, kept from step to step
 work       the same as tasks for threads
 scoring    how a layer weighs keys
 step       attend: one layer
-kernel     the tasks of a layer and the merge of what they find, as vector code
+kernel     one layer as code for any number of threads: new rows, tasks, and the merge of what these find
+few, many  a task's attention, by how many queries it has
+layer      what such code is given
 vectors    vector code, written down in Python and compiled by LLVM (llvmlite)
 reference  attention as it is defined, one request after another
 """

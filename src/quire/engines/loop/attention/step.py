@@ -53,7 +53,8 @@ def _attend_compiled(
     plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
 ) -> torch.Tensor:
     # The compiler is loaded by who attends, not by who imports the engine.
-    from quire.engines.loop.attention.kernel import Layer, Shape, kernel  # noqa: PLC0415
+    from quire.engines.loop.attention.kernel import kernel  # noqa: PLC0415
+    from quire.engines.loop.attention.layer import Layer, Shape  # noqa: PLC0415
 
     (k, v), (num_rows, heads, depth) = pools, q.shape
     kv_heads, width = v.shape[2:]
@@ -68,6 +69,8 @@ def _attend_compiled(
 
     layer = Layer(
         _at(claimed),
+        kv_heads,
+        group,
         _at(work.tables),
         work.tables.shape[1],
         _at(work.position),
@@ -89,7 +92,7 @@ def _attend_compiled(
         0 if sinks is None else sinks.data_ptr(),
         *numbers.tolist(),
     )
-    shape = Shape(depth, width, group, kv_heads, plan.block_size, q.dtype == torch.bfloat16)
+    shape = Shape(depth, width, 2 - group % 2, plan.block_size, q.dtype == torch.bfloat16)
     addresses = np.array(layer, np.int64)
     kernel(shape)(_at(addresses), _fork() if threads > 1 else 0, threads)
     return out

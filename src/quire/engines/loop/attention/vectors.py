@@ -8,7 +8,7 @@ vectors, LLVM divides these.
 # llvmlite has no types, and what can be inferred from its sources is wrong.
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from llvmlite import binding, ir
@@ -17,8 +17,8 @@ LANES = 16
 
 INT, WORD, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 WORDS, FLOATS = ir.VectorType(WORD, LANES), ir.VectorType(FLOAT, LANES)
-_HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
-_POINTER = ir.IntType(8).as_pointer()
+_HALF = ir.IntType(16)
+_HALVES = ir.VectorType(_HALF, 2 * LANES)
 
 
 class _BFloat(ir.HalfType):
@@ -100,28 +100,40 @@ class Value:
     def __rshift__(self, other: int) -> "Value":
         return self._make("lshr", "lshr", other)
 
-    def compared(self, how: str, other: "Value | float") -> "Value":
-        """Compare with `how`: "<", "<=", "==", "!=", ">"."""
+    def _compared(self, how: str, other: "Value | float") -> "Value":
         builder = self.builder
         make = builder.fcmp_ordered if self.is_float else builder.icmp_signed
         return Value(builder, make(how, self.value, self.of(other)))
+
+    def __lt__(self, other: "Value | float") -> "Value":
+        return self._compared("<", other)
+
+    def __le__(self, other: "Value | float") -> "Value":
+        return self._compared("<=", other)
+
+    def __gt__(self, other: "Value | float") -> "Value":
+        return self._compared(">", other)
+
+    def any(self) -> "Value":
+        """Return whether any lane is true."""
+        return self.seen_as(ir.IntType(LANES))._compared("!=", 0)
 
     def where(self, seen: "Value", other: "Value | float") -> "Value":
         """Take this where `seen`, else the other."""
         return Value(self.builder, self.builder.select(seen.value, self.value, self.of(other)))
 
     def max(self, other: "Value | float") -> "Value":
-        return self.where(self.compared(">", other), other)
+        return self.where(self > other, other)
 
     def min(self, other: "Value | float") -> "Value":
-        return self.where(self.compared("<", other), other)
+        return self.where(self < other, other)
 
     def seen_as(self, kind: Any) -> "Value":
         """Take the same bits for another type."""
         return Value(self.builder, self.builder.bitcast(self.value, kind))
 
-    def widened(self, kind: Any = INT) -> "Value":
-        return Value(self.builder, self.builder.sext(self.value, kind))
+    def sign_extended(self) -> "Value":
+        return Value(self.builder, self.builder.sext(self.value, INT))
 
     def narrowed(self, kind: Any = WORD) -> "Value":
         return Value(self.builder, self.builder.trunc(self.value, kind))
@@ -147,8 +159,13 @@ class Variable:
         self.place = code.entry.alloca(value.type)
         self.set(value)
 
-    def get(self) -> Value:
+    @property
+    def now(self) -> Value:
         return Value(self.code.builder, self.code.builder.load(self.place))
+
+    @now.setter
+    def now(self, value: Value) -> None:
+        self.set(value)
 
     def set(self, value: Value) -> None:
         self.code.builder.store(value.value, self.place)
@@ -219,10 +236,10 @@ class Code:
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Generator[Value]:
         """Do what is written inside for start, start + step, ... below stop."""
         at = Variable(self, start if isinstance(start, Value) else self.constant(start))
-        with self._while(lambda: at.get().compared("<", stop)):
-            now = at.get()
+        with self._while(lambda: at.now < stop):
+            now = at.now
             yield now
-            at.set(now + step)
+            at.now = now + step
 
     @contextmanager
     def claims(self, counter: Value, count: Value) -> Generator[Value]:
@@ -233,9 +250,9 @@ class Code:
             return Value(self.builder, self.builder.atomic_rmw("add", place, INT(1), "monotonic"))
 
         at = Variable(self, claim())
-        with self._while(lambda: at.get().compared("<", count)):
-            yield at.get()
-            at.set(claim())
+        with self._while(lambda: at.now < count):
+            yield at.now
+            at.now = claim()
 
     @contextmanager
     def _while(self, condition: Callable[[], Value]) -> Generator[None]:
@@ -248,10 +265,12 @@ class Code:
         self.builder.branch(head)
         self.builder.position_at_end(after)
 
-    @contextmanager
-    def when(self, condition: Value) -> Generator[None]:
-        with self.builder.if_then(condition.value):
-            yield
+    def when(self, condition: Value) -> AbstractContextManager[Any]:
+        return self.builder.if_then(condition.value)
+
+    def either(self, condition: Value) -> AbstractContextManager[Any]:
+        """Do what is written inside the first of two, or what is written inside the second."""
+        return self.builder.if_else(condition.value)
 
     def call(self, name: str, kind: Any, *values: Value) -> Value:
         """Call one of LLVM's own functions."""
@@ -277,20 +296,24 @@ class Code:
             found = self.multiply_add(found, rest, self.constant(factor, FLOATS))
         return (found.seen_as(WORDS) + (shifted.seen_as(WORDS) << 23)).seen_as(FLOATS)
 
-    def rounded(self, floats: Value) -> Value:
+    def _rounded(self, floats: Value) -> Value:
         """Return words whose upper halves are the nearest bfloat16s, ties to even; the lower ones mean nothing."""
         bits = floats.seen_as(WORDS)
         return bits + ((bits >> 16) & 1) + 0x7FFF
+
+    def rounded(self, floats: Value) -> Value:
+        """Return the nearest bfloat16s, in half the memory."""
+        return (self._rounded(floats) >> 16).narrowed(ir.VectorType(_HALF, LANES))
+
+    def pairs(self, first: Value, second: Value) -> Value:
+        """Return words of two bfloat16 each: the nearest to an element of one vector and the same of another."""
+        return (self._rounded(first) >> 16) | (self._rounded(second) & -0x10000)
 
     def across(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
         """Return what joining all lanes gives, in every lane."""
         for distance in (8, 4, 2, 1):
             vector = join(vector, vector.picked([i ^ distance for i in range(LANES)]))
         return vector
-
-    def any(self, seen: Value) -> Value:
-        """Return whether any lane is true."""
-        return seen.seen_as(ir.IntType(LANES)).compared("!=", 0)
 
     def halves(self, words: Value) -> list[Value]:
         """Return the bfloat16s of 16 words as two vectors of floats."""
@@ -310,6 +333,19 @@ class Code:
             )
             for f in (0, LANES)
         ]
+
+    def address(self, code: "Code") -> Value:
+        """Return the address of this function, for another one."""
+        return Value(code.builder, code.builder.ptrtoint(self.function, INT))
+
+    def call_at(self, address: Value, *values: Value) -> None:
+        """Call a function at an address."""
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+        place = self.builder.inttoptr(address.value, kind.as_pointer())
+        self.builder.call(place, [value.value for value in values])
+
+    def end(self) -> None:
+        self.builder.ret_void()
 
 
 def compiled(module: ir.Module, name: str, *, host: bool = True) -> tuple[int, Any]:
