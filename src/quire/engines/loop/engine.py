@@ -327,7 +327,9 @@ class Engine:
     def _take_given_up(self) -> None:
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
         for job, error in given_up:
-            self._end(self._answers[job].request, "error", error)
+            # The end of one answer is that of its request, whose other answers stand here too.
+            if job in self._answers:
+                self._end(self._answers[job].request, "error", error)
 
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
         """End the requests of a step that could not be computed."""
