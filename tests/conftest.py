@@ -4,9 +4,13 @@ import functools
 from collections import Counter
 
 import pytest
+from hypothesis import settings
 
 import system
 from traces import KeptTrace
+
+settings.register_profile("quire", deadline=None)  # no test depends on the time it takes
+settings.load_profile("quire")
 
 
 def pytest_addoption(parser):

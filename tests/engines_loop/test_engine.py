@@ -209,11 +209,14 @@ def test_a_request_past_its_deadline_is_given_up(model):
     now = [0.0]
     engine = Engine(model, num_blocks=50, block_size=4, clock=lambda: now[0])
     late = engine.add_request(PROMPT, GREEDY, deadline_s=5)
+    three = engine.add_request(PROMPT, SamplingParams(n=3, max_tokens=8), deadline_s=5)
     other = engine.add_request(PROMPT[:9], GREEDY)
     engine.step()
     now[0] = 6.0
     outputs = {each.request_id: each for each in steps(engine)}
     assert isinstance(outputs[late].error, DeadlinePassed)
+    assert isinstance(outputs[three].error, DeadlinePassed)
+    assert [each.finish_reason for each in outputs[three].outputs] == ["error"] * 3
     assert outputs[other].error is None
     nothing_held(engine)
 

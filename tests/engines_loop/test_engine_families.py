@@ -1,13 +1,16 @@
 """The engine gives the tokens of the plain model, whatever runs beside a request; or refuses the model by name."""
 
+from collections import Counter
+
 import pytest
-from loop_help import Traffic, tiny_config, tiny_model, trained_model
+from loop_help import tiny_config, tiny_model, trained_model
+from traffic_help import Traffic
 from transformers import AutoModelForCausalLM
 
 from quire.engines.loop import Engine
 from quire.errors import UnsupportedModel
 
-# What each brings: grouped heads, no rotation, parallel layers, latent attention, experts, windows, sinks, soft caps.
+# What each brings: grouped heads, no rotation, parallel layers, latent attention, experts, windows, sinks, soft caps, chunks.
 FAMILIES = (
     "llama",
     "qwen3",
@@ -20,6 +23,7 @@ FAMILIES = (
     "gemma3_text",
     "mistral+window",
     "gpt_oss",
+    "llama4_text",
 )
 MORE = (
     "qwen2",
@@ -34,33 +38,38 @@ MORE = (
     "granite",
 )
 MORE += ("starcoder2", "gpt_bigcode", "cohere2", "olmo3", "exaone4", "gemma4_text")
-ROOMY = {"num_blocks": 400, "block_size": 8}
-# Pools that a few requests fill: they are preempted; and steps that cut prompts into pieces.
+# A pool that a few requests fill: they are preempted; and steps that cut prompts into pieces.
 TIGHT = {"num_blocks": 26, "block_size": 4, "max_running": 6, "max_step_tokens": 23, "max_chunk": 9}
+
+
+def traffic(family, seed):
+    # With temperature tuning llama4 counts rows, and is refused.
+    changes = {"attn_temperature_tuning": False} if family == "llama4_text" else {}
+    return Traffic(tiny_model(family, **changes), seed)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_traffic_gives_the_tokens_of_the_plain_model(family):
-    traffic = Traffic(tiny_model(family), seed=1, **TIGHT).run(30)
-    assert traffic.compared > 20
-    assert traffic.ties <= 1
-    # Where all layers have a window, what lies behind it makes room.
-    assert traffic.engine.stats().preemptions > 0 or family == "mistral+window"
-    assert traffic.engine.stats().cached_tokens > 0
+    counts = traffic(family, seed=1).live(10, **TIGHT).counts
+    assert counts["compared"] > 5
+    assert counts["cached tokens"] > 0
+    assert counts["ties"] <= 1
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [ROOMY, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("family", [*FAMILIES, *MORE])
-def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family, options):
-    for seed in range(4):
-        traffic = Traffic(tiny_model(family), seed, **options).run(60)
-        assert traffic.ties <= 2
+def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
+    seen = sum((traffic(family, seed).lives(4, 50, **TIGHT).counts for seed in range(2)), Counter())
+    assert seen["requests"] >= 400
+    assert seen["ties"] <= 4
+    for what in ("drawn", "aborted", "pins", "RequestFailed", "DeadlinePassed", "PrefixCache"):
+        assert seen[what] > 0
+    # Where all layers have a window, what lies behind it makes room.
+    assert seen["preemptions"] > 0 or family == "mistral+window"
 
 
 def test_the_trained_model_gives_its_own_tokens():
-    traffic = Traffic(trained_model(), seed=3, **ROOMY).run(20)
-    assert traffic.ties == 0
+    assert Traffic(trained_model(), seed=3).live(8).counts["ties"] == 0
 
 
 @pytest.mark.parametrize(
@@ -79,11 +88,6 @@ def test_the_trained_model_gives_its_own_tokens():
 def test_a_model_whose_rows_cannot_be_packed_is_refused_by_name(family, reason):
     with pytest.raises(UnsupportedModel, match=f"{family}.*{reason}"):
         Engine(tiny_model(family))
-
-
-def test_chunked_attention_is_exact_where_its_positions_are_not_counted_by_rows():
-    model = tiny_model("llama4_text", attn_temperature_tuning=False)
-    assert Traffic(model, seed=2, **TIGHT).run(20).ties <= 1
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])

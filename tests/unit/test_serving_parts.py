@@ -298,7 +298,7 @@ def test_goodput_counts_requests_that_meet_both_objectives():
 def test_the_timeline_is_the_mean_over_each_span():
     class Fake:
         def __init__(self, waiting, running):
-            self.waiting, self.running = [0] * waiting, [0] * running
+            self.num_waiting, self.num_running = waiting, running
 
     collector = Collector()
     for now, waiting, running in ((1.0, 2, 0), (2.0, 0, 2), (3.0, 0, 1), (4.0, 0, 0)):

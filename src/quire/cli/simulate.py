@@ -55,6 +55,9 @@ def simulate(
     block_size: options.MaybeBlockSize = None,
     kv_memory: options.MaybeKvMemory = None,
     tiers: options.Below = "",
+    scheduler: Annotated[
+        str, typer.Option(help="first-come, or quire: the scheduler of quire's engine, slower.")
+    ] = "first-come",
     max_step_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
     max_sequences: Annotated[int, typer.Option(help="Requests that a replica runs at once.")] = 256,
     mfu: options.Mfu = 0.5,
@@ -108,7 +111,7 @@ def simulate(
     else:
         num_blocks = blocks_that_hold(kv_memory, size, facts, "--kv-memory")
     limits = ReplicaLimits(num_blocks, size, policy, max_step_tokens, max_sequences)
-    cluster = Cluster(limits, roofline, replicas, below, block_bytes)
+    cluster = Cluster(limits, roofline, replicas, below, block_bytes, scheduler)
     with progress("reading", SHOWN_STEPS) as say:
         say(f"reading {trace.name}")
         load = Load(list(islice(source, num_requests)), arriving, duration_s=duration)
@@ -120,6 +123,7 @@ def simulate(
         "num_gpus": num_gpus,
         "router": router,
         "policy": policy,
+        "scheduler": scheduler,
         "arrivals": str(arriving),
         "num_blocks": num_blocks,
         "block_size": size,
@@ -156,7 +160,8 @@ def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline
     devices = f"{result.num_replicas} x {f'{gpus} x ' * (gpus > 1)}{settings['gpu']}"
     console.print(
         f"\n[bold]{settings['model']}[/bold] on {devices}, KV for {kv:,} tokens "
-        f"each; {settings['arrivals']}, router {settings['router']}, policy {settings['policy']}; "
+        f"each; {settings['arrivals']}, router {settings['router']}, policy {settings['policy']}, "
+        f"scheduler {settings['scheduler']}; "
         f"assumed: {roofline.mfu:.0%} of the peak FLOPs, "
         f"{roofline.bandwidth_efficiency:.0%} of the bandwidth\n"
     )

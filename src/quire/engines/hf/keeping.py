@@ -95,14 +95,9 @@ class KeptBlocks:
             make_pool(group.memory, num.num_blocks, model.device, debug_nan=debug)
             for group, num in zip(self.layout.groups, groups, strict=True)
         ]
-        self.tiers, self._owns_tiers = _stack(settings.get("tiers"))
+        self.tiers, self._owns_tiers = stack_of(settings.get("tiers"))
         self._digests = Digests()
-        stack = None if self.tiers is None else self.tiers.settings
-        writes = (
-            [] if stack is None else [stack.write, *(one.write for one in stack.tiers.values())]
-        )
-        self._spill = Spill() if "back" in writes else None
-        own = [self._digests, LiveCurve(), *([self._spill] if self._spill else ())]
+        own = [self._digests, LiveCurve(), *watchers_of(self.tiers)]
         manager = CacheManager(
             groups=groups,
             block_size=self.layout.block_size,
@@ -169,7 +164,7 @@ class KeptBlocks:
         """Write what is to be written to tiers, and close those that were opened here."""
         self.store.settle()
         below, self.store.tiers = self.store.tiers, None
-        if below is not None and self._spill is not None:
+        if below is not None and self.manager.kernel.watchers.find(Spill):
             below.offload_all()
         if self.tiers is None:
             return
@@ -218,7 +213,7 @@ class KeptBlocks:
         return TieredStore(self.manager, self.pools, self.layout, stack, origin)
 
 
-def _stack(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
+def stack_of(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
     """Return the stack of what was given, and whether it was opened here."""
     if tiers is None or (isinstance(tiers, Sequence) and not tiers):
         return None, False
@@ -230,3 +225,12 @@ def _stack(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
     if isinstance(tiers, TierStack):
         return tiers, False
     return open_stack(tiers), True
+
+
+def watchers_of(stack: "TierStack | None") -> list[Watcher]:
+    """Return what has to watch a manager above these tiers."""
+    if stack is None:
+        return []
+    settings = stack.settings
+    writes = {settings.write, *(tier.write for tier in settings.tiers.values())}
+    return [Digests(), *([Spill()] if "back" in writes else ())]

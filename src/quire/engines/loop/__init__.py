@@ -10,10 +10,12 @@ proof         packed rows against plain ones, before a model serves
 params        what a request asks of its tokens
 sampling      from logits to tokens; `guided` by a grammar, with `drafts` guessed ahead
 text          from tokens to text
+prompts       as callers give them
 outputs       what is said of a request
 settings      of an engine and of a request
 running       requests while they run, and when an answer ends
 computing     the forward of a step
+tiers         KV below the pools
 engine        Engine: requests in, outputs out
 async_engine  the same for event loops, on a thread
 

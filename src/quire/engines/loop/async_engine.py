@@ -7,13 +7,17 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar, Unpack
 
-from quire.engines.loop.engine import Engine, Prompt
+from quire.engines.loop.engine import Engine
 from quire.engines.loop.outputs import RequestOutput
 from quire.engines.loop.params import SamplingParams
+from quire.engines.loop.prompts import Prompt
 from quire.engines.loop.settings import RequestOptions
 from quire.errors import QuireError, RequestFailed
 
 _T = TypeVar("_T")
+
+SETTLING_S = 0.05
+"""So often an engine that has nothing to do looks whether tiers have copied what it holds for them."""
 
 
 class AsyncEngine:
@@ -105,7 +109,10 @@ class AsyncEngine:
     def _answer_calls(self) -> bool:
         """Do what was called for, and wait for calls while nothing runs; return whether to go on."""
         while not (self._calls.empty() and self.engine.has_unfinished()):
-            call = self._calls.get()
+            try:
+                call = self._calls.get(timeout=None if self.engine.is_settled else SETTLING_S)
+            except Empty:
+                continue
             if call is None:
                 return False
             call.run(self.engine)

@@ -1,5 +1,7 @@
 """The forward of one step: its copies, its block tables, its rows."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -19,8 +21,11 @@ _SPARE = 8
 class Forward:
     """Computes steps of a scheduler: KV into the pools, logits out.
 
-    pools  one for each layer group of the manager
+    pools          one for each layer group of the manager
+    before_copies  called before anything is written to them
     """
+
+    before_copies: Callable[[], None] | None = None
 
     def __init__(self, model: PackedModel, manager: CacheManager, *, debug_nan: bool) -> None:
         self.model = model
@@ -32,14 +37,22 @@ class Forward:
         ]
         self._plans = model.plans()
         self._tables = [np.zeros((0, 0), INT32) for _ in self.pools]
+        self._moved = False
 
-    def logits(self, step: Step) -> torch.Tensor:
-        """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned."""
+    def copy(self) -> None:
+        """Do the copies that the manager has planned."""
+        if self.before_copies is not None:
+            self.before_copies()
         copies = self.manager.take_copies()
         if copies:
             apply_plan(self.pools, copies)
+            self._moved = True
+
+    def logits(self, step: Step) -> torch.Tensor:
+        """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned."""
+        self.copy()
         starts, lengths = step.starts.astype(np.int64), step.lengths.astype(np.int64)
-        self._update_tables(step, whole=bool(copies))
+        self._update_tables(step)
         for plan, tables in zip(self._plans, self._tables, strict=True):
             plan.update(Packed(tables, starts, lengths))
         device = self.model.device
@@ -49,14 +62,15 @@ class Forward:
         )
         return self.model.forward(ids, positions, rows, self._plans, self.pools)
 
-    def _update_tables(self, step: Step, *, whole: bool) -> None:
+    def _update_tables(self, step: Step) -> None:
         """Bring the block tables [R, blocks] of each group up to a step.
 
         Those of a step that repeats the one before differ where a block was filled by that one, which has published
-        it: its id and the next one's. `whole`: blocks were moved.
+        it: its id and the next one's; where blocks were moved, all are read.
         """
         size, starts, width = self.manager.block_size, step.starts, self._tables[0].shape[1]
-        if step.repeats and not whole and starts.max() < width * size:
+        moved, self._moved = self._moved, False
+        if step.repeats and not moved and starts.max() < width * size:
             rows = (starts % size == 0).nonzero()[0]
         else:
             rows, width = np.arange(len(starts)), 0

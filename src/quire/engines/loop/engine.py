@@ -1,20 +1,25 @@
 """The engine: many requests at once, each shared prefix computed once and read once per step."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
+from time import perf_counter
 from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
 
-from quire.core import CacheManager
-from quire.core.tokens import INT32, IntArray, array_of, key_of
+from quire.core import CacheManager, Scope
+from quire.core.tokens import INT32, IntArray
+from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
+from quire.engines.hf.sight import Sight
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.drafts import propose
 from quire.engines.loop.outputs import FinishReason, RequestOutput
 from quire.engines.loop.params import SamplingParams
+from quire.engines.loop.prompts import Prompt, each_prompt, read_prompt
 from quire.engines.loop.proof import proven
 from quire.engines.loop.running import Answer, AnswerBatch, EngineRequest
 from quire.engines.loop.sampling import Sampled, Sampler
@@ -22,9 +27,6 @@ from quire.engines.loop.settings import EngineSettings, RequestOptions
 from quire.engines.loop.text import TextStream
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
 from quire.scheduling import Job, Scheduler, Step
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}."""
 
 _CONTEXT = 8
 """Tokens at the end of a prompt that say how the text of its answer begins."""
@@ -58,20 +60,36 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
         settings = EngineSettings(**options)
+        before = Sight(model) if settings.tiers else None
         packed = proven(model, settings.block_size)
         groups = settings.groups(packed.layout)
         self.tokenizer = tokenizer
         self.max_model_len = settings.longest(model.config, groups, packed.layout)
         self.eos_ids = _eos_ids(model)
-        self.manager = CacheManager(
-            block_size=settings.block_size,
-            groups=groups,
-            policy=settings.policy,
-            watchers=settings.watchers,
-            clock=settings.clock,
-        )
-        self.scheduler = Scheduler(self.manager, settings.limits)
-        self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
+        with ExitStack() as opened:
+            self.tiers, is_own = stack_of(settings.tiers)
+            if self.tiers is not None and is_own:
+                opened.push(self.tiers)
+            self.manager = CacheManager(
+                block_size=settings.block_size,
+                groups=groups,
+                policy=settings.policy,
+                watchers=[*watchers_of(self.tiers), *settings.watchers],
+                clock=settings.clock,
+            )
+            self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
+            self._below = None
+            if self.tiers is not None and before is not None:
+                from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
+
+                self._below = EngineTiers(self.tiers, self._forward, before)
+            self.scheduler = Scheduler(
+                self.manager,
+                settings.limits,
+                bring_up=self._below and self._below.bring_up,
+                keep=self._below and self._below.keep,
+            )
+            self._opened = opened.pop_all()
         self._vocab_size = num_embeddings(model)
         self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
         self._clock = settings.clock
@@ -114,10 +132,22 @@ class Engine:
         scheduler = self.scheduler
         return replace(self._stats, running=scheduler.num_running, waiting=len(scheduler.waiting))
 
+    def in_tiers(self, tokens: list[int], scope: Scope | None = None) -> dict[str, int]:
+        """Return the tokens of a prompt that each tier would add to those in the pools, by name."""
+        return {} if self._below is None else self._below.held(tokens, scope)
+
     def close(self) -> None:
-        """Abort what runs. The manager and its blocks stay."""
+        """Abort what runs, and have tiers keep what is cached; those that were opened here are closed."""
         for request_id in list(self._requests):
             self.abort(request_id)
+        if self._below is not None:
+            self._below.close()
+        self._opened.close()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no block of a request that has ended is held: tiers have copied all that they were given."""
+        return self._below is None or self._below.is_settled
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -141,7 +171,7 @@ class Engine:
         `params`: for all of them, or one for each. Raises what `add_request` raises, and the error of a request
         that failed; the others are aborted then.
         """
-        asked = _prompts(prompts)
+        asked = each_prompt(prompts)
         wanted = (
             params if isinstance(params, Sequence) else [params or SamplingParams()] * len(asked)
         )
@@ -183,7 +213,7 @@ class Engine:
             )
         elif request_id in self._requests:
             raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
-        text, ids = self._read(prompt)
+        text, ids = read_prompt(prompt, self.tokenizer)
         if ids and max(ids) >= self._vocab_size:
             raise TokensError(
                 f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
@@ -224,27 +254,11 @@ class Engine:
         self._stats.prompt_tokens += len(ids)
         return request
 
-    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Return the text of a prompt, if it is one, and its token ids."""
-        if isinstance(prompt, Mapping):
-            text: Any = prompt.get("prompt")
-            ids = prompt.get("prompt_token_ids")
-            if text is None and ids is None:
-                raise ConfigError(
-                    f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}"
-                )
-            return text, self._read(cast("str", text))[1] if ids is None else _ids(ids)
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ConfigError(
-                    "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
-                )
-            return prompt, list(self.tokenizer(prompt)["input_ids"])
-        return None, _ids(prompt)
-
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""
         self._propose()
+        if self._below is not None:
+            self._below.make_room(self.scheduler)
         step = self.scheduler.plan(self._clock())
         self._take_given_up()
         if step is None:
@@ -254,6 +268,7 @@ class Engine:
         batch = self._batch
         for first, other in batch.siblings:
             self._sampler.fork(first, other)
+        begun_s = perf_counter()
         try:
             sampled = self._sampled(step, self._forward.logits(step))
         except Exception as error:  # noqa: BLE001 - a model may raise anything
@@ -261,6 +276,8 @@ class Engine:
                 self._sampler.remove(other)
             self._fail([self._answers[job].request for job in step.jobs], error)
             return
+        if self._below is not None:
+            self._below.observe(step, perf_counter() - begun_s)
         self._stats.steps += 1
         self._stats.generated_tokens += len(sampled.token_ids)
         answers = len(batch.answers)
@@ -310,7 +327,9 @@ class Engine:
     def _take_given_up(self) -> None:
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
         for job, error in given_up:
-            self._end(self._answers[job].request, "error", error)
+            # The end of one answer is that of its request, whose other answers stand here too.
+            if job in self._answers:
+                self._end(self._answers[job].request, "error", error)
 
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
         """End the requests of a step that could not be computed."""
@@ -366,16 +385,3 @@ def _eos_ids(model: Any) -> tuple[int, ...]:
     """Return the ids of the tokens that end a text of the model."""
     ids = model.generation_config.eos_token_id
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-def _ids(prompt: Sequence[int]) -> list[int]:
-    """Return token ids as a list."""
-    return array_of(key_of(prompt)).tolist()
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts as a list, also where one was given by itself."""
-    single = isinstance(prompts, str | Mapping) or (
-        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
-    )
-    return [cast("Prompt", prompts)] if single else list(cast("Sequence[Prompt]", prompts))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from quire.config import check_count, format_bytes, parse_bytes
 from quire.core import FullAttention, Hint, LayerGroup, Scope, Watcher
@@ -12,6 +12,9 @@ from quire.engines.hf.memory import split_layout
 from quire.errors import ConfigError
 from quire.scheduling import Limits
 from quire.tensors.model import ModelLayout
+
+if TYPE_CHECKING:
+    from quire.engines.tiered.opening import Tiers
 
 
 class RequestOptions(TypedDict, total=False):
@@ -44,6 +47,7 @@ class EngineSettings:
     max_model_len    tokens of a prompt and its answer; None: what the model and the memory allow
     policy           what is evicted first, see `CacheManager`
     watchers         of the manager
+    tiers            where KV goes that outlives the pools, as `PrefixCache` takes it; then `close` the engine
     clock            seconds, rising
     debug_nan        fill fresh memory with NaN, so that reading what nobody computed shows
     """
@@ -57,6 +61,7 @@ class EngineSettings:
     max_model_len: int | None = None
     policy: str | PolicyFactory = "lru"
     watchers: Sequence[Watcher] = ()
+    tiers: "Tiers | None" = None
     clock: Callable[[], float] = monotonic
     debug_nan: bool = False
 

@@ -21,6 +21,11 @@ class Offloading:
         self._stack = stack
         self._held: dict[FeedJob, tuple[Node, Callable[[], None]]] = {}
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no block is held."""
+        return not self._held
+
     def hold(self, seq: Running, job: FeedJob) -> None:
         """Hold what a sequence has published in the pools until this job is done."""
         self._held[job] = seq.node, hold(self._manager, seq)

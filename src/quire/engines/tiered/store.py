@@ -176,9 +176,20 @@ class TieredStore:
             self.offloading.hold(seq, job)
 
     def offload_all(self) -> int:
-        """Hand down all that is published and that the stack does not have; return the records."""
+        """Hand down all that is published and that the stack does not have; return the records.
+
+        No faster than tiers write it, and for `close_timeout_s` at most.
+        """
         self.transfers.join()
-        return self._store(self._lacking(list(all_blocks(self.manager))))
+        until_s = time.monotonic() + self.stack.settings.close_timeout_s
+        stored = 0
+        for chunk in self.chunks(list(all_blocks(self.manager))):
+            if not self.stack.drain(until_s - time.monotonic()):
+                break
+            stored += self._store_wanted(chunk, lambda: None)
+            if self._spill is not None:
+                stored += self._store(self._lacking(chunk))
+        return stored
 
     def spill(self) -> None:
         """Hand down what has just made room, where the manager has a `Spill`."""

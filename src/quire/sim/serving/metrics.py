@@ -182,8 +182,8 @@ class Collector:
 
     def sample(self, now: float, replicas: Sequence[Replica]) -> None:
         """Queues may have changed."""
-        waiting = sum(len(replica.waiting) for replica in replicas)
-        running = sum(len(replica.running) for replica in replicas)
+        waiting = sum(replica.num_waiting for replica in replicas)
+        running = sum(replica.num_running for replica in replicas)
         if not self._times or waiting != self._waiting[-1] or running != self._running[-1]:
             self._times.append(now)
             self._waiting.append(waiting)

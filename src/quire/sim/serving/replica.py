@@ -1,28 +1,21 @@
-"""One replica: its queue, its running batch, and the cache manager that both stand on."""
+"""Replicas: what a simulated service is made of, whatever schedules their requests."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from quire import ops
 from quire.config import check_count
-from quire.core.terms import NO_HINT
+from quire.core import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
 from quire.sim.hardware.roofline import Chunk, Contexts, Seconds
-from quire.sim.replay import manager_of, tell_sizes
-from quire.sim.serving.decoding import Decoding
 from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.tiers import Tiers
 from quire.sim.trace.rows import TraceRequest
-
-MAX_RUN = 1024
-"""Decode steps that are simulated at once, at most."""
 
 WATERMARK = 0.01
 """Share of the blocks that an admission leaves free while others run."""
@@ -95,15 +88,18 @@ class ReplicaLimits(msgspec.Struct, frozen=True):
             )
 
 
-class Replica:
+class Replica(ABC):
     """Continuous batching with chunked prefill over one cache manager.
 
     A *run* is what is under way: one step with parts of prompts, or several that only decode.
     A run ends at `next_s`; nothing the replica decides changes in between, except that an
-    arrival cuts it at the end of the step it falls into.
+    arrival may cut it at the end of the step it falls into.
 
         submit(request, now) ... complete(now) -> finished, then plan(now) -> the next run
+
     """
+
+    manager: CacheManager
 
     def __init__(
         self, number: int, limits: ReplicaLimits, timing: Timing, tiers: Tiers | None = None
@@ -111,22 +107,13 @@ class Replica:
         self.number = number
         self.limits = limits
         self.now = 0.0
-        self.waiting: deque[LiveRequest] = deque()
-        self.running: list[LiveRequest] = []
         self.busy_s = 0.0
         self.num_steps = 0
         self.preemptions = 0
-        told = [] if tiers is None else [tiers]
-        self.manager = manager_of(limits.num_blocks, limits.policy, lambda: self.now, told)
         self.tiers = tiers
-        self._pool = self.manager.pools[0]
         self._timing = timing
-        self._decoding = Decoding(limits.max_sequences, limits.block_size)
-        self._prefilling: list[LiveRequest] = []
-        self._chunks: list[tuple[LiveRequest, int]] = []
-        self._ends: np.ndarray[tuple[int], np.dtype[np.float64]] = np.empty(0)
+        self._ends: Seconds = np.empty(0)
         self._busy_since: float | None = None
-        self._num_admitted = 0
 
     @property
     def next_s(self) -> float | None:
@@ -136,218 +123,39 @@ class Replica:
     @property
     def load(self) -> int:
         """Requests that wait or run."""
-        return len(self.waiting) + len(self.running)
+        return self.num_waiting + self.num_running
 
+    @property
+    @abstractmethod
+    def num_waiting(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_running(self) -> int: ...
+
+    @abstractmethod
     def submit(self, request: LiveRequest, now: float) -> None:
         """Queue an arrival. If it may be admitted, the run ends with the step under way."""
-        may_enter = not self.waiting and len(self.running) < self.limits.max_sequences
-        self.waiting.append(request)
-        if may_enter and len(self._ends) > 1:
-            self._ends = self._ends[: int(np.searchsorted(self._ends, now)) + 1]
 
+    @abstractmethod
     def cached_blocks(self, request: LiveRequest, now: float) -> int:
         """Return the first blocks of a prompt that are here now, in any tier."""
-        if len(self._ends) > 1:
-            self._make_room(min(int(np.searchsorted(self._ends, now)) + 1, len(self._ends)))
-        self.now = now
-        found = self.manager.probe(request.key).num_blocks
-        if self.tiers is not None:
-            below = self.tiers.segments(request.key[found:-1])
-            found += sum(num_blocks for _, num_blocks in below)
-        return found
 
+    @abstractmethod
     def complete(self, now: float) -> list[LiveRequest]:
         """End the run: account for its steps and return the requests that are finished."""
-        self.now = now
-        num_steps = len(self._ends)
-        self._ends = self._ends[:0]
-        decoding = self._decoding
-        finished: list[LiveRequest] = []
-        if len(decoding):
-            self._make_room(num_steps)
-            decoding.steps += num_steps
-            finished = decoding.finished()
-            for request in finished:
-                decoding.remove(request)
-        self.num_steps += num_steps
-        for request, num_tokens in self._chunks:
-            self._compute(request, num_tokens)
-            if request.computed < request.target:
-                continue
-            self._prefilling.remove(request)
-            if not request.generated:
-                request.account.first_token_s = now
-            request.generated += 1
-            if request.generated < request.trace.output_tokens:
-                decoding.add(request)
-            else:
-                finished.append(request)
-        self._chunks = []
-        for request in finished:
-            assert request.seq is not None
-            self.running.remove(request)
-            self.manager.close(request.seq)
-        return finished
 
+    @abstractmethod
     def plan(self, now: float) -> None:
-        """Preempt what has no room, admit what has, and begin the next run."""
-        self.now = now
-        decoding = self._decoding
-        preempted = False
-        while len(decoding) and decoding.blocks_short(1) > self._pool.num_available:
-            self._preempt(max(self.running, key=_order))
-            preempted = True
-        if len(decoding):
-            self._make_room(1)
-        fetch_s = 0.0 if preempted else self._admit()
-        if not self.running:
+        """Decide who is admitted and who has to make way, and begin the next run."""
+
+    def _is_idle(self, now: float) -> bool:
+        """Account for the time in which something ran; return whether nothing does."""
+        if not self.num_running:
             if self._busy_since is not None:
                 self.busy_s += now - self._busy_since
                 self._busy_since = None
-            return
+            return True
         if self._busy_since is None:
             self._busy_since = now
-        self._chunks = self._cut_prompts()
-        if self._chunks:
-            chunks: list[Chunk] = [(num, request.computed) for request, num in self._chunks]
-            step_s = self._timing.step_s(chunks, decoding.contexts)
-            self._ends = np.array([now + max(step_s, fetch_s)])
-        else:
-            num_steps = self._affordable(min(decoding.steps_left, MAX_RUN))
-            steps_s = self._timing.decode_run_s(decoding.contexts, num_steps)
-            self._ends = np.cumsum(np.concatenate(((now,), steps_s)))[1:]
-
-    # -- admission -------------------------------------------------------------------------
-
-    def _admit(self) -> float:
-        """Let waiting requests in, first come first served; return how long fetches take."""
-        limits, tiers = self.limits, self.tiers
-        budget = limits.max_step_tokens - len(self._decoding)
-        budget -= sum(request.target - request.computed for request in self._prefilling)
-        fetched: list[tuple[int, int]] = []
-        while self.waiting and budget > 0 and len(self.running) < limits.max_sequences:
-            request = self.waiting[0]
-            if not self._give_blocks(request):
-                break
-            self.waiting.popleft()
-            if tiers is not None:
-                fetched += self._fetch(request, tiers)
-            request.account.recomputed_tokens += max(request.lost - request.computed, 0)
-            request.lost = 0
-            request.order = self._num_admitted
-            self._num_admitted += 1
-            if request.account.admitted_s is None:
-                request.account.admitted_s = self.now
-            self.running.append(request)
-            self._prefilling.append(request)
-            budget -= request.target - request.computed
-        return tiers.fetch_s(fetched) if tiers is not None else 0.0
-
-    def _give_blocks(self, request: LiveRequest) -> bool:
-        """Reference what is cached and reserve the rest of a prompt, if there is room for it."""
-        manager, size = self.manager, self.limits.block_size
-        request.target = request.trace.prompt_tokens + request.generated
-        wanted = -(-request.target // size)
-        spare = self.limits.reserve if self.running else 0
-        seq = request.seq
-        fit = ops.fits(manager, request.key if seq is None else seq)
-        missing = wanted - fit.num_cached
-        if missing + spare > fit.room[0]:
-            return False
-        if seq is None:
-            seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
-            tell_sizes(manager, seq, request.target, request.trace.output_tokens, size)
-        else:
-            manager.resume(seq)
-        if missing:
-            manager.reserve(seq, missing)
-        request.num_blocks = wanted
-        request.computed = request.found_tokens(seq.computed, size)
-        if request.seq is None:
-            request.account.cached_tokens = request.computed
-        request.seq = seq
-        return True
-
-    def _fetch(self, request: LiveRequest, tiers: Tiers) -> list[tuple[int, int]]:
-        """Bring up as much of a prompt from below as makes its prefill shortest."""
-        seq, size = request.seq, self.limits.block_size
-        assert seq is not None
-        start = seq.computed
-        segments = tiers.segments(request.key[start:-1])
-        taken: list[tuple[int, int]] = []
-        best_s = self._timing.prefill_s(request.target - request.computed, request.computed)
-        num_blocks = 0
-        for place, (_, count) in enumerate(segments, 1):
-            num_blocks += count
-            have = request.found_tokens(start + num_blocks, size)
-            compute_s = self._timing.prefill_s(request.target - have, have)
-            total_s = max(compute_s, tiers.fetch_s(segments[:place]))
-            if total_s < best_s:
-                taken, best_s = segments[:place], total_s
-        if taken:
-            num_blocks = sum(count for _, count in taken)
-            for tier, count in taken:
-                tiers.fetched_blocks[tier] += count
-            self.manager.commit(seq, request.key[start : start + num_blocks])
-            before = request.computed
-            request.computed = request.found_tokens(start + num_blocks, size)
-            request.account.fetched_tokens += request.computed - before
-        return taken
-
-    # -- steps -----------------------------------------------------------------------------
-
-    def _cut_prompts(self) -> list[tuple[LiveRequest, int]]:
-        """Share the tokens of the next step out among prompts, in order of admission."""
-        budget = self.limits.max_step_tokens - len(self._decoding)
-        chunks: list[tuple[LiveRequest, int]] = []
-        for request in self._prefilling:
-            if budget <= 0:
-                break
-            num_tokens = min(budget, request.target - request.computed)
-            chunks.append((request, num_tokens))
-            budget -= num_tokens
-        return chunks
-
-    def _compute(self, request: LiveRequest, num_tokens: int) -> None:
-        """Account for a part of a prompt; named blocks that are complete now can be found."""
-        seq = request.seq
-        assert seq is not None
-        request.computed += num_tokens
-        request.account.computed_tokens += num_tokens
-        ready = request.num_named_blocks
-        if request.computed < request.trace.prompt_tokens:
-            ready = min(request.computed // self.limits.block_size, ready)
-        if ready > seq.computed:
-            self.manager.commit(seq, request.key[seq.computed : ready])
-
-    def _make_room(self, num_steps: int) -> None:
-        """Reserve the blocks that the next steps of the decoding requests write to."""
-        for request, _ in self._decoding.extend(num_steps):
-            seq = request.seq
-            assert seq is not None
-            self.manager.reserve(seq, request.num_blocks - seq.computed)
-
-    def _affordable(self, num_steps: int) -> int:
-        """Return the number of steps that there are blocks for; the first has them."""
-        steps = range(num_steps + 1)
-        short = self._decoding.blocks_short
-        return max(1, bisect_right(steps, self._pool.num_available, key=short) - 1)
-
-    def _preempt(self, request: LiveRequest) -> None:
-        """Take the blocks of a running request; it waits in front, to compute them again."""
-        assert request.seq is not None
-        if request.slot >= 0:
-            self._decoding.remove(request)
-        else:
-            self._prefilling.remove(request)
-        self.running.remove(request)
-        self.manager.suspend(request.seq)
-        request.lost = request.computed
-        request.num_blocks = request.computed = 0
-        request.account.preemptions += 1
-        self.preemptions += 1
-        self.waiting.appendleft(request)
-
-
-def _order(request: LiveRequest) -> int:
-    return request.order
+        return False

@@ -12,11 +12,14 @@ from quire.config import check_count
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive
 from quire.sim.hardware import MemoryTier
+from quire.sim.names import unknown
 from quire.sim.serving.arrivals import Arrivals, TraceArrivals
+from quire.sim.serving.firstcome import FirstCome
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
 from quire.sim.serving.replica import Replica, ReplicaLimits, Timing
 from quire.sim.serving.requests import LiveRequest, Served, arriving
 from quire.sim.serving.router import Router, least_loaded
+from quire.sim.serving.scheduled import Scheduled
 from quire.sim.serving.tiers import Tiers
 from quire.sim.trace.rows import TraceRequest
 
@@ -24,10 +27,15 @@ Observer: TypeAlias = Callable[[Served], None]
 """Told of every finished request, in the order in which they finish."""
 
 
+SCHEDULERS: dict[str, type[Replica]] = {"first-come": FirstCome, "quire": Scheduled}
+"""Replicas by who decides what each step computes."""
+
+
 class Cluster(msgspec.Struct, frozen=True):
     """Replicas that are alike. Raises `ConfigError`.
 
     `block_bytes`  bytes of KV in one block, needed where there are tiers
+    `scheduler`    "first-come", or "quire": the engine's own
     """
 
     limits: ReplicaLimits
@@ -35,18 +43,21 @@ class Cluster(msgspec.Struct, frozen=True):
     num_replicas: int = 1
     tiers: tuple[MemoryTier, ...] = ()
     block_bytes: int = 0
+    scheduler: str = "first-come"
 
     def __post_init__(self) -> None:
         check_count("num_replicas", self.num_replicas)
         if self.tiers and self.block_bytes < 1:
             raise ConfigError(f"tiers need the bytes of a block, got {self.block_bytes}")
+        if self.scheduler not in SCHEDULERS:
+            raise unknown("scheduler", self.scheduler, SCHEDULERS)
 
     def replicas(self) -> list[Replica]:
         """Make the replicas, empty."""
         made: list[Replica] = []
         for number in range(self.num_replicas):
             tiers = Tiers(self.tiers, self.block_bytes) if self.tiers else None
-            made.append(Replica(number, self.limits, self.timing, tiers))
+            made.append(SCHEDULERS[self.scheduler](number, self.limits, self.timing, tiers))
         return made
 
 

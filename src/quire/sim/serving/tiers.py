@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from quire.core.kernel import Leaving, Watcher
+from quire.core.kernel import Kernel, Leaving, Watcher
 from quire.core.node import Node
 from quire.core.sequence import Sequence as CacheSequence
-from quire.core.tokens import IntArray
+from quire.core.tokens import TOKEN_BYTES, IntArray
 from quire.errors import ConfigError
 from quire.sim.hardware import MemoryTier
 
@@ -36,14 +36,18 @@ class Tiers(Watcher):
         self._stores: list[dict[int, None]] = [{} for _ in tiers]
         self.demoted_blocks = [0] * len(tiers)
         self.fetched_blocks = [0] * len(tiers)
+        self._block_tokens = 1
+
+    def begin(self, kernel: Kernel) -> None:
+        self._block_tokens = kernel.tree.block_bytes // TOKEN_BYTES
 
     def stored(self, seq: CacheSequence, node: Node, num_blocks: int) -> None:
-        for block in _last_blocks(node, num_blocks):
+        for block in self._last_blocks(node, num_blocks):
             self._discard(block)
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
         if group is None and why == "evicted":
-            for block in reversed(_last_blocks(node, len(blocks))):
+            for block in reversed(self._last_blocks(node, len(blocks))):
                 self._demote(block)
 
     def segments(self, blocks: IntArray) -> list[tuple[int, int]]:
@@ -85,7 +89,6 @@ class Tiers(Watcher):
             block = next(iter(store))
             del store[block]
 
-
-def _last_blocks(node: Node, count: int) -> list[int]:
-    """Return the ids of the last blocks of a node: in a simulation a block is a token."""
-    return memoryview(node.key).cast("i")[-count:].tolist()
+    def _last_blocks(self, node: Node, count: int) -> list[int]:
+        """Return the ids of the last blocks of a node: in a simulation a block begins with its id."""
+        return memoryview(node.key).cast("i")[:: self._block_tokens][-count:].tolist()

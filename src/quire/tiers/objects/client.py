@@ -247,12 +247,14 @@ class Client:
         if os.getpid() != self._process:
             return
 
-        def stop() -> None:
-            for task in asyncio.all_tasks(self._loop):
+        async def end() -> None:
+            rest = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+            for task in rest:
                 task.cancel()
-            self._loop.call_soon(self._loop.stop)
+            await asyncio.gather(*rest, return_exceptions=True)
+            self._loop.stop()
 
-        self._loop.call_soon_threadsafe(stop)
+        asyncio.run_coroutine_threadsafe(end(), self._loop)
         self._thread.join(5.0)
         if not self._thread.is_alive():
             self._loop.close()

@@ -1,0 +1,73 @@
+"""Tiers below an engine: prefixes come back as jobs are admitted, and go down as jobs give their blocks back."""
+
+from quire.core import Scope
+from quire.core.tokens import array_of, key_of
+from quire.engines.hf.identity import Identity, checksum
+from quire.engines.hf.sight import Sight
+from quire.engines.loop.computing import Forward
+from quire.engines.tiered.parts import Origin
+from quire.engines.tiered.store import TieredStore
+from quire.scheduling import Job, Scheduler, Step
+from quire.tiers.stack.stack import TierStack
+
+
+class EngineTiers:
+    """What an engine keeps in tiers; `bring_up` and `keep` are a scheduler's hooks.
+
+    stack   the tiers; whoever opened it closes it
+    before  a sight of the model from before it was first run
+
+    Records are of this model in its packed form, and are found by no other. Blocks on their way down are held in the
+    pools until a background thread has copied them; where the pools lack room, they are copied at once.
+    """
+
+    def __init__(self, stack: TierStack, forward: Forward, before: Sight) -> None:
+        layout = forward.model.layout
+        identity = Identity(forward.model.model, layout, before, lambda: None, checksum)
+        origin = Origin(f"hf packed {identity.fingerprint}")
+        self._forward = forward
+        self._store = TieredStore(forward.manager, forward.pools, layout, stack, origin)
+        forward.before_copies = self._store.spill
+
+    def bring_up(self, job: Job) -> None:
+        """Bring back what the pools lack of a job that is admitted, as far as that is faster than to compute it."""
+        self._forward.copy()
+        self._store.onboard(job.known(0, job.num_tokens), job.scope)
+
+    def keep(self, job: Job) -> None:
+        """Begin to hand down what a job has published, before its blocks are given back; at once where they are needed."""
+        assert job.seq is not None
+        self._store.offload_later(job.seq)
+        self._store.offloading.settle_for(len(self._store.manager.sequences))
+
+    def make_room(self, scheduler: Scheduler) -> None:
+        """Have copied what holds blocks that the next step may need."""
+        num_tokens = scheduler.limits.max_step_tokens
+        if scheduler.waiting:
+            num_tokens = max(num_tokens, scheduler.waiting.jobs[0].num_tokens)
+        num_blocks = -(-num_tokens // self._store.manager.block_size) + scheduler.num_running
+        self._store.offloading.settle_for(num_blocks)
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """Learn from a step what computing costs: of its longest part, by its share of the tokens."""
+        if step.num_decodes < len(step.jobs):
+            at = step.num_decodes + int(step.lengths[step.num_decodes :].argmax())
+            start, length = int(step.starts[at]), int(step.lengths[at])
+            share = length / len(step.tokens)
+            self._store.cost.observe(start, start + length, seconds * share)
+
+    def held(self, tokens: list[int], scope: Scope | None) -> dict[str, int]:
+        """Return the tokens of a prompt that each tier would add to those in the pools, by name."""
+        return self._store.held(array_of(key_of(tokens)), scope)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no block is held any more: those that are copied are let go."""
+        self._store.offloading.settle_for(0)
+        return self._store.offloading.is_settled
+
+    def close(self) -> None:
+        """Hand down all that the pools have and tiers lack, and have it written."""
+        self._store.offloading.settle()
+        self._store.offload_all()
+        self._store.stack.flush()

@@ -1,0 +1,147 @@
+"""Tiers below an engine: what they bring back is exact, and what they do not do delays or breaks nothing."""
+
+import time
+
+import pytest
+from loop_help import GREEDY, nothing_held, plain_answer, tiny_model
+from traffic_help import Traffic
+
+from quire.engines.loop import Engine, SamplingParams
+from quire.errors import ConfigError
+from quire.tiers import Disk, Host
+from quire.tiers.faults import FaultPlan, Faulty
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
+
+PROMPT = tuple(range(10, 50))
+SMALL = {"num_blocks": 26, "block_size": 4, "max_running": 6, "max_step_tokens": 23, "max_chunk": 9}
+ALWAYS = {"gate": False, "busy_share": 1.0}
+"""Bring back whatever is there, also where a tiny model computes it sooner."""
+
+
+def host_stack(**settings):
+    return TierStack([Host("64MiB")], StackSettings(**(ALWAYS | settings)))
+
+
+def answer(engine, prompt=PROMPT, **options):
+    (output,) = engine.generate(prompt, GREEDY, **options)
+    return output.num_cached_tokens, tuple(output.outputs[0].token_ids)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Returns an engine over the same directory, each time a new one."""
+
+    def open_engine(model):
+        disk = Disk(tmp_path / "kv", "64MiB")
+        return Engine(model, num_blocks=60, block_size=4, tiers=[disk], debug_nan=True)
+
+    return open_engine
+
+
+def test_an_engine_that_starts_anew_finds_what_the_last_one_computed(directory):
+    model = tiny_model("llama")
+    plain = plain_answer(model, PROMPT, 8)
+    first = directory(model)
+    assert answer(first) == (0, plain)
+    first.close()
+    second = directory(model)
+    assert answer(second) == (len(PROMPT) - 4, plain)
+    second.close()
+    for engine in (first, second):
+        nothing_held(engine)
+
+
+def test_records_of_another_model_are_not_found(directory):
+    first = directory(tiny_model("llama"))
+    answer(first)
+    first.close()
+    other = tiny_model("llama", seed=5)
+    second = directory(other)
+    assert answer(second) == (0, plain_answer(other, PROMPT, 8))
+    second.close()
+
+
+def test_what_was_evicted_comes_back():
+    model = tiny_model("llama")
+    with host_stack() as stack:
+        engine = Engine(model, num_blocks=30, block_size=4, tiers=stack, debug_nan=True)
+        answer(engine)
+        for start in range(4, 40, 6):
+            answer(engine, range(start, start + 48))
+        assert answer(engine) == (len(PROMPT) - 4, plain_answer(model, PROMPT, 8))
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+def test_random_traffic_in_a_small_pool_gives_the_tokens_of_the_plain_model(family, write):
+    with host_stack(write=write) as stack:
+        counts = Traffic(tiny_model(family), seed=2).live(16, tiers=stack, **SMALL).counts
+        assert counts["ties"] <= 1
+        assert counts["preemptions"] > 0
+        assert stack.stats().loads["hit"] > 0
+        stack.check()
+
+
+def test_a_preempted_request_goes_on_from_a_tier():
+    model = tiny_model("llama")
+    params = SamplingParams(temperature=0, max_tokens=26, ignore_eos=True)
+    prompts = [tuple(range(start, start + 30)) for start in (3, 50)]
+
+    def recomputed(tiers):
+        engine = Engine(model, num_blocks=18, block_size=4, max_running=8, tiers=tiers)
+        outputs = engine.generate(prompts, params)
+        assert engine.stats().preemptions > 0
+        engine.close()
+        return engine.manager.stats.recomputed_tokens, [each.outputs for each in outputs]
+
+    with host_stack() as stack:
+        without, plain = recomputed(None)
+        with_tier, told = recomputed(stack)
+        assert told == plain
+        assert without > 12
+        assert with_tier < 4
+        assert stack.stats().loads["hit"] > 0
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [FaultPlan(hangs=1.0, hang_s=3.0), FaultPlan(errors=1.0), FaultPlan(full=1.0)],
+    ids=["hangs", "fails", "full"],
+)
+def test_a_tier_in_trouble_delays_no_one_beyond_its_patience_and_changes_no_token(plan):
+    settings = StackSettings(lookup_timeout_s=0.1, load_timeout_s=0.3, close_timeout_s=0.2)
+    model = tiny_model("llama")
+    stack = TierStack([Faulty(Host("64MiB"), plan)], settings)
+    engine = Engine(model, num_blocks=60, block_size=4, tiers=stack)
+    longest = 0.0
+    for i in range(12):
+        prompt = (i + 3, *PROMPT)
+        engine.add_request(prompt, GREEDY, request_id=str(i))
+        while engine.has_unfinished():
+            begun = time.monotonic()
+            outputs = engine.step()
+            longest = max(longest, time.monotonic() - begun)
+        assert tuple(outputs[0].outputs[0].token_ids) == plain_answer(model, prompt, 8)
+    assert longest < 1.0
+    engine.close()
+    nothing_held(engine)
+    stack.close()
+
+
+def test_a_small_tier_keeps_what_it_has_room_for(tmp_path):
+    model = tiny_model("llama")
+    tiers = [Host("16KiB")]
+    engine = Engine(model, num_blocks=60, block_size=4, tiers=tiers)
+    for start in (3, 20, 40):
+        prompt = tuple(range(start, start + 40))
+        assert answer(engine, prompt)[1] == plain_answer(model, prompt, 8)
+    engine.close()
+    nothing_held(engine)
+
+
+def test_tiers_that_were_opened_for_an_engine_that_cannot_be_made_are_closed(directory, tmp_path):
+    disk = f"disk:{tmp_path / 'kv'}?capacity=64MiB"
+    with pytest.raises(ConfigError, match="policy"):
+        Engine(tiny_model("llama"), num_blocks=9, policy="none such", tiers=[disk])
+    directory(tiny_model("llama")).close()

@@ -1,0 +1,299 @@
+"""Requests of every kind, at random, to engines of one model; the plain model's answers beside them.
+
+Every request draws one of each of these, and some at once with others:
+
+    prompt    new; one from before again, several of them at once; one from before cut; either with more behind it;
+              a conversation: prompt and answer of one from before, and more
+              where two part, and how long they are: a block's border, one token before, one behind it; the
+              same of the model's window or chunk, once and twice; the longest that the engine takes
+    answer    length; n; tokens guessed ahead; ended by length, the model's end, a stop token, an abort before or
+              within the prompt or the answer, a deadline, or an exception in the forward
+    rank      priority
+    choice    greedy, beside the plain model; drawn, with every rule there is, beside the same request alone in an
+              engine with room for it
+    cache     scope; how much is stored; a hint; pinned, and dropped, by others
+    company   plain `model.generate` and `PrefixCache.generate` between two steps; an engine of the same model
+
+and every engine:
+
+    blocks    size; so many that all fit, or that two or three requests fill them, and are preempted
+    step      requests at once, from 1; tokens, from one more than these; tokens of one prompt, from 1
+
+What must hold: an answer is the plain one, whatever ended it (`loop_help.ties`); it grows from output to output; an
+error is only told to whom it happened; and at the end nothing is held.
+"""
+
+from collections import Counter
+from contextlib import contextmanager, nullcontext, suppress
+from random import Random
+
+import msgspec
+import torch
+from loop_help import EOS, LONGEST, VOCAB, make_cache, nothing_held, ties
+
+from quire import Hint, Scope, ops
+from quire.engines.loop import Engine, SamplingParams
+from quire.errors import DeadlinePassed, OutOfBlocks, PinBudgetExceeded, RequestFailed
+
+SCOPES = (None, None, None, None, None, Scope(salt="a"), Scope(salt="b"))
+HINTS = (Hint(), Hint(), Hint("never"), Hint("session", session_id="s"))
+KEPT_TEXTS = 12
+
+
+class Asked:
+    """A request as it was sent, and what was told of it so far."""
+
+    def __init__(self, prompt, params):
+        self.prompt, self.params = prompt, params
+        self.told = [[] for _ in range(params.n)]
+
+
+class Traffic:
+    """Lives of engines of one model; `counts` says what happened in them: requests, compared answers, ties, ..."""
+
+    def __init__(self, model, seed):
+        self.model, self.random = model, Random(seed)
+        self.counts = Counter()
+        config = model.config
+        self.span = getattr(config, "sliding_window", None) or getattr(
+            config, "attention_chunk_size", None
+        )
+        self.texts = [self._tokens(60) for _ in range(2)]
+        self.cache = make_cache(model, block_size=4, num_blocks=30)
+        self.roomy = Engine(model, num_blocks=100, block_size=8)
+        self.pins, self.now = {}, 0.0
+
+    def live(self, num_requests, **options):
+        """Ask so many requests of an engine with these options, others drawn, and sometimes of a second one beside it."""
+        engines = [self._engine(options) for _ in range(self.random.choice((1, 1, 2)))]
+        asked = [{} for _ in engines]
+        while num_requests > 0 or any(engine.has_unfinished() for engine in engines):
+            which = self.random.randrange(len(engines))
+            engine, mine = engines[which], asked[which]
+            for _ in range(min(num_requests, self.random.choice((0, 0, 0, 1, 1, 2, 5)))):
+                num_requests -= self._ask(engine, mine)
+            if self.random.random() < 0.12:
+                self._meddle(engine, mine)
+            self.now += 1.0
+            self._step(engine, mine)
+        for engine, mine in zip(engines, asked, strict=True):
+            assert not mine
+            self.counts["preemptions"] += engine.stats().preemptions
+            self.counts["cached tokens"] += engine.stats().cached_tokens
+            self.counts["steps"] += engine.stats().steps
+            self._unpin(engine)
+            engine.close()
+            nothing_held(engine)
+        self.counts["engines"] += len(engines)
+        return self
+
+    def lives(self, num_lives, num_requests, **tight):
+        """Live so often, in turn with engines of any options and with these."""
+        for at in range(num_lives):
+            self.live(num_requests, **(tight if at % 2 else {}))
+        return self
+
+    # -- what is drawn ---------------------------------------------------------------------
+
+    def _engine(self, options):
+        pick, size = self.random.choice, self.random.choice((1, 3, 4, 8, 16))
+        running = pick((1, 2, 3, 6, 8))
+        drawn = {
+            "block_size": size,
+            "num_blocks": pick((70, 100, 130, 400)) // size + 1,
+            "max_running": running,
+            "max_step_tokens": running + pick((1, 3, 17, 30, 200)),
+            "max_chunk": pick((None, None, 1, 5, 9)),
+            "policy": pick(("lru", "lru", "fifo", "lfu")),
+        }
+        return Engine(self.model, debug_nan=True, clock=lambda: self.now, **drawn | options)
+
+    def _tokens(self, num_tokens):
+        return [self.random.randrange(3, VOCAB) for _ in range(num_tokens)]
+
+    def _border(self, engine):
+        """A length that means something to the engine or the model, or one beside it."""
+        steps = [engine.manager.block_size * self.random.randrange(6), self.random.randrange(60)]
+        steps += [self.span, 2 * self.span] if self.span else []
+        return max(self.random.choice(steps) + self.random.choice((-1, 0, 1)), 0)
+
+    def _prompt(self, engine):
+        text = self.random.choice(self.texts)
+        kept = self.random.choice((0, len(text), len(text), *[self._border(engine)] * 6))
+        return text[:kept] + self._tokens(self.random.choice((0, 0, 1, 2, 5, 11, 21))) or [7]
+
+    def _choice(self):
+        """How the tokens of a request are chosen."""
+        pick = self.random.choice
+        if pick((True, True, True, False)):
+            return {"temperature": 0, "top_p": pick((1, 0.5)), "seed": pick((None, 3))}
+        return {
+            "temperature": pick((0.3, 1.0, 1.7)),
+            "top_p": pick((1, 1, 0.9)),
+            "top_k": pick((0, 0, 12)),
+            "min_p": pick((0, 0, 0.05)),
+            "repetition_penalty": pick((1, 1, 1.3)),
+            "presence_penalty": pick((0, 0, 0.7)),
+            "frequency_penalty": pick((0, 0, -0.4)),
+            "logit_bias": pick((None, None, {5: 2.0, 9: -100.0})),
+            "min_tokens": pick((0, 0, 1)),
+            "ignore_eos": pick((False, False, True)),
+            "logprobs": pick((None, None, 2)),
+            "seed": self.random.randrange(9),
+        }
+
+    def _ask(self, engine, mine):
+        """Ask one prompt, or the same several times at once; return how many requests that are."""
+        pick, prompt = self.random.choice, self._prompt(engine)
+        stops = pick((None, None, None, self._tokens(20)))
+        longest = engine.max_model_len - 1
+        if pick(range(20)) == 0:
+            prompt = (prompt + self._tokens(longest))[: longest - pick((0, 1, 4))]
+        prompt = prompt[:longest]
+        copies = pick((1, 1, 1, 1, 1, 2, 4))
+        for _ in range(copies):
+            params = SamplingParams(
+                max_tokens=pick((1, 2, 7, 13, LONGEST)),
+                n=pick((1, 1, 1, 1, 3)),
+                speculation=pick((0, 0, 0, 1, 4)),
+                stop_token_ids=stops,
+                **self._choice(),
+            )
+            options = {
+                "scope": pick(SCOPES),
+                "priority": pick((0, 0, 0, 5, -1)),
+                "deadline_s": pick((None, None, None, None, None, None, 9, 40)),
+                "store_until": pick((None, None, None, None, 0, len(prompt) // 2)),
+                "hint": pick(HINTS),
+            }
+            try:
+                request_id = engine.add_request(prompt, params, **options)
+            except OutOfBlocks:  # what is not stored is held beside a window
+                assert options["store_until"] is not None
+                self.counts["refused"] += 1
+                continue
+            mine[request_id] = Asked(prompt, params)
+            self.counts["requests"] += 1
+        return copies
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def _step(self, engine, mine):
+        raised = []
+        with self._broken(raised) if self.random.random() < 0.01 else nullcontext():
+            outputs = engine.step()
+        for output in outputs:
+            self._take(output, engine, mine, raised)
+        if self.random.random() < 0.1:
+            ops.check(engine.manager)
+            engine.scheduler.check()
+
+    @contextmanager
+    def _broken(self, raised):
+        """A model of which one part fails, in whatever layer it is; some parts are never asked."""
+
+        def fail(*_):
+            raised.append(True)
+            raise RuntimeError("a part of the model broke")
+
+        hook = self.random.choice([*self.model.modules()]).register_forward_pre_hook(fail)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _meddle(self, engine, mine):
+        """Do something beside the requests."""
+        prompt = self._prompt(engine)
+        match self.random.choice(("abort", "abort", "plain", "cache", "pin", "drop", "forget")):
+            case "abort" if mine:
+                request_id = self.random.choice(list(mine))
+                engine.abort(request_id)
+                del mine[request_id]
+                self.counts["aborted"] += 1
+            case "plain":
+                with torch.inference_mode():
+                    self.model(torch.tensor([prompt]))
+            case "cache":
+                ids = torch.tensor([prompt])
+                made = self.cache.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=5
+                )
+                self.counts["PrefixCache"] += 1
+                self._compare(prompt, made[0, len(prompt) :].tolist(), 5)
+            case "pin":
+                self._unpin(engine)
+                with suppress(PinBudgetExceeded):
+                    self.pins[engine] = ops.pin(engine.manager, prompt)
+                    self.counts["pins"] += 1
+            case "drop":
+                ops.reclaim(engine.manager, self.random.randrange(1, 9))
+            case "forget":
+                ops.invalidate(engine.manager, prompt)
+            case _:
+                pass
+
+    def _unpin(self, engine):
+        if engine in self.pins:
+            self.pins.pop(engine).close()
+
+    def _take(self, output, engine, mine, raised):
+        asked = mine[output.request_id]
+        assert output.prompt_token_ids == asked.prompt
+        assert 0 <= output.num_cached_tokens < len(asked.prompt)
+        for answer, told in zip(output.outputs, asked.told, strict=True):
+            assert answer.token_ids[: len(told)] == told
+            told[:] = answer.token_ids
+        if output.error is not None:
+            what = type(output.error)
+            assert (
+                what is DeadlinePassed
+                or (what is RequestFailed and raised)
+                or (what is OutOfBlocks and engine in self.pins)
+            ), output.error
+            self.counts[what.__name__] += 1
+        if not output.finished:
+            return
+        del mine[output.request_id]
+        most = min(asked.params.max_tokens, engine.max_model_len - len(asked.prompt))
+        if asked.params.greedy:
+            self._beside_plain(asked, output.outputs, most)
+        else:
+            self._beside_alone(asked, output.outputs, most)
+        self._remember(asked.prompt + output.outputs[0].token_ids)
+
+    def _beside_plain(self, asked, answers, most):
+        stops = asked.params.stop_token_ids or ()
+        for answer in answers:
+            got, whole = answer.token_ids, answer.finish_reason != "error"
+            if whole:
+                ended = "stop" if got[-1] in (EOS, *stops) else "length"
+                assert answer.finish_reason == ended
+            self._compare(asked.prompt, got, most, stops, whole=whole)
+
+    def _beside_alone(self, asked, answers, most):
+        params = msgspec.structs.replace(asked.params, max_tokens=most, speculation=0)
+        (alone,) = self.roomy.generate([asked.prompt], params)
+        for answer, other in zip(answers, alone.outputs, strict=True):
+            got, right = answer.token_ids, other.token_ids
+            if answer.finish_reason == "error":
+                assert got == right[: len(got)], (asked.prompt, params, got, right)
+                continue
+            assert got == right, (asked.prompt, params, got, right)
+            assert answer.finish_reason == other.finish_reason
+            told = [
+                [each[t].logprob for t, each in zip(got, a.logprobs or (), strict=False)]
+                for a in (answer, other)
+            ]
+            torch.testing.assert_close(*map(torch.tensor, told), atol=1e-3, rtol=0)
+            self.counts["drawn"] += 1
+
+    def _compare(self, prompt, got, max_tokens, stops=(), *, whole=True):
+        self.counts["compared"] += 1
+        self.counts["tokens"] += len(got)
+        self.counts["ties"] += ties(self.model, prompt, got, max_tokens, stops, whole=whole)
+
+    def _remember(self, text):
+        if len(self.texts) == KEPT_TEXTS:
+            del self.texts[self.random.randrange(KEPT_TEXTS)]
+        self.texts.append(text[:90])
