@@ -77,7 +77,9 @@ def test_a_turn_begins_with_the_turn_before_it_and_stands_in_the_next_wave():
     found = waves(requests)
     assert len(found) > 1
     assert found[0] == list(first.values())
-    assert sorted(sum(found, [])) == sorted(asked.prompt for asked in requests)
+    assert sorted(prompt for wave in found for prompt in wave) == sorted(
+        asked.prompt for asked in requests
+    )
 
 
 def test_arrivals_come_at_one_per_second_on_average():
