@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import httpx
 import openai
 import pytest
+from serve_help import running
 from typer.testing import CliRunner
 
 from quire.cli.app import app
@@ -57,23 +58,33 @@ def refusal(*words, **env):
     return done.stderr
 
 
-def test_it_serves_until_it_is_told_to_end_and_finishes_what_runs():
-    with started() as (process, told):
+def test_it_finishes_what_runs_when_it_is_told_to_end_and_the_next_one_finds_what_it_computed(
+    tmp_path,
+):
+    prompt = "Once upon a time there was a server that kept what it had computed. " * 3
+    tier = f"disk:{tmp_path / 'kv'}?capacity=64MiB"
+    asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 120, "temperature": 0}
+    with started("--tier", tier, "--dtype", "float32") as (process, told):
         assert told["model"] == "quire-tiny"
         client = openai.OpenAI(base_url=told["url"] + "/v1", api_key="none", max_retries=0)
-        stream = client.completions.create(
-            model="quire-tiny", prompt="Once", max_tokens=120, stream=True,
-            extra_body={"ignore_eos": True},
-        )  # fmt: skip
+        stream = client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
         chunks = [next(stream)]
         threading.Timer(0.05, process.send_signal, [signal.SIGTERM]).start()
         chunks += list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
-        process.wait(10)
+        assert process.wait(10) == 0
         out, err = process.communicate()
         assert "Traceback" not in out + err
         with pytest.raises(httpx.ConnectError):
             httpx.get(told["url"] + "/health")
+    with running(tiers=[tier]) as server:
+        explained = server.post("/v1/cache/explain", {"prompt": prompt}).json()
+        whole = (len(prompt) - 1) // 16 * 16
+        assert explained["in_tiers"] == {"disk": whole}
+        answer = server.client().completions.create(**asked, extra_body={"ignore_eos": True})
+        assert answer.usage.prompt_tokens_details.cached_tokens == whole
+        assert answer.choices[0].text == "".join(each.choices[0].text for each in chunks)
+        server.quiet()
 
 
 def test_flags_are_checked_before_a_model_is_loaded(tmp_path):

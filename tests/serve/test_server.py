@@ -1,11 +1,15 @@
 """A server on quire-tiny, asked by the official client: answers are those of the model."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
 import torch
 from serve_help import running, tiny
+
+from quire.serve.operator import Operator
 
 TALK = [{"role": "user", "content": "What is a list?"}]
 TEXT = "A list is a"
@@ -282,6 +286,19 @@ def test_the_operators_routes(server, client):
     assert server.post("/v1/cache/evict", {"prompt": prompt}).json()["evicted_blocks"] >= 5
     assert server.post("/v1/cache/explain", {"prompt": prompt}).json()["cached_tokens"] == 0
     server.quiet()
+
+
+def test_a_pin_made_while_the_pins_are_listed_is_not_lost():
+    made, over = (SimpleNamespace(num_tokens=16, is_held=held) for held in (True, False))
+
+    async def call(function):
+        answer = function(None)
+        operator._pins[2] = made
+        return answer
+
+    operator = Operator(SimpleNamespace(running=SimpleNamespace(call=call)))
+    operator._pins[1] = over
+    assert asyncio.run(operator.pins(None, None)) == {"data": [{"id": 2, "num_tokens": 16}]}
 
 
 @pytest.mark.parametrize(

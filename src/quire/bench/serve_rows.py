@@ -1,355 +1,174 @@
 """Many requests at once: quire's engine beside vLLM on the CPU, transformers' own batching, and one by one.
 
-All systems get the same prompts, random token ids, at once, and generate as many tokens for each, greedily.
-They take turns: a round is a run of each, with prompts that none has seen.
+All systems get the same prompts, random token ids, and generate as many tokens for each, greedily. They
+take turns: a round is a run of each, with prompts that none has seen. Turns of sessions run in waves: all
+first turns, then all second ones. With an `OpenLoop`, servers are asked over HTTP as requests come.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.assets import demo_model
-from quire.bench.timing import Progress, Row, Stamp, check_names
-from quire.engines.hf import PrefixCache
-from quire.engines.loop import Engine, RequestOutput, SamplingParams
+from quire.bench.serve_http import OpenLoop
+from quire.bench.serve_loads import LOADS, AnyLoad, waves
+from quire.bench.serve_systems import (
+    CachedServed,
+    QuireServed,
+    Served,
+    ServedModelFiles,
+    TransformersServed,
+    VllmServed,
+)
+from quire.bench.timing import Progress, Row, check_names
 from quire.errors import ConfigError
-
-
-class ServeLoad(NamedTuple):
-    """Requests that come at once: tokens of a prompt that it shares, of its own, and new ones."""
-
-    num_requests: int
-    num_prefixes: int
-    shared: int
-    own: int
-    new: int
-
-    def prompts(self, seed: int) -> list[list[int]]:
-        """Return the prompts, other ones for each seed; neighbours have different prefixes."""
-        source = np.random.default_rng([seed, *self])  # no load begins as another
-        heads = source.integers(0, 256, (self.num_prefixes, self.shared)).tolist()
-        tails = source.integers(0, 256, (self.num_requests, self.own)).tolist()
-        return [[*heads[i % self.num_prefixes], *tail] for i, tail in enumerate(tails)]
-
-
-LOADS: dict[str, dict[str, ServeLoad]] = {
-    "quire-tiny": {
-        "shared_32": ServeLoad(64, 2, 2048, 96, 32),
-        "shared_128": ServeLoad(64, 2, 2048, 96, 128),
-        "long_6k": ServeLoad(32, 1, 6000, 96, 128),
-        "unshared_32": ServeLoad(32, 1, 0, 512, 32),
-        "unshared_128": ServeLoad(64, 1, 0, 512, 128),
-    },
-    "llama-76m": {
-        "shared_76m": ServeLoad(16, 2, 1024, 64, 32),
-        "long_76m": ServeLoad(32, 1, 6000, 96, 128),
-    },
-}
-"""By model: quire-tiny (3.8 M parameters), and a Llama of 76 M with random weights."""
 
 DTYPES = ("float32", "bfloat16")
 ROUNDS, QUICK_ROUNDS = 5, 1
-KV_MEMORY = "2GiB"
-NUM_CB_BLOCKS, NUM_CB_TOKENS = 1024, 512
-"""For transformers: KV pages of 256 tokens, and tokens of one step."""
-
-
-class ServedRun(NamedTuple):
-    """A run: seconds in all, and from its beginning to each request's first and last token; tokens that were cached.
-
-    `token_ids` are what was generated, for each request.
-    """
-
-    seconds: float
-    first_s: list[float]
-    last_s: list[float]
-    num_cached: int
-    token_ids: list[list[int]]
-
-
-class QuireServed:
-    """quire's engine."""
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._engine = Engine(_model(folder, dtype), kv_memory=KV_MEMORY)
-
-    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
-        """Generate for all prompts at once, step by step: the time of a token is that of its step."""
-        params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
-        first: dict[str, float] = {}
-        last: dict[str, float] = {}
-        outputs: dict[str, RequestOutput] = {}
-        start = time.perf_counter()
-        ids = [self._engine.add_request(prompt, params) for prompt in prompts]
-        while self._engine.has_unfinished():
-            for output in self._engine.step():
-                outputs[output.request_id] = output
-                last[output.request_id] = time.perf_counter() - start
-                first.setdefault(output.request_id, last[output.request_id])
-        return ServedRun(
-            time.perf_counter() - start,
-            [first[each] for each in ids],
-            [last[each] for each in ids],
-            sum(outputs[each].num_cached_tokens for each in ids),
-            [outputs[each].outputs[0].token_ids for each in ids],
-        )
-
-    def close(self) -> None:
-        """End the engine."""
-        self._engine.close()
-
-
-class CachedServed:
-    """`PrefixCache.generate`, one request after the other."""
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._cache = PrefixCache(_model(folder, dtype), KV_MEMORY)
-
-    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
-        """Generate for the prompts one by one; the times count what stood before."""
-        first: list[float] = []
-        last: list[float] = []
-        tokens: list[list[int]] = []
-        num_cached = 0
-        start = time.perf_counter()
-        for prompt in prompts:
-            stamp = Stamp()
-            generated = self._cache.generate(
-                input_ids=torch.tensor([prompt]),
-                max_new_tokens=num_new,
-                min_new_tokens=num_new,
-                do_sample=False,
-                streamer=stamp,
-            )
-            first.append(stamp.first_at - start)
-            last.append(time.perf_counter() - start)
-            tokens.append(generated[0, len(prompt) :].tolist())
-            num_cached += self._cache.last.cached_tokens
-        return ServedRun(time.perf_counter() - start, first, last, num_cached, tokens)
-
-    def close(self) -> None:
-        """Do nothing: it ends with its blocks."""
-
-
-class TransformersServed:
-    """transformers' own continuous batching."""
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._model = _model(folder, dtype)
-        self._settings = ContinuousBatchingConfig(
-            num_blocks=NUM_CB_BLOCKS, max_batch_tokens=NUM_CB_TOKENS, max_requests_per_batch=64
-        )
-
-    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
-        """Generate for all prompts at once; how much of them was shared is not told."""
-        wanted = GenerationConfig(
-            max_new_tokens=num_new, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
-        start = time.perf_counter()
-        done = self._model.generate_batch(
-            prompts,
-            generation_config=wanted,
-            continuous_batching_config=self._settings,
-            record_timestamps=True,
-        )
-        seconds = time.perf_counter() - start
-        each = [done[key] for key in sorted(done, key=lambda key: int(key.rpartition("_")[2]))]
-        return ServedRun(
-            seconds,
-            [one.timestamps[0] - start for one in each],
-            [one.timestamps[-1] - start for one in each],
-            0,
-            [one.generated_tokens for one in each],
-        )
-
-    def close(self) -> None:
-        """Do nothing: each run has a manager of its own."""
-
-
-class VllmServed:
-    """vLLM on the CPU, a process of its own environment."""
-
-    def __init__(self, folder: Path, dtype: str, python: Path, mode: str) -> None:
-        settings = {
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        }
-        known = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        script = Path(__file__).with_name("vllm_serve.py")
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - open as long as it runs
-        self._process = subprocess.Popen(  # noqa: S603 - the interpreter that the caller names
-            [str(python), str(script), str(folder), dtype, mode],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**known, **settings},
-        )
-        self._answer()
-
-    def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
-        """Generate for all prompts at once; the times of tokens are vLLM's own."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "num_new": num_new}) + "\n")
-        self._process.stdin.flush()
-        return ServedRun(**self._answer())
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._log.close()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("RESULT "):
-                return json.loads(line.removeprefix("RESULT "))
-        self._log.seek(0)
-        raise ConfigError(f"vLLM ended without a result: {self._log.read()[-600:].strip()}")
-
-
-Served = QuireServed | CachedServed | TransformersServed | VllmServed
-SYSTEMS = ("quire", "vllm-cpu", "transformers-cb", "prefix-cache")
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
+
+
+class AtOnce:
+    """All requests at once, in the process of the system: the round of most requests per second counts."""
+
+    systems = (("quire", ""), ("vllm-cpu", "eager"), ("vllm-cpu", "compiled"), ("transformers-cb", ""),
+               ("prefix-cache", ""))  # fmt: skip
+    models = ("quire-tiny", "llama-76m")
+
+    def open(self, name: str, mode: str, files: ServedModelFiles) -> Served:
+        """Return a system that is ready."""
+        if name == "vllm-cpu":
+            return VllmServed(files, mode)
+        kinds = {
+            "quire": QuireServed,
+            "transformers-cb": TransformersServed,
+            "prefix-cache": CachedServed,
+        }
+        return kinds[name](files)
+
+    def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
+        """Let each system generate a little."""
+        for served in systems.values():
+            served.run([asked.prompt[-64:] for asked in load.requests(0)], 4)
+
+    def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
+        """Run a load, wave by wave; times to first tokens are from the begin of a wave."""
+        requests = load.requests(seed)
+        runs = [system.run(prompts, load.new) for prompts in waves(requests)]
+        first = [at for run in runs for at in run.first_s]
+        last = [at for run in runs for at in run.last_s]
+        assert all(len(tokens) == load.new for run in runs for tokens in run.token_ids)
+        row: Row = {
+            "requests_per_s": len(requests) / sum(run.seconds for run in runs),
+            "ttft_ms_median": 1e3 * median(first),
+            "itl_ms_median": 1e3
+            * median(
+                (end - begin) / (load.new - 1) for begin, end in zip(first, last, strict=True)
+            ),
+        }
+        if num_cached := sum(run.num_cached for run in runs):
+            row["cached_share"] = num_cached / sum(len(asked.prompt) for asked in requests)
+        return row
+
+    def better(self, row: Row, known: Row) -> bool:
+        """Whether more requests per second were answered."""
+        return float(row["requests_per_s"]) > float(known["requests_per_s"])
 
 
 @dataclass(frozen=True)
 class ServeChoice:
-    """What is measured: rows, systems and dtypes by name, and vLLM's interpreter. None: all of them."""
+    """What is measured: rows, systems and dtypes by name, None for all; vLLM's interpreter; all at once, or in an open loop."""
 
     rows: Sequence[str] | None = None
     systems: Sequence[str] | None = None
     dtypes: Sequence[str] | None = None
     vllm: Path = VLLM_PYTHON
     quick: bool = False
+    way: AtOnce | OpenLoop = field(default_factory=AtOnce)
 
 
 def rows(choice: ServeChoice, progress: Progress | None = None) -> list[Row]:
-    """Measure, and return a row for each load, system and dtype: the fastest round, and medians of its requests.
+    """Measure, and return a row for each load, system and dtype: the best round, and medians of its requests.
 
     `requests_per_s`, `ttft_ms_median`, `itl_ms_median` (between tokens), `cached_share` of the prompts' tokens
-    (absent where a system does not tell). vLLM runs eager and compiled; `mode` says which was faster. Systems
+    (absent where a system does not tell). vLLM runs eager and compiled; `mode` says which was better. Systems
     that are not installed are left out, but those asked for by name raise `ConfigError`; an unknown name raises
     `ValueError`.
     """
-    known = [name for loads in LOADS.values() for name in loads]
-    check_names(choice.rows or (), known)
-    check_names(choice.systems or (), SYSTEMS)
+    ways = _wanted_systems(choice)
+    say = progress or _silent
+    loads = {model: LOADS[model] for model in choice.way.models if model in LOADS}
+    check_names(choice.rows or (), [name for each in loads.values() for name in each])
     check_names(choice.dtypes or (), DTYPES)
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for model, loads in LOADS.items():
-            wanted = [name for name in loads if name in (choice.rows or loads)]
+        for model, known in loads.items():
+            wanted = [name for name in known if name in (choice.rows or known)]
             if not wanted or (choice.quick and model != "quire-tiny"):
                 continue
             folder = demo_model() if model == "quire-tiny" else _random_llama(Path(scratch))
             for dtype in choice.dtypes or DTYPES:
-                with _Compared(folder, dtype, choice) as systems:
+                files = ServedModelFiles(folder, dtype, choice.vllm)
+                with ExitStack() as opened:
+                    systems: dict[tuple[str, str], Any] = {}
+                    for name, mode in ways:
+                        say(f"{model}, {dtype}: starting {name} {mode}")
+                        system = choice.way.open(name, mode, files)
+                        systems[name, mode] = opened.enter_context(closing(system))
                     for name in wanted:
-                        best = systems.best(name, loads[name], progress or _silent)
-                        found += [
-                            {"workload": name, "model": model, "dtype": dtype, **row}
-                            for row in best
-                        ]
+                        best = _best(choice, systems, name, known[name], say)
+                        about = {"workload": name, "model": model, "dtype": dtype}
+                        found += [about | row for row in best]
     return found
 
 
-class _Compared:
-    """The systems that are compared on one model, open."""
-
-    def __init__(self, folder: Path, dtype: str, choice: ServeChoice) -> None:
-        self._opened = ExitStack()
-        self._systems: dict[tuple[str, str], Served] = {}
-        self._rounds = QUICK_ROUNDS if choice.quick else ROUNDS
-        ways: dict[tuple[str, str], Callable[[], Served]] = {
-            ("quire", ""): lambda: QuireServed(folder, dtype),
-            ("vllm-cpu", "eager"): lambda: VllmServed(folder, dtype, choice.vllm, "eager"),
-            ("vllm-cpu", "compiled"): lambda: VllmServed(folder, dtype, choice.vllm, "compiled"),
-            ("transformers-cb", ""): lambda: TransformersServed(folder, dtype),
-            ("prefix-cache", ""): lambda: CachedServed(folder, dtype),
-        }
-        lacks_vllm = not choice.vllm.exists()
-        if lacks_vllm and "vllm-cpu" in (choice.systems or ()):
-            raise ConfigError(
-                f"there is no {str(choice.vllm)!r}; make vLLM's environment: python benchmarks/peers/vllm_environment.py"
-            )
-        for (name, mode), make in ways.items():
-            if name in (choice.systems or SYSTEMS) and not (name == "vllm-cpu" and lacks_vllm):
-                self._systems[name, mode] = make()
-                self._opened.callback(self._systems[name, mode].close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
-
-    def best(self, name: str, load: ServeLoad, progress: Progress) -> list[Row]:
-        """Run a load in rounds, the systems in turn, after one run of each that warms up; return their best rows."""
-        found: dict[str, Row] = {}
-        for number in range(self._rounds + 1):
-            prompts = load.prompts(number)
-            for (system, mode), served in self._systems.items():
-                progress(f"{name}: {system} {mode}, round {number} of {self._rounds}")
-                if number == 0:
-                    served.run([prompt[-64:] for prompt in prompts], 4)
-                    continue
-                row = _row(load, served.run(prompts, load.new))
-                known = found.get(system)
-                if known is None or row["requests_per_s"] > known["requests_per_s"]:  # pyright: ignore[reportOperatorIssue] - a number in each
-                    found[system] = {"system": system, **({"mode": mode} if mode else {}), **row}
-        return list(found.values())
-
-
-def _row(load: ServeLoad, run: ServedRun) -> Row:
-    between = [
-        (last - first) / (load.new - 1) for first, last in zip(run.first_s, run.last_s, strict=True)
+def _wanted_systems(choice: ServeChoice) -> list[tuple[str, str]]:
+    """Return systems and modes that are measured: vLLM only where it is, unless it was asked for."""
+    known = choice.way.systems
+    check_names(choice.systems or (), dict.fromkeys(name for name, _ in known))
+    lacks = () if choice.vllm.exists() else ("vllm-cpu",)
+    if set(lacks) & set(choice.systems or ()):
+        raise ConfigError(
+            f"there is no {str(choice.vllm)!r}; make vLLM's environment: python benchmarks/peers/vllm_environment.py"
+        )
+    return [
+        (name, mode)
+        for name, mode in known
+        if name not in lacks and (choice.systems is None or name in choice.systems)
     ]
-    assert all(len(tokens) == load.new for tokens in run.token_ids)
-    row: Row = {
-        "requests_per_s": load.num_requests / run.seconds,
-        "ttft_ms_median": 1e3 * median(run.first_s),
-        "itl_ms_median": 1e3 * median(between),
-    }
-    if run.num_cached:
-        row["cached_share"] = run.num_cached / (load.num_requests * (load.shared + load.own))
-    return row
+
+
+def _best(
+    choice: ServeChoice,
+    systems: Mapping[tuple[str, str], Any],
+    name: str,
+    load: AnyLoad,
+    say: Progress,
+) -> list[Row]:
+    """Run a load in rounds, the systems in turn; return the best row of each."""
+    say(f"{name}: warming up")
+    choice.way.begin(systems, load)
+    num_rounds = QUICK_ROUNDS if choice.quick else ROUNDS
+    found: dict[str, Row] = {}
+    for number in range(1, num_rounds + 1):
+        for (system, mode), served in systems.items():
+            say(f"{name}: {system} {mode}, round {number} of {num_rounds}")
+            row = choice.way.row(served, load, number)
+            if system not in found or choice.way.better(row, found[system]):
+                found[system] = {"system": system, **({"mode": mode} if mode else {}), **row}
+    return list(found.values())
 
 
 def _silent(_: str) -> None: ...
-
-
-def _model(folder: Path, dtype: str) -> Any:
-    models: Any = AutoModelForCausalLM
-    return models.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 
 def _random_llama(folder: Path) -> Path:

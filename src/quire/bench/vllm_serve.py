@@ -1,6 +1,6 @@
 """vLLM's part of `quire bench serve`, run by the interpreter of vLLM's own environment, which has no quire.
 
-    python vllm_serve.py MODEL DTYPE eager|compiled
+    python vllm_serve.py MODEL DTYPE eager|compiled MAX_RUNNING
 
 A line of JSON in (`prompts`, token ids, and `num_new`), a line `RESULT` and JSON out. `benchmarks/peers/vllm_environment.py`
 makes the environment.
@@ -38,13 +38,13 @@ def measure(engine: Any, vllm: Any, prompts: list[list[int]], num_new: int) -> d
 
 def main() -> None:
     """Answer until the input ends."""
-    model, dtype, mode = sys.argv[1:]
+    model, dtype, mode, max_running = sys.argv[1:]
     vllm = import_module("vllm")
     engine = vllm.LLM(
         model=model,
         dtype=dtype,
         enforce_eager=mode == "eager",
-        max_num_seqs=64,
+        max_num_seqs=int(max_running),
         enable_prefix_caching=True,
         disable_log_stats=False,
     )

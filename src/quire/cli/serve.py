@@ -10,9 +10,13 @@ import typer
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, load
+from quire.cli.tiers import TierFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 from quire.extras import require
+
+SAVING_S = 30.0
+"""Seconds that tiers have at the end for what is to be written, unless their settings say otherwise."""
 
 
 def serve(
@@ -44,6 +48,8 @@ def serve(
         typer.Option(min=0, help="Seconds that what runs has at the end.", show_default="no limit"),
     ] = None,
     block_size: options.BlockSize = 16,
+    tier: TierLines = None,
+    tier_file: TierFile = None,
     dtype: options.Dtype = "auto",
     as_json: options.AsJson = False,
 ) -> None:
@@ -53,13 +59,14 @@ def serve(
     /metrics what Prometheus reads, at /v1/cache what is cached and why. It listens on loopback, without keys; beyond
     it there have to be some: from --keys, or one in QUIRE_API_KEY. Each name of a key is a tenant, and no two tenants
     share anything. The page, /metrics and /v1/cache then need the key in QUIRE_OPERATOR_KEY.
-    Ctrl-C or SIGTERM: what runs is finished, nothing new is taken.
+    Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
 
       quire serve
       quire serve --model ./my-model --kv-memory 8GiB --port 8080
       quire serve --host 0.0.0.0 --keys keys.txt
+      quire serve --tier disk:./kv?capacity=20GiB
     """
     require("serve", "a server")
     from quire.serve.auth import is_loopback, read_keys
@@ -73,38 +80,44 @@ def serve(
             f"--kv-memory is {format_bytes(size)}, {format_bytes(free)} are available; give less"
         )
     listening = _listen(host, port)
-    with output.progress(f"loading {model}"):
-        from quire.engines.loop import AsyncEngine, Engine
-        from quire.foresight import LiveCurve
-        from quire.serve.metrics import Heat
-        from quire.serve.server import serve as run
-        from quire.serve.service import Bounds, ServedModel
+    with opened(tier, tier_file, close_timeout_s=SAVING_S) as stack:
+        with output.progress(f"loading {model}"):
+            from quire.engines.loop import AsyncEngine, Engine
+            from quire.foresight import LiveCurve
+            from quire.serve.metrics import Heat
+            from quire.serve.server import serve as run
+            from quire.serve.service import Bounds, ServedModel
 
-        loaded, tokenizer = load(model, dtype)
-        engine = Engine(
-            loaded,
-            tokenizer,
-            kv_memory=size,
-            block_size=block_size,
-            max_running=max_running,
-            max_step_tokens=max_step_tokens,
-            max_model_len=max_model_len,
-            watchers=[LiveCurve(), Heat()],
+            loaded, tokenizer = load(model, dtype)
+            engine = Engine(
+                loaded,
+                tokenizer,
+                kv_memory=size,
+                block_size=block_size,
+                max_running=max_running,
+                max_step_tokens=max_step_tokens,
+                max_model_len=max_model_len,
+                watchers=[LiveCurve(), Heat()],
+                tiers=stack,
+            )
+        called = name or (
+            Path(model).expanduser().resolve().name if Path(model).is_dir() else model
         )
-    called = name or (Path(model).expanduser().resolve().name if Path(model).is_dir() else model)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
-    def service_of(running: AsyncEngine) -> ServedModel:
-        bounds = Bounds(max_inflight=max_inflight, max_body=limit)
-        service = ServedModel(running, called, known, bounds)
-        if as_json:
-            output.print_json({"url": url, "model": called, "max_model_len": engine.max_model_len})
-        else:
-            output.stdout().print(f"{called} at {url}/v1, its cache at {url}", highlight=False)
-        sys.stdout.flush()
-        return service
+        def service_of(running: AsyncEngine) -> ServedModel:
+            bounds = Bounds(max_inflight=max_inflight, max_body=limit)
+            service = ServedModel(running, called, known, bounds)
+            if as_json:
+                output.print_json(
+                    {"url": url, "model": called, "max_model_len": engine.max_model_len}
+                )
+            else:
+                output.stdout().print(f"{called} at {url}/v1, its cache at {url}", highlight=False)
+            sys.stdout.flush()
+            return service
 
-    run(engine, service_of, listening, grace)
+        run(engine, service_of, listening, grace)
 
 
 def _listen(host: str, port: int) -> socket.socket:

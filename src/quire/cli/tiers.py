@@ -31,10 +31,10 @@ TierFile = Annotated[
 
 
 @contextmanager
-def opened(lines: Sequence[str] | None, file: Path | None) -> Generator[Any]:
+def opened(lines: Sequence[str] | None, file: Path | None, **defaults: object) -> Generator[Any]:
     """Open the tiers that a command names, as a `TierStack`, and close them; None for none.
 
-    Those of the file come first. Raises `ConfigError` and `TierError`.
+    Those of the file come first. `defaults`: settings that hold where the file says nothing. Raises `ConfigError` and `TierError`.
     """
     specs: list[Any] = []
     settings: dict[str, object] = {}
@@ -48,7 +48,7 @@ def opened(lines: Sequence[str] | None, file: Path | None) -> Generator[Any]:
         from quire.engines.tiered.opening import open_stack
     except ModuleNotFoundError as error:
         raise ConfigError(lacking("a tier", str(error.name), "demo")) from error
-    with open_stack(specs, settings) as stack:
+    with open_stack(specs, defaults | settings) as stack:
         yield stack
 
 

@@ -56,11 +56,14 @@ class Operator:
     async def explain(self, asked: PromptRequest, request: Request) -> Any:
         """`/v1/cache/explain`: what is cached of a prompt, and why not more."""
         ids, scope = await self._service.ids(asked), scope_of(asked.tenant, asked.cache_salt)
-        told = await self._call(lambda engine: ops.explain(engine.manager, ids, scope))
+        told, in_tiers = await self._call(
+            lambda engine: (ops.explain(engine.manager, ids, scope), engine.in_tiers(ids, scope))
+        )
         return {
             "num_tokens": told.num_tokens,
             "cached_tokens": told.hit.num_tokens,
             "segments": msgspec.to_builtins(told.segments),
+            "in_tiers": in_tiers,
             "in_other_scopes": [tokens for _, tokens in told.found_in],
         }
 
@@ -76,11 +79,11 @@ class Operator:
 
     async def pins(self, asked: None, request: Request) -> Any:
         """`/v1/cache/pins`: those that hold something still."""
-
-        def held(_: Engine) -> dict[int, ops.Pin]:
-            return {number: pin for number, pin in self._pins.items() if pin.is_held}
-
-        self._pins = await self._call(held)
+        known = list(self._pins.items())
+        held = await self._call(lambda _: [pin.is_held for _, pin in known])
+        for (number, _), is_held in zip(known, held, strict=True):
+            if not is_held:
+                self._pins.pop(number, None)
         pins = self._pins.items()
         return {"data": [{"id": number, "num_tokens": pin.num_tokens} for number, pin in pins]}
 

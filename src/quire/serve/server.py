@@ -1,7 +1,9 @@
 """From an engine to a server that runs, and its end: what runs is finished first."""
 
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -19,7 +21,7 @@ def serve(
     listening: socket.socket,
     grace_s: int | None = None,
 ) -> None:
-    """Serve an engine until SIGTERM or Ctrl-C; then requests that run have `grace_s` seconds to end (None: all they need)."""
+    """Serve an engine until SIGTERM or Ctrl-C; then requests that run have `grace_s` seconds to end (None: all they need), and tiers get what is cached."""
     running = AsyncEngine(engine)
     try:
         server_of(service_of(running), grace_s).run(sockets=[listening])
@@ -37,4 +39,11 @@ def server_of(service: ServedModel, grace_s: int | None = None) -> uvicorn.Serve
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=grace_s,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End when what runs is finished, at Ctrl-C again at once; uvicorn's own would kill the process then, unsaved."""
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True

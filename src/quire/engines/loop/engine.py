@@ -10,7 +10,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 import torch
 
-from quire.core import CacheManager
+from quire.core import CacheManager, Scope
 from quire.core.tokens import INT32, IntArray
 from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
@@ -131,6 +131,10 @@ class Engine:
         """Return a copy of the counters."""
         scheduler = self.scheduler
         return replace(self._stats, running=scheduler.num_running, waiting=len(scheduler.waiting))
+
+    def in_tiers(self, tokens: list[int], scope: Scope | None = None) -> dict[str, int]:
+        """Return the tokens of a prompt that each tier would add to those in the pools, by name."""
+        return {} if self._below is None else self._below.held(tokens, scope)
 
     def close(self) -> None:
         """Abort what runs, and have tiers keep what is cached; those that were opened here are closed."""
