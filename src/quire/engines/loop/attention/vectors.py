@@ -100,23 +100,24 @@ class Value:
     def __rshift__(self, other: int) -> "Value":
         return self._make("lshr", "lshr", other)
 
-    def _compared(self, how: str, other: "Value | float") -> "Value":
+    def compared(self, how: str, other: "Value | float") -> "Value":
+        """Compare with `how`: "<", "<=", "!=", ">"."""
         builder = self.builder
         make = builder.fcmp_ordered if self.is_float else builder.icmp_signed
         return Value(builder, make(how, self.value, self.of(other)))
 
     def __lt__(self, other: "Value | float") -> "Value":
-        return self._compared("<", other)
+        return self.compared("<", other)
 
     def __le__(self, other: "Value | float") -> "Value":
-        return self._compared("<=", other)
+        return self.compared("<=", other)
 
     def __gt__(self, other: "Value | float") -> "Value":
-        return self._compared(">", other)
+        return self.compared(">", other)
 
     def any(self) -> "Value":
         """Return whether any lane is true."""
-        return self.seen_as(ir.IntType(LANES))._compared("!=", 0)
+        return self.seen_as(ir.IntType(LANES)).compared("!=", 0)
 
     def where(self, seen: "Value", other: "Value | float") -> "Value":
         """Take this where `seen`, else the other."""
