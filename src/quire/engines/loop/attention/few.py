@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from quire.engines.loop.attention.layer import LOWEST, UNSEEN, LayerCode, Task
-from quire.engines.loop.attention.vectors import FLOATS, LANES, Value, Variable
+from quire.engines.loop.attention.vectors import FLOATS, LANES, Number, Variable
 
 
 def attend_few(code: LayerCode, task: Task) -> None:
@@ -31,7 +31,7 @@ def attend_few(code: LayerCode, task: Task) -> None:
                 code.cap(found, score.set)
                 power = (score.now * factor).where(seen, UNSEEN)
                 with code.when((power > highest[i].now).any()):
-                    above = code.across(power, Value.max).max(highest[i].now)
+                    above = code.across(power, Number.max).max(highest[i].now)
                     fade = code.exp2(highest[i].now - above)
                     highest[i].now = above
                     for each in (total[i], *sums[i]):
@@ -47,11 +47,11 @@ def attend_few(code: LayerCode, task: Task) -> None:
         for i in together:
             to = code.partial(task.partial + query // layer.group, head + i)
             code.store(highest[i].now.picked([0]), to)
-            code.store(code.across(total[i].now, Value.__add__).picked([0]), to + 4)
+            code.store(code.across(total[i].now, Number.__add__).picked([0]), to + 4)
             code.store_row([each.now for each in sums[i]], to + 8, code.shape.width)
 
 
-def _scores(code: LayerCode, queries: list[list[Value]], slots: Sequence[Value]) -> list[Value]:
+def _scores(code: LayerCode, queries: list[list[Number]], slots: Sequence[Number]) -> list[Number]:
     """Return the products of each query with 16 keys, a key in each lane.
 
     Products are added across lanes in a tree, two vectors into one, so that few of them are held at once.

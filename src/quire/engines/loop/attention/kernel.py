@@ -23,7 +23,7 @@ from quire.engines.loop.attention.vectors import (
     LANES,
     WORD,
     Code,
-    Value,
+    Number,
     Variable,
     compiled,
 )
@@ -32,7 +32,7 @@ from quire.engines.loop.attention.work import LANES as QUERIES
 
 @cache
 def kernel(shape: Shape) -> Callable[[int, int, int], None]:
-    """Return `run(layer, fork, threads)`: the address of a `Layer`, and of GOMP_parallel, or 0."""
+    """Return `run(layer, fork, threads)`: the address of a `LayerInputs`, and of GOMP_parallel, or 0."""
     module = ir.Module()
     phases = [LayerCode(module, write.__name__, shape) for write in (_write, _attend, _merge)]
     for phase, write in zip(phases, (_write, _attend, _merge), strict=True):
@@ -90,7 +90,7 @@ def _merge(code: LayerCode) -> None:
     with code.claims(layer.claimed + 16, layer.num_rows) as row, code.loop(0, code.heads) as head:
         first, last = (code.number(layer.merged_starts, row + i) for i in range(2))
 
-        def part(at: Value, head: Value = head) -> tuple[Value, Value]:
+        def part(at: Number, head: Number = head) -> tuple[Number, Number]:
             place = code.partial(code.number(layer.merged, at), head)
             return place, code.load(place, FLOAT).spread()
 

@@ -15,7 +15,7 @@ from quire.engines.loop.attention.vectors import (
     PAIRED,
     WORD,
     Code,
-    Value,
+    Number,
 )
 
 LOWEST = -1e30
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
     paired: bool = PAIRED
 
 
-class Layer(NamedTuple):
+class LayerInputs(NamedTuple):
     """One layer's attention: addresses of arrays, and numbers.
 
     claimed               int64 [3], zeros: what threads have taken of each phase
@@ -106,7 +106,7 @@ class Task(NamedTuple):
 
 
 class LayerCode(Code):
-    """A function of the address of a `Layer` that is being written, which any number of threads call.
+    """A function of the address of a `LayerInputs` that is being written, which any number of threads call.
 
     Products take operands: elements, or pairs of bfloat16. Rows of these have zeros behind them, up to whole
     vectors: `depth` operands of a key, `width` columns of values.
@@ -115,7 +115,9 @@ class LayerCode(Code):
     def __init__(self, module: ir.Module, name: str, shape: Shape) -> None:
         super().__init__(module, name, 1)
         self.shape = shape
-        self.layer = Layer(*(self.number(self.arguments[0], i) for i in range(len(Layer._fields))))
+        self.layer = LayerInputs(
+            *(self.number(self.arguments[0], i) for i in range(len(LayerInputs._fields)))
+        )
         self.heads = self.layer.kv_heads * self.layer.group
         self.kind = WORD if shape.bfloat16 else FLOAT
         self.paired = shape.bfloat16 and shape.paired
@@ -128,27 +130,27 @@ class LayerCode(Code):
         self.depth = 2 * keys if self.widened else keys
         self.width = 2 * values if shape.bfloat16 else values
 
-    def number(self, array: Value, at: Value | int) -> Value:
+    def number(self, array: Number, at: Number | int) -> Number:
         return self.load(array + at * 8, INT)
 
-    def real(self, bits: Value) -> Value:
+    def real(self, bits: Number) -> Number:
         return bits.narrowed().seen_as(FLOAT).spread()
 
-    def slots(self, task: Task, positions: Sequence[Value]) -> list[Value]:
+    def slots(self, task: Task, positions: Sequence[Number]) -> list[Number]:
         """Return where the K and V of positions are, counted in heads."""
         size = self.shape.block_size
         blocks = [self.load(task.table + at // size * 4, WORD).sign_extended() for at in positions]
         both = zip(blocks, positions, strict=True)
         return [(b * size + at % size) * self.layer.kv_heads + task.kv_head for b, at in both]
 
-    def query(self, row: Value, head: Value) -> list[Value]:
+    def query(self, row: Number, head: Number) -> list[Number]:
         layer = self.layer
         return self._operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
 
-    def key(self, slot: Value) -> list[Value]:
+    def key(self, slot: Number) -> list[Number]:
         return self._operands(self.layer.k + slot * (4 * self.key_words), self.key_words)
 
-    def values(self, slots: Sequence[Value]) -> list[list[Value]]:
+    def values(self, slots: Sequence[Number]) -> list[list[Number]]:
         """Load values; of pairs, as one row for every two keys."""
         size = self.value_words
         rows = [self._operands(self.layer.v + slot * (4 * size), size) for slot in slots]
@@ -159,20 +161,20 @@ class LayerCode(Code):
             for two in zip(rows[::2], rows[1::2], strict=True)
         ]
 
-    def _operands(self, address: Value, num_words: int) -> list[Value]:
+    def _operands(self, address: Number, num_words: int) -> list[Number]:
         row = self.load_row(address, num_words, self.kind)
         return [half for words in row for half in self.halves(words)] if self.widened else row
 
-    def partial(self, row: Value, head: Value) -> Value:
+    def partial(self, row: Number, head: Number) -> Number:
         """Return the address of one of the partial results."""
         return self.layer.partial + (row * self.heads + head) * (4 * (2 + self.shape.width))
 
-    def factor(self) -> Value:
+    def factor(self) -> Number:
         """Return what turns scores, capped where they are, into powers of 2."""
         one = self.constant(1, FLOATS)
         return one.where(self.layer.softcap > 0, self.real(self.layer.scale)) * LOG2_E
 
-    def cap(self, scores: Value, store: Callable[[Value], None]) -> None:
+    def cap(self, scores: Number, store: Callable[[Number], None]) -> None:
         """Where there is a softcap, store `softcap * tanh(scores * scale / softcap)`."""
         with self.when(self.layer.softcap > 0):
             cap, one = self.real(self.layer.softcap), self.constant(1, FLOATS)

@@ -13,7 +13,7 @@ from quire.engines.loop.attention.vectors import (
     LANES,
     WORD,
     WORDS,
-    Value,
+    Number,
     Variable,
 )
 from quire.engines.loop.attention.work import LANES as QUERIES
@@ -84,7 +84,7 @@ def attend_many(code: LayerCode, task: Task) -> None:
         with code.loop(0, KEYS) as key:
             for v in _VECTORS:
                 above[v].now = above[v].now.max(code.load(scores + key * _LINE + _VECTOR * v))
-        fades: list[Value] = []
+        fades: list[Number] = []
         for v in _VECTORS:
             best = highest[v].now.max(above[v].now * factor)
             fades.append(code.exp2(highest[v].now - best))
@@ -118,7 +118,7 @@ def attend_many(code: LayerCode, task: Task) -> None:
             code.store(code.load(sums + i * _LINE + lane * 4, FLOAT), to + 8 + i * 4)
 
 
-def _query(code: LayerCode, task: Task, lane: Value) -> tuple[Value, Value, Value]:
+def _query(code: LayerCode, task: Task, lane: Number) -> tuple[Number, Number, Number]:
     """Return the row of the query in a lane, the row of its partial results, and its head."""
     group = code.layer.group
     query = task.first_query + lane
@@ -128,10 +128,10 @@ def _query(code: LayerCode, task: Task, lane: Value) -> tuple[Value, Value, Valu
 
 def _product(
     code: LayerCode,
-    to: Value,
-    left: tuple[Value, int, int],
-    right: tuple[Value, int],
-    fades: Sequence[Value] = (),
+    to: Number,
+    left: tuple[Number, int, int],
+    right: tuple[Number, int],
+    fades: Sequence[Number] = (),
 ) -> None:
     """Write `to = to * fades + left @ right`, for `ROWS` rows; without fades, `left @ right`.
 

@@ -54,7 +54,7 @@ def _attend_compiled(
 ) -> torch.Tensor:
     # The compiler is loaded by who attends, not by who imports the engine.
     from quire.engines.loop.attention.kernel import kernel  # noqa: PLC0415
-    from quire.engines.loop.attention.layer import Layer, Shape  # noqa: PLC0415
+    from quire.engines.loop.attention.layer import LayerInputs, Shape  # noqa: PLC0415
 
     (k, v), (num_rows, heads, depth) = pools, q.shape
     kv_heads, width = v.shape[2:]
@@ -67,7 +67,7 @@ def _attend_compiled(
     sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
     numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
 
-    layer = Layer(
+    layer = LayerInputs(
         _at(claimed),
         kv_heads,
         group,

@@ -46,7 +46,7 @@ PAIRED = bool(binding.get_host_cpu_features().get("avx512bf16", False))
 """Whether this CPU multiplies pairs of bfloat16; where it does not, they are widened to float32."""
 
 
-class Value:
+class Number:
     """A number, or a vector of numbers, of the code that is written; operators write instructions.
 
     An operand that is a number of Python's stands for a constant of the same type. Comparisons are those of
@@ -59,116 +59,116 @@ class Value:
         self.type: Any = value.type
         self.is_float = getattr(self.type, "element", self.type) == FLOAT
 
-    def of(self, other: "Value | float") -> Any:
+    def of(self, other: "Number | float") -> Any:
         """Return an operand beside this one."""
-        if isinstance(other, Value):
+        if isinstance(other, Number):
             return other.value
         many = isinstance(self.type, ir.VectorType)
         return ir.Constant(self.type, [other] * self.type.count if many else other)
 
-    def _make(self, floats: str, ints: str, other: "Value | float") -> "Value":
+    def _make(self, floats: str, ints: str, other: "Number | float") -> "Number":
         make = getattr(self.builder, floats if self.is_float else ints)
-        return Value(self.builder, make(self.value, self.of(other)))
+        return Number(self.builder, make(self.value, self.of(other)))
 
-    def __add__(self, other: "Value | float") -> "Value":
+    def __add__(self, other: "Number | float") -> "Number":
         return self._make("fadd", "add", other)
 
-    def __sub__(self, other: "Value | float") -> "Value":
+    def __sub__(self, other: "Number | float") -> "Number":
         return self._make("fsub", "sub", other)
 
-    def __mul__(self, other: "Value | float") -> "Value":
+    def __mul__(self, other: "Number | float") -> "Number":
         return self._make("fmul", "mul", other)
 
-    def __truediv__(self, other: "Value") -> "Value":
+    def __truediv__(self, other: "Number") -> "Number":
         return self._make("fdiv", "udiv", other)
 
-    def __floordiv__(self, other: int) -> "Value":
+    def __floordiv__(self, other: int) -> "Number":
         return self._make("fdiv", "udiv", other)
 
-    def __mod__(self, other: int) -> "Value":
+    def __mod__(self, other: int) -> "Number":
         return self._make("frem", "urem", other)
 
-    def __and__(self, other: "Value | int") -> "Value":
+    def __and__(self, other: "Number | int") -> "Number":
         return self._make("and_", "and_", other)
 
-    def __or__(self, other: "Value") -> "Value":
+    def __or__(self, other: "Number") -> "Number":
         return self._make("or_", "or_", other)
 
-    def __lshift__(self, other: int) -> "Value":
+    def __lshift__(self, other: int) -> "Number":
         return self._make("shl", "shl", other)
 
-    def __rshift__(self, other: int) -> "Value":
+    def __rshift__(self, other: int) -> "Number":
         return self._make("lshr", "lshr", other)
 
-    def compared(self, how: str, other: "Value | float") -> "Value":
+    def compared(self, how: str, other: "Number | float") -> "Number":
         """Compare with `how`: "<", "<=", "!=", ">"."""
         builder = self.builder
         make = builder.fcmp_ordered if self.is_float else builder.icmp_signed
-        return Value(builder, make(how, self.value, self.of(other)))
+        return Number(builder, make(how, self.value, self.of(other)))
 
-    def __lt__(self, other: "Value | float") -> "Value":
+    def __lt__(self, other: "Number | float") -> "Number":
         return self.compared("<", other)
 
-    def __le__(self, other: "Value | float") -> "Value":
+    def __le__(self, other: "Number | float") -> "Number":
         return self.compared("<=", other)
 
-    def __gt__(self, other: "Value | float") -> "Value":
+    def __gt__(self, other: "Number | float") -> "Number":
         return self.compared(">", other)
 
-    def any(self) -> "Value":
+    def any(self) -> "Number":
         """Return whether any lane is true."""
         return self.seen_as(ir.IntType(LANES)).compared("!=", 0)
 
-    def where(self, seen: "Value", other: "Value | float") -> "Value":
+    def where(self, seen: "Number", other: "Number | float") -> "Number":
         """Take this where `seen`, else the other."""
-        return Value(self.builder, self.builder.select(seen.value, self.value, self.of(other)))
+        return Number(self.builder, self.builder.select(seen.value, self.value, self.of(other)))
 
-    def max(self, other: "Value | float") -> "Value":
+    def max(self, other: "Number | float") -> "Number":
         return self.where(self > other, other)
 
-    def min(self, other: "Value | float") -> "Value":
+    def min(self, other: "Number | float") -> "Number":
         return self.where(self < other, other)
 
-    def seen_as(self, kind: Any) -> "Value":
+    def seen_as(self, kind: Any) -> "Number":
         """Take the same bits for another type."""
-        return Value(self.builder, self.builder.bitcast(self.value, kind))
+        return Number(self.builder, self.builder.bitcast(self.value, kind))
 
-    def sign_extended(self) -> "Value":
-        return Value(self.builder, self.builder.sext(self.value, INT))
+    def sign_extended(self) -> "Number":
+        return Number(self.builder, self.builder.sext(self.value, INT))
 
-    def narrowed(self, kind: Any = WORD) -> "Value":
-        return Value(self.builder, self.builder.trunc(self.value, kind))
+    def narrowed(self, kind: Any = WORD) -> "Number":
+        return Number(self.builder, self.builder.trunc(self.value, kind))
 
-    def picked(self, places: Sequence[int], other: "Value | None" = None) -> "Value":
+    def picked(self, places: Sequence[int], other: "Number | None" = None) -> "Number":
         """Take elements of this vector and, counted on, of another one."""
         order = ir.Constant(ir.VectorType(WORD, len(places)), list(places))
         second = ir.Constant(self.type, ir.Undefined) if other is None else other.value
-        return Value(self.builder, self.builder.shuffle_vector(self.value, second, order))
+        return Number(self.builder, self.builder.shuffle_vector(self.value, second, order))
 
-    def spread(self) -> "Value":
+    def spread(self) -> "Number":
         """Take this for all lanes of a vector."""
         none = ir.Constant(ir.VectorType(self.type, LANES), ir.Undefined)
         one = self.builder.insert_element(none, self.value, WORD(0))
-        return Value(self.builder, one).picked([0] * LANES)
+        return Number(self.builder, one).picked([0] * LANES)
 
 
 class Variable:
     """A value that changes while the code runs."""
 
-    def __init__(self, code: "Code", value: Value) -> None:
+    def __init__(self, code: "Code", value: Number) -> None:
         self.code = code
         self.place = code.entry.alloca(value.type)
         self.set(value)
 
     @property
-    def now(self) -> Value:
-        return Value(self.code.builder, self.code.builder.load(self.place))
+    def now(self) -> Number:
+        return Number(self.code.builder, self.code.builder.load(self.place))
 
     @now.setter
-    def now(self, value: Value) -> None:
+    def now(self, value: Number) -> None:
         self.set(value)
 
-    def set(self, value: Value) -> None:
+    def set(self, value: Number) -> None:
         self.code.builder.store(value.value, self.place)
 
 
@@ -184,36 +184,36 @@ class Code:
         self.entry = ir.IRBuilder(top.block)
         self.entry.position_before(top.block.terminator)
         self.builder = ir.IRBuilder(body)
-        self.arguments = [Value(self.builder, argument) for argument in self.function.args]
+        self.arguments = [Number(self.builder, argument) for argument in self.function.args]
 
-    def constant(self, number: float, kind: Any = INT) -> Value:
+    def constant(self, number: float, kind: Any = INT) -> Number:
         many = isinstance(kind, ir.VectorType)
-        return Value(self.builder, ir.Constant(kind, [number] * kind.count if many else number))
+        return Number(self.builder, ir.Constant(kind, [number] * kind.count if many else number))
 
     def zeros(self, count: int) -> list[Variable]:
         return [Variable(self, self.constant(0, FLOATS)) for _ in range(count)]
 
-    def lanes(self) -> Value:
-        return Value(self.builder, ir.Constant(WORDS, list(range(LANES))))
+    def lanes(self) -> Number:
+        return Number(self.builder, ir.Constant(WORDS, list(range(LANES))))
 
-    def room(self, num_bytes: int) -> Value:
+    def room(self, num_bytes: int) -> Number:
         """Return the address of memory of this call."""
         place = self.entry.alloca(ir.ArrayType(ir.IntType(8), num_bytes))
         place.align = 64
-        return Value(self.builder, self.entry.ptrtoint(place, INT))
+        return Number(self.builder, self.entry.ptrtoint(place, INT))
 
-    def _pointer(self, address: Value, kind: Any) -> Any:
+    def _pointer(self, address: Number, kind: Any) -> Any:
         return self.builder.inttoptr(address.value, kind.as_pointer())
 
-    def load(self, address: Value, kind: Any = FLOATS) -> Value:
+    def load(self, address: Number, kind: Any = FLOATS) -> Number:
         found = self.builder.load(self._pointer(address, kind), align=2)
         found.type = kind
-        return Value(self.builder, found)
+        return Number(self.builder, found)
 
-    def store(self, value: Value, address: Value) -> None:
+    def store(self, value: Number, address: Number) -> None:
         self.builder.store(value.value, self._pointer(address, value.type), align=2)
 
-    def load_row(self, address: Value, count: int, kind: Any) -> list[Value]:
+    def load_row(self, address: Number, count: int, kind: Any) -> list[Number]:
         """Load `count` elements of 4 bytes; zeros behind them fill the last vector."""
         found = [
             self.load(address + 4 * at, ir.VectorType(kind, min(LANES, count - at)))
@@ -221,12 +221,12 @@ class Code:
         ]
         last = found[-1].type.count
         if last < LANES:
-            none = Value(self.builder, ir.Constant(found[-1].type, [0] * last))
+            none = Number(self.builder, ir.Constant(found[-1].type, [0] * last))
             places = [*range(last), *([last] * (LANES - last))]
             found[-1] = found[-1].picked(places, none)
         return found
 
-    def store_row(self, row: Sequence[Value], address: Value, count: int) -> None:
+    def store_row(self, row: Sequence[Number], address: Number, count: int) -> None:
         """Store the first `count` elements."""
         for at, vector in zip(range(0, count, LANES), row, strict=False):
             kept = min(LANES, count - at)
@@ -234,21 +234,21 @@ class Code:
             self.store(part, address + at * getattr(vector.type.element, "width", 32) // 8)
 
     @contextmanager
-    def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Generator[Value]:
+    def loop(self, start: Number | int, stop: Number | int, step: int = 1) -> Generator[Number]:
         """Do what is written inside for start, start + step, ... below stop."""
-        at = Variable(self, start if isinstance(start, Value) else self.constant(start))
+        at = Variable(self, start if isinstance(start, Number) else self.constant(start))
         with self._while(lambda: at.now < stop):
             now = at.now
             yield now
             at.now = now + step
 
     @contextmanager
-    def claims(self, counter: Value, count: Value) -> Generator[Value]:
+    def claims(self, counter: Number, count: Number) -> Generator[Number]:
         """Do what is written inside for each number below a count that no other thread has claimed."""
 
-        def claim() -> Value:
+        def claim() -> Number:
             place = self._pointer(counter, INT)
-            return Value(self.builder, self.builder.atomic_rmw("add", place, INT(1), "monotonic"))
+            return Number(self.builder, self.builder.atomic_rmw("add", place, INT(1), "monotonic"))
 
         at = Variable(self, claim())
         with self._while(lambda: at.now < count):
@@ -256,7 +256,7 @@ class Code:
             at.now = claim()
 
     @contextmanager
-    def _while(self, condition: Callable[[], Value]) -> Generator[None]:
+    def _while(self, condition: Callable[[], Number]) -> Generator[None]:
         head, inside, after = (self.builder.append_basic_block() for _ in range(3))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -266,28 +266,28 @@ class Code:
         self.builder.branch(head)
         self.builder.position_at_end(after)
 
-    def when(self, condition: Value) -> AbstractContextManager[Any]:
+    def when(self, condition: Number) -> AbstractContextManager[Any]:
         return self.builder.if_then(condition.value)
 
-    def either(self, condition: Value) -> AbstractContextManager[Any]:
+    def either(self, condition: Number) -> AbstractContextManager[Any]:
         """Do what is written inside the first of two, or what is written inside the second."""
         return self.builder.if_else(condition.value)
 
-    def call(self, name: str, kind: Any, *values: Value) -> Value:
+    def call(self, name: str, kind: Any, *values: Number) -> Number:
         """Call one of LLVM's own functions."""
         module = self.function.module
         order = ir.FunctionType(kind, [value.type for value in values])
         function = module.globals.get(name) or ir.Function(module, order, name)
-        return Value(self.builder, self.builder.call(function, [value.value for value in values]))
+        return Number(self.builder, self.builder.call(function, [value.value for value in values]))
 
-    def multiply_add(self, left: Value, right: Value, sums: Value) -> Value:
+    def multiply_add(self, left: Number, right: Number, sums: Number) -> Number:
         """Return `left * right + sums`: of words, each is a pair of bfloat16 whose two products are added."""
         if left.is_float:
             return self.call("llvm.fmuladd.v16f32", FLOATS, left, right, sums)
         pairs = (each.seen_as(_PAIRS) for each in (left, right))
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, sums, *pairs)
 
-    def exp2(self, power: Value) -> Value:
+    def exp2(self, power: Number) -> Number:
         """Return 2 to the power, to a few units in the last place; at least 2 ** -126, for powers up to 127."""
         power = power.max(-126.0)
         shifted = power + 12582912.0  # 1.5 * 2 ** 23: its last bits are the whole part
@@ -297,26 +297,26 @@ class Code:
             found = self.multiply_add(found, rest, self.constant(factor, FLOATS))
         return (found.seen_as(WORDS) + (shifted.seen_as(WORDS) << 23)).seen_as(FLOATS)
 
-    def _rounded(self, floats: Value) -> Value:
+    def _rounded(self, floats: Number) -> Number:
         """Return words whose upper halves are the nearest bfloat16s, ties to even; the lower ones mean nothing."""
         bits = floats.seen_as(WORDS)
         return bits + ((bits >> 16) & 1) + 0x7FFF
 
-    def rounded(self, floats: Value) -> Value:
+    def rounded(self, floats: Number) -> Number:
         """Return the nearest bfloat16s, in half the memory."""
         return (self._rounded(floats) >> 16).narrowed(ir.VectorType(_HALF, LANES))
 
-    def pairs(self, first: Value, second: Value) -> Value:
+    def pairs(self, first: Number, second: Number) -> Number:
         """Return words of two bfloat16 each: the nearest to an element of one vector and the same of another."""
         return (self._rounded(first) >> 16) | (self._rounded(second) & -0x10000)
 
-    def across(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
+    def across(self, vector: Number, join: Callable[[Number, Number], Number]) -> Number:
         """Return what joining all lanes gives, in every lane."""
         for distance in (8, 4, 2, 1):
             vector = join(vector, vector.picked([i ^ distance for i in range(LANES)]))
         return vector
 
-    def halves(self, words: Value) -> list[Value]:
+    def halves(self, words: Number) -> list[Number]:
         """Return the bfloat16s of 16 words as two vectors of floats."""
         elements, none = words.seen_as(_HALVES), self.constant(0, _HALVES)
         found = []
@@ -325,7 +325,7 @@ class Code:
             found.append(elements.picked(places, none).seen_as(FLOATS))
         return found
 
-    def interleaved(self, first: Value, second: Value) -> list[Value]:
+    def interleaved(self, first: Number, second: Number) -> list[Number]:
         """Return words of two bfloat16 each: an element of one vector of words and the same of another."""
         a, b = first.seen_as(_HALVES), second.seen_as(_HALVES)
         return [
@@ -335,11 +335,11 @@ class Code:
             for f in (0, LANES)
         ]
 
-    def address(self, code: "Code") -> Value:
+    def address(self, code: "Code") -> Number:
         """Return the address of this function, for another one."""
-        return Value(code.builder, code.builder.ptrtoint(self.function, INT))
+        return Number(code.builder, code.builder.ptrtoint(self.function, INT))
 
-    def call_at(self, address: Value, *values: Value) -> None:
+    def call_at(self, address: Number, *values: Number) -> None:
         """Call a function at an address."""
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
         place = self.builder.inttoptr(address.value, kind.as_pointer())
