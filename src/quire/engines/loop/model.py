@@ -27,6 +27,9 @@ plan says what each row sees. Another thread that computes with the model meanwh
 
 _TRACED_TOKENS = 4
 
+_attentions: Any = AttentionInterface()
+_masks: Any = AttentionMaskInterface()
+
 
 class _Attention(Protocol):
     """What computes the attention of all layers during one forward."""
@@ -58,8 +61,8 @@ class PackedModel:
         self._configs = _configs(model)
         self.model = model
         self.device: torch.device = model.device
-        cast("Any", AttentionInterface).register(IMPLEMENTATION, _attention)
-        cast("Any", AttentionMaskInterface).register(IMPLEMENTATION, _mask)
+        _attentions.register(IMPLEMENTATION, _attention)
+        _masks.register(IMPLEMENTATION, _mask)
         traced = self._trace()
         self.layout, self._layers = _grouped(model, kinds, traced, own)
 
@@ -185,8 +188,8 @@ def _attention(
     attention = _current.get(None)
     if attention is None:
         eager = sys.modules[type(module).__module__].__dict__.get("eager_attention_forward")
-        own = AttentionInterface().get(_own_name(module.config), eager)
-        return cast("Any", own)(module, query, key, value, *mask, **how)
+        own = _attentions.get(_own_name(module.config), eager)
+        return own(module, query, key, value, *mask, **how)
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     return attention(module, q, k, v, how)[None], None
 
@@ -195,7 +198,7 @@ def _mask(*, config: Any, **asked: Any) -> Any:
     """Return the mask of a forward that is not packed; of one that is, None."""
     if _current.get(None) is not None:
         return None
-    return AttentionMaskInterface()[_own_name(config)](config=config, **asked)
+    return _masks[_own_name(config)](config=config, **asked)
 
 
 def _own_name(config: Any) -> str:
