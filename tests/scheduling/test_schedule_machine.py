@@ -196,9 +196,9 @@ def lived(seed):
     loop = Loop(limits=Limits(4, 14, 5, max_passed=3), groups=LAYERS[1](15))
     life = Life(Random(seed), loop)
     life.go(60)
+    arrays = ("starts", "lengths", "tokens", "samples")
     return [
-        (step.starts.tolist(), step.lengths.tolist(), step.tokens.tolist(), step.samples.tolist())
-        + ([job.number for job in step.jobs],)
+        [[job.number for job in step.jobs], *(getattr(step, name).tolist() for name in arrays)]
         for step in loop.steps
     ]
 
