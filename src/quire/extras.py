@@ -39,8 +39,10 @@ EXTRAS = {
     "zstd": Extra(("zstandard",), "traces in zstd"),
     "ray": Extra(("ray",), "sweeps on Ray"),
     "metrics": Extra(("prometheus_client",), "metrics for Prometheus"),
-    "engine": Extra((*_HF, "numba"), "the engine at its full speed on a CPU"),
-    "serve": Extra((*_DEMO, "numba", "prometheus_client", "starlette", "uvicorn"), "quire serve"),
+    "engine": Extra((*_HF, "llvmlite"), "the engine at its full speed on a CPU"),
+    "serve": Extra(
+        (*_DEMO, "llvmlite", "prometheus_client", "starlette", "uvicorn"), "quire serve"
+    ),
     "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
     "images": Extra((*_DEMO, "PIL"), "generate --image"),
     "lora": Extra((*_DEMO, "peft"), "generate --lora"),

@@ -1,7 +1,8 @@
 """Attention over block tables against the plain reference, on random trees of tables."""
 
-import subprocess
-import sys
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from quire.engines.loop.attention import (
     attend,
     attend_reference,
 )
-from quire.engines.loop.attention.compiling import code_folder
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
@@ -205,28 +205,67 @@ def test_rows_of_one_run_see_it_from_where_their_windows_begin():
     step.compare(plan, Scoring(0.3))
 
 
-def test_compiled_code_is_kept_by_the_contents_of_all_its_sources(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    room = tmp_path / "room"
-    room.mkdir()
-    (room / "kernel.py").write_text("one")
-    (room / "products.py").write_text("two")
-    folder = code_folder(room)
-    assert folder == code_folder(room)
-    assert folder.is_dir()
-    (room / "products.py").write_text("three")
-    assert code_folder(room) != folder
-    monkeypatch.setenv("XDG_CACHE_HOME", str(room / "kernel.py"))
-    assert code_folder(room) is None
+@pytest.mark.parametrize(
+    ("group", "widths", "dtype"),
+    [
+        (1, (40, 34), torch.bfloat16),
+        (2, (64, 2), torch.bfloat16),
+        (3, (6, 64), torch.float32),
+    ],
+)
+def test_few_queries_of_a_head_are_attended_up_to_any_border(group, widths, dtype):
+    for own in (1, 15, 16, 17):
+        step = Step(own, size=16, heads=2 * group, widths=widths, dtype=dtype)
+        blocks = [step.free.pop() for _ in range(3)]
+        plan = AttentionPlan(16, window=[None, 5][own % 2])
+        plan.update(step.packed([blocks[:1], blocks], [own - 1, 32 + own - 1], [1, 1]))
+        step.compare(plan, Scoring(0.3))
 
 
-def test_attention_leaves_the_number_of_torchs_threads():
-    script = (
-        "import numpy, torch; from quire.engines.loop.attention import *; torch.set_num_threads(1);"
-        "plan = AttentionPlan(16); one = numpy.array([1]);"
-        "plan.update(Packed(numpy.array([[0]], numpy.int32), one, one)); kv = torch.zeros(1, 2, 64);"
-        "pool = torch.zeros(1, 16, 2, 64);"
-        "attend(plan, (pool, pool.clone()), torch.zeros(1, 4, 64), (kv, kv), Scoring(1.0));"
-        "assert torch.get_num_threads() == 1"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
+@pytest.mark.parametrize("num_rows", [8, 9, 31, 32, 33, 70])
+def test_many_queries_are_attended_up_to_any_border(num_rows):
+    step = Step(num_rows, size=16, widths=(20, 14), dtype=torch.bfloat16)
+    blocks = [step.free.pop() for _ in range(5)]
+    plan = AttentionPlan(16)
+    plan.update(step.packed([blocks[:4], blocks], [63, 65], [num_rows, 1]))
+    step.compare(plan, Scoring(0.3))
+
+
+def test_engines_on_two_threads_attend_at_once():
+    steps = [Step(seed, size=16) for seed in (1, 2)]
+    plans = [AttentionPlan(16, min_saved_tokens=0) for _ in steps]
+    for step, plan in zip(steps, plans, strict=True):
+        paths, contexts = step.tree(6, 4)
+        plan.update(step.packed(paths, contexts, [3] * len(paths)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor() as pool:
+            both = [pool.submit(rounds, *each) for each in zip(steps, plans, strict=True)]
+            for each in both:
+                each.result()
+    finally:
+        torch.set_num_threads(before)
+
+
+def rounds(step, plan):
+    for _ in range(20):
+        step.compare(plan, Scoring(0.3))
+
+
+def test_a_child_of_a_process_that_attended_attends():
+    step = Step(7)
+    plan = AttentionPlan(4)
+    plan.update(step.packed([[1, 2]], [5], [1]))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    step.compare(plan, Scoring(0.3))
+    child = os.fork()
+    if not child:
+        failed = 1
+        with suppress(BaseException):
+            step.compare(plan, Scoring(0.3))
+            failed = 0
+        os._exit(failed)
+    torch.set_num_threads(before)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,5 +1,6 @@
 """What callers of the engine get: outputs, refusals, and an engine that lives on after a failure."""
 
+import threading
 from itertools import pairwise
 
 import pytest
@@ -239,6 +240,31 @@ def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, options, er
     with pytest.raises(error, match=words):
         engine.add_request(prompt, GREEDY, **options)
     nothing_held(engine)
+
+
+@pytest.mark.parametrize("own", ["sdpa", "eager"])
+def test_the_model_computes_for_another_thread_while_an_engine_does(own):
+    model = tiny_model("gemma3_text")
+    model.set_attn_implementation(own)
+    prompt = PROMPT * 3  # beyond the window
+    alone = plain_answer(model, prompt, 8)
+    engine = Engine(model, num_blocks=50, block_size=4)
+    meanwhile = []
+
+    def generate(*_):
+        ids = torch.tensor([prompt])
+        meanwhile.append(tuple(model.generate(ids, max_new_tokens=8)[0, len(prompt) :].tolist()))
+
+    def in_a_thread(*_):
+        hook.remove()
+        thread = threading.Thread(target=generate)
+        thread.start()
+        thread.join()
+
+    hook = model.model.layers[0].register_forward_hook(in_a_thread)
+    (output,) = engine.generate(prompt, GREEDY)
+    assert meanwhile == [alone] == [tuple(output.outputs[0].token_ids)]
+    assert model.config._attn_implementation == own
 
 
 def test_an_id_stands_for_one_request_at_a_time(engine):

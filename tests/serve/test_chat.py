@@ -43,9 +43,7 @@ def chat(*messages, **given):
 def test_a_conversation_is_what_the_template_says(tokenizer):
     asked = chat({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi ü"})
     text = "<bos><system>Be kind.<user>Hi ü<assistant>"
-    ids = prompt_of(tokenizer, asked)
-    assert tokenizer.decode(ids) == text
-    assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert prompt_of(tokenizer, asked) == text
 
 
 def test_content_in_parts_is_joined_and_none_is_empty(tokenizer):
@@ -86,9 +84,6 @@ def test_tools_and_the_arguments_of_calls_reach_the_template_as_data(tokenizer):
         def apply_chat_template(self, messages, **given):
             self.messages, self.given = messages, given
             return ""
-
-        def __call__(self, text, **given):
-            return {"input_ids": [1]}
 
     spy = Spy()
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

@@ -88,6 +88,21 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(server):
     assert server.post("/v1/completions", content=pieces).status_code == 413
 
 
+def test_a_text_that_is_too_long_whatever_it_says_is_not_read():
+    with running(max_model_len=64) as made:
+        longest = max(map(len, made.service.tokenizer.get_vocab()))
+        read = []
+        own = made.service.tokenizer
+        made.service.tokenizer = lambda text, **how: read.append(text) or own(text, **how)
+        for over, message in ((1, "characters has more than 64 tokens"), (0, "the prompt has")):
+            text = "a" * (64 * longest + over)
+            answer = made.post("/v1/completions", {"prompt": text, "max_tokens": 1})
+            assert answer.status_code == 400
+            assert message in answer.json()["error"]["message"]
+        assert read == ["a" * 64 * longest]
+        made.quiet()
+
+
 def test_a_body_that_never_comes_is_given_up(server):
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:

@@ -40,8 +40,8 @@ def tool_format(template: object) -> ToolFormat:
     return "hermes"
 
 
-def prompt_of(tokenizer: Any, chat: ChatRequest) -> list[int]:
-    """Return a conversation as token ids, ready for the answer. Raises `ApiError`."""
+def prompt_of(tokenizer: Any, chat: ChatRequest) -> str:
+    """Return a conversation as the model's text, ready for the answer. Raises `ApiError`."""
     if not chat.messages:
         raise ApiError(400, "messages is empty; send at least one", param="messages")
     if not getattr(tokenizer, "chat_template", None):
@@ -53,7 +53,7 @@ def prompt_of(tokenizer: Any, chat: ChatRequest) -> list[int]:
         raise ApiError(400, f"{taken[0]} is not for the template", param="chat_template_kwargs")
     messages = [_plain(each) for each in chat.messages]
     try:
-        text = tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             messages,
             tools=msgspec.to_builtins(tools_of(chat)) or None,
             add_generation_prompt=True,
@@ -62,7 +62,6 @@ def prompt_of(tokenizer: Any, chat: ChatRequest) -> list[int]:
         )
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise ApiError(400, f"the chat template refuses this: {error}", param="messages") from None
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def tools_of(chat: ChatRequest) -> list[Tool]:

@@ -43,6 +43,8 @@ class ServedModel:
         self.num_inflight = 0
         self.created = int(time.time())
         self.tokenizer: Any = deepcopy(running.engine.tokenizer)  # its thread is not the engine's
+        # What is longer than the model's tokens can be is not read: it would hold up the texts of others.
+        self._longest_token = max(map(len, self.tokenizer.get_vocab()))
         self.tool_format: chat.ToolFormat = chat.tool_format(
             getattr(self.tokenizer, "chat_template", None)
         )
@@ -93,10 +95,17 @@ class ServedModel:
                 else asked.prompt or ""
             )
         if isinstance(asked, ChatRequest):
-            return chat.prompt_of(self.tokenizer, asked)
-        if isinstance(asked, str):
-            return self.tokenizer(asked, add_special_tokens=special)["input_ids"]
-        return asked
+            special, asked = False, chat.prompt_of(self.tokenizer, asked)
+        if not isinstance(asked, str):
+            return asked
+        if len(asked) > (most := self.max_model_len * self._longest_token):
+            raise ApiError(
+                400,
+                f"a text of {len(asked)} characters has more than {self.max_model_len} tokens, the limit: "
+                f"{most} characters are too many whatever they say; shorten it",
+                param="prompt",
+            )
+        return self.tokenizer(asked, add_special_tokens=special)["input_ids"]
 
     @asynccontextmanager
     async def admitted(self, count: int) -> AsyncGenerator[None]:

@@ -5,9 +5,10 @@ plan       Packed, AttentionPlan: which rows read what, kept from step to step
 work       the same as tasks for threads
 scoring    how a layer weighs keys
 step       attend: one layer
-compiling  how the kernel is compiled, and where its code is kept
-kernel     the tasks of a layer and the merge of what they find, compiled (numba)
-products   small products in vector registers
+kernel     one layer as code for any number of threads: new rows, tasks, and the merge of what these find
+few, many  a task's attention, by how many queries it has
+layer      what such code is given
+vectors    vector code, written down in Python and compiled by LLVM (llvmlite)
 reference  attention as it is defined, one request after another
 """
 

@@ -25,12 +25,13 @@ def attend_reference(
         seen = (keys <= rows[:, None]) & (keys >= lower)
         blocks = torch.as_tensor(table[: len(keys) // size + 1].astype("int64"))[keys // size]
         first = int(lower.min())
-        k, v = (pool[blocks[first:], keys[first:] % size].float() for pool in pools)
+        places = blocks[first:].to(q.device), (keys[first:] % size).to(q.device)
+        k, v = (pool[places].float() for pool in pools)
         mine = q[start : start + len(rows)].float().view(len(rows), k.shape[1], -1, k.shape[2])
         scores = torch.einsum("nhgd,thd->hgnt", mine, k) * scoring.scale
         if scoring.softcap is not None:
             scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-        scores = scores.masked_fill(~seen[:, first:], -torch.inf)
+        scores = scores.masked_fill(~seen[:, first:].to(q.device), -torch.inf)
         if scoring.sinks is not None:
             sinks = scoring.sinks.float().view(k.shape[1], -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sinks], -1)

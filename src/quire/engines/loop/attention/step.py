@@ -1,5 +1,7 @@
 """Attention of one layer over the block tables of a step: compiled where it can be, else as it is defined."""
 
+from ctypes import CDLL, c_void_p, cast
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,7 +12,7 @@ from quire.engines.loop.attention.plan import AttentionPlan
 from quire.engines.loop.attention.reference import KV, attend_reference
 from quire.engines.loop.attention.scoring import Scoring
 
-_COMPILES = find_spec("numba") is not None
+_COMPILES = find_spec("llvmlite") is not None
 
 
 def attend(
@@ -25,48 +27,90 @@ def attend(
 
     Nothing of the pool is read but what the requests have written.
     """
-    k, v = pools[0].flatten(0, 1), pools[1].flatten(0, 1)
-    k[plan.slots] = new[0]
-    v[plan.slots] = new[1]
-    known = q.dtype in (torch.float32, torch.bfloat16) and q.dtype == k.dtype
-    if not (_COMPILES and known and q.device.type == "cpu" and q.shape[2] % 2 == 0):
-        return attend_reference(plan, pools, q, scoring)
-    # The compiler is loaded by who attends, not by who imports the engine.
-    from quire.engines.loop.attention.compiling import use_threads  # noqa: PLC0415
-    from quire.engines.loop.attention.kernel import LayerArrays, attend_parts  # noqa: PLC0415
-    from quire.engines.loop.attention.products import PAIRED  # noqa: PLC0415
+    if _compiles(pools, q, new):
+        return _attend_compiled(plan, pools, q, new, scoring)
+    for pool, rows in zip(pools, new, strict=True):
+        pool.flatten(0, 1)[plan.slots] = rows
+    return attend_reference(plan, pools, q, scoring)
 
-    wanted = torch.get_num_threads()
-    threads = use_threads(wanted)
-    if torch.get_num_threads() != wanted:  # OpenMP is one for both, and numba's first use sets all
-        torch.set_num_threads(wanted)
-    work = plan.work(q.shape[1] // k.shape[1], threads)
-    out = torch.empty((*q.shape[:2], v.shape[2]), dtype=torch.float32)
-    partial = np.empty((len(work.merged), *out.shape[1:]), np.float32)
-    queries, keys = _elements(q.contiguous()), _elements(k)
-    words = np.uint32 if PAIRED and q.dtype == torch.bfloat16 else queries.dtype
-    attend_parts(
-        work,
-        LayerArrays(
-            queries,
-            keys,
-            _elements(v),
-            queries.view(words),
-            keys.view(words),
-            np.empty(0, np.uint32 if words == np.uint32 else np.float32),
-            out.numpy(),
-            partial,
-            np.empty(partial.shape[:2], np.float32),
-            (torch.empty(0) if scoring.sinks is None else scoring.sinks).detach().float().numpy(),
-            np.float32(scoring.scale),
-            np.float32(scoring.softcap or 0),
-        ),
-        threads,
+
+def _compiles(pools: KV, q: torch.Tensor, new: KV) -> bool:
+    """Return whether there is a compiler, and code can be for these."""
+    tensors = (*pools, q, *new)
+    return (
+        _COMPILES
+        and q.device.type == "cpu"
+        and q.dtype in (torch.float32, torch.bfloat16)
+        and all(
+            each.dtype == q.dtype and each.stride(-1) == 1 and each.shape[-1] % 2 == 0
+            for each in tensors
+        )
+        and all(pool.is_contiguous() for pool in pools)
     )
-    return out.to(q.dtype)
 
 
-def _elements(tensor: torch.Tensor) -> Any:
-    """View a tensor as an array, bfloat16 as uint16, for which NumPy has no name."""
-    tensor = tensor.detach()
-    return (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).numpy()
+def _attend_compiled(
+    plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
+) -> torch.Tensor:
+    # The compiler is loaded by who attends, not by who imports the engine.
+    from quire.engines.loop.attention.kernel import kernel  # noqa: PLC0415
+    from quire.engines.loop.attention.layer import LayerInputs, Shape  # noqa: PLC0415
+
+    (k, v), (num_rows, heads, depth) = pools, q.shape
+    kv_heads, width = v.shape[2:]
+    group = heads // kv_heads
+    threads = torch.get_num_threads()
+    work = plan.work(group, threads)
+    out = torch.empty((num_rows, heads, width), dtype=q.dtype)
+    partial = np.empty((len(work.merged), heads, 2 + width), np.float32)
+    claimed = np.zeros(3, np.int64)
+    sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
+    numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
+
+    layer = LayerInputs(
+        _at(claimed),
+        kv_heads,
+        group,
+        _at(work.tables),
+        work.tables.shape[1],
+        _at(work.position),
+        _at(work.seen_from),
+        _at(work.rows),
+        _at(work.tasks),
+        len(work.tasks),
+        _at(work.merged),
+        _at(work.merged_starts),
+        plan.slots.data_ptr(),
+        num_rows,
+        *_rows(q),
+        *_rows(new[0]),
+        *_rows(new[1]),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        _at(partial),
+        0 if sinks is None else sinks.data_ptr(),
+        *numbers.tolist(),
+    )
+    shape = Shape(depth, width, 2 - group % 2, plan.block_size, q.dtype == torch.bfloat16)
+    addresses = np.array(layer, np.int64)
+    kernel(shape)(_at(addresses), _fork() if threads > 1 else 0, threads)
+    return out
+
+
+def _at(array: Any) -> int:
+    return array.ctypes.data
+
+
+def _rows(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return the address of rows, and the bytes from row to row and from head to head."""
+    size = tensor.element_size()
+    return tensor.data_ptr(), tensor.stride(0) * size, tensor.stride(1) * size
+
+
+@cache
+def _fork() -> int:
+    """Return the address of GOMP_parallel of the OpenMP that torch runs on, whose threads are awake; 0: none."""
+    found = find_spec("torch._C")
+    held = CDLL(found and found.origin)  # a symbol is looked for in all that the library needs, too
+    return cast(held.GOMP_parallel, c_void_p).value or 0 if hasattr(held, "GOMP_parallel") else 0

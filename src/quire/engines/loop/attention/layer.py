@@ -1,0 +1,182 @@
+"""What the code of one layer's attention is given, and how it reads queries, keys and values."""
+
+# pyright: basic
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from quire.engines.loop.attention.vectors import (
+    FLOAT,
+    FLOATS,
+    INT,
+    LANES,
+    PAIRED,
+    WORD,
+    Code,
+    Number,
+)
+
+LOWEST = -1e30
+"""The highest score of nobody."""
+
+UNSEEN = -2e38
+"""The score of a key that a query does not see."""
+
+LOG2_E = 1.4426950408889634
+
+
+class Shape(NamedTuple):
+    """What code is compiled for.
+
+    depth, width  elements of a key, and of a value
+    together      queries of one row that few queries are attended by: 1 or 2
+    bfloat16      whether q, k, v and the output are that, or float32
+    paired        whether the CPU multiplies pairs of bfloat16; where not, they are widened to float32
+    """
+
+    depth: int
+    width: int
+    together: int
+    block_size: int
+    bfloat16: bool
+    paired: bool = PAIRED
+
+
+class LayerInputs(NamedTuple):
+    """One layer's attention: addresses of arrays, and numbers.
+
+    claimed               int64 [3], zeros: what threads have taken of each phase
+    tables .. last        those of `Work`; num_columns of the tables
+    slots                 int64 [N]: where the new rows' K and V go
+    q, new_k, new_v       with bytes from row to row and from head to head
+    k, v                  [slots, kv_heads, D], [slots, kv_heads, Dv]
+    out                   [N, kv_heads * group, Dv]
+    partial               float32 [rows of parts, heads, 2 + Dv]: the highest score in powers of 2, the sum of
+                          weights over it, and the sum of weighted values
+    sinks                 float32 [heads], or 0
+    scale, softcap        the bits of a float32; softcap 0: none
+    """
+
+    claimed: Any
+    kv_heads: Any
+    group: Any
+    tables: Any
+    num_columns: Any
+    position: Any
+    seen_from: Any
+    rows: Any
+    tasks: Any
+    num_tasks: Any
+    merged: Any
+    merged_starts: Any
+    slots: Any
+    num_rows: Any
+    q: Any
+    q_row: Any
+    q_head: Any
+    new_k: Any
+    new_k_row: Any
+    new_k_head: Any
+    new_v: Any
+    new_v_row: Any
+    new_v_head: Any
+    k: Any
+    v: Any
+    out: Any
+    partial: Any
+    sinks: Any
+    scale: Any
+    softcap: Any
+
+
+class Task(NamedTuple):
+    """A row of `Work.tasks`, for one kv head; `table` is an address."""
+
+    table: Any
+    rows_start: Any
+    num_rows: Any
+    first_query: Any
+    at_once: Any
+    start: Any
+    stop: Any
+    partial: Any
+    kv_head: Any
+
+
+class LayerCode(Code):
+    """A function of the address of a `LayerInputs` that is being written, which any number of threads call.
+
+    Products take operands: elements, or pairs of bfloat16. Rows of these have zeros behind them, up to whole
+    vectors: `depth` operands of a key, `width` columns of values.
+    """
+
+    def __init__(self, module: ir.Module, name: str, shape: Shape) -> None:
+        super().__init__(module, name, 1)
+        self.shape = shape
+        self.layer = LayerInputs(
+            *(self.number(self.arguments[0], i) for i in range(len(LayerInputs._fields)))
+        )
+        self.heads = self.layer.kv_heads * self.layer.group
+        self.kind = WORD if shape.bfloat16 else FLOAT
+        self.paired = shape.bfloat16 and shape.paired
+        self.widened = shape.bfloat16 and not shape.paired
+        self.operand = WORD if self.paired else FLOAT
+        self.key_words, self.value_words = (
+            width // 2 if shape.bfloat16 else width for width in (shape.depth, shape.width)
+        )
+        keys, values = (-(-words // LANES) * LANES for words in (self.key_words, self.value_words))
+        self.depth = 2 * keys if self.widened else keys
+        self.width = 2 * values if shape.bfloat16 else values
+
+    def number(self, array: Number, at: Number | int) -> Number:
+        return self.load(array + at * 8, INT)
+
+    def real(self, bits: Number) -> Number:
+        return bits.narrowed().seen_as(FLOAT).spread()
+
+    def slots(self, task: Task, positions: Sequence[Number]) -> list[Number]:
+        """Return where the K and V of positions are, counted in heads."""
+        size = self.shape.block_size
+        blocks = [self.load(task.table + at // size * 4, WORD).sign_extended() for at in positions]
+        both = zip(blocks, positions, strict=True)
+        return [(b * size + at % size) * self.layer.kv_heads + task.kv_head for b, at in both]
+
+    def query(self, row: Number, head: Number) -> list[Number]:
+        layer = self.layer
+        return self._operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
+
+    def key(self, slot: Number) -> list[Number]:
+        return self._operands(self.layer.k + slot * (4 * self.key_words), self.key_words)
+
+    def values(self, slots: Sequence[Number]) -> list[list[Number]]:
+        """Load values; of pairs, as one row for every two keys."""
+        size = self.value_words
+        rows = [self._operands(self.layer.v + slot * (4 * size), size) for slot in slots]
+        if not self.paired:
+            return rows
+        return [
+            [pair for both in zip(*two, strict=True) for pair in self.interleaved(*both)]
+            for two in zip(rows[::2], rows[1::2], strict=True)
+        ]
+
+    def _operands(self, address: Number, num_words: int) -> list[Number]:
+        row = self.load_row(address, num_words, self.kind)
+        return [half for words in row for half in self.halves(words)] if self.widened else row
+
+    def partial(self, row: Number, head: Number) -> Number:
+        """Return the address of one of the partial results."""
+        return self.layer.partial + (row * self.heads + head) * (4 * (2 + self.shape.width))
+
+    def factor(self) -> Number:
+        """Return what turns scores, capped where they are, into powers of 2."""
+        one = self.constant(1, FLOATS)
+        return one.where(self.layer.softcap > 0, self.real(self.layer.scale)) * LOG2_E
+
+    def cap(self, scores: Number, store: Callable[[Number], None]) -> None:
+        """Where there is a softcap, store `softcap * tanh(scores * scale / softcap)`."""
+        with self.when(self.layer.softcap > 0):
+            cap, one = self.real(self.layer.softcap), self.constant(1, FLOATS)
+            twice = scores * (self.real(self.layer.scale) / cap) * (2 * LOG2_E)
+            store(cap * (one - self.constant(2, FLOATS) / (self.exp2(twice.min(126.0)) + one)))

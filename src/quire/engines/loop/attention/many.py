@@ -1,0 +1,158 @@
+"""Attention of many queries of a task, side by side in the lanes of vectors: a block is read once for all."""
+
+# pyright: basic
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from quire.engines.loop.attention.layer import LOWEST, UNSEEN, LayerCode, Task
+from quire.engines.loop.attention.vectors import (
+    FLOAT,
+    FLOATS,
+    LANES,
+    WORD,
+    WORDS,
+    Number,
+    Variable,
+)
+from quire.engines.loop.attention.work import LANES as QUERIES
+
+KEYS = 64
+"""Keys that are scored before any of them is weighed."""
+
+ROWS = 4
+"""Rows of a product: with four vectors of queries, as many sums as a core keeps in registers."""
+
+_LINE = 4 * QUERIES
+_VECTOR = 4 * LANES
+_VECTORS = range(QUERIES // LANES)
+
+
+def attend_many(code: LayerCode, task: Task) -> None:
+    """Write the attention of up to `QUERIES` queries; in the place of those that lack, the last one stands."""
+    layer, depth, width = code.layer, code.depth, code.width
+    steps = KEYS // 2 if code.paired else KEYS
+    num_queries = (task.num_rows * layer.group - task.first_query).min(QUERIES)
+    queries, one = code.room(_LINE * depth), code.room(4 * depth)
+    upper, lower = code.room(_LINE), code.room(_LINE)
+    # What the queries see: from the least to the last, and what is seen by all.
+    far, near = code.constant(2**31 - 1), code.constant(0)
+    bottom, top, all_from, all_to = (Variable(code, each) for each in (far, near, near, far))
+    with code.loop(0, QUERIES) as lane:
+        row, _, head = _query(code, task, lane.min(num_queries - 1))
+        first = code.number(layer.seen_from, row)
+        last = code.number(layer.position, row).min(task.stop - 1)
+        code.store(first.narrowed(), lower + lane * 4)
+        code.store(last.narrowed(), upper + lane * 4)
+        bottom.now, top.now = bottom.now.min(first), top.now.max(last)
+        all_from.now, all_to.now = all_from.now.max(first), all_to.now.min(last)
+        code.store_row(code.query(row, head), one, depth)
+        with code.loop(0, depth) as i:
+            code.store(code.load(one + i * 4, WORD), queries + (i * QUERIES + lane) * 4)
+
+    keys, values = code.room(4 * KEYS * depth), code.room(4 * steps * width)
+    scores, weights, sums = (code.room(n * _LINE) for n in (KEYS, steps, width))
+    highest = [Variable(code, code.constant(LOWEST, FLOATS)) for _ in _VECTORS]
+    total = code.zeros(len(_VECTORS))
+    with code.loop(0, width * _LINE, _VECTOR) as place:
+        code.store(code.constant(0, FLOATS), sums + place)
+    factor, stop = code.factor(), top.now + 1
+    with code.loop(task.start.max(bottom.now), stop, KEYS) as start:
+        with code.loop(0, KEYS // 2) as pair:
+            first = start + pair * 2
+            slots = code.slots(task, [(first + i).min(stop - 1) for i in range(2)])
+            for i, slot in enumerate(slots):
+                code.store_row(code.key(slot), keys + (pair * 2 + i) * (4 * depth), depth)
+            rows = code.values(slots)
+            for i, row in enumerate(rows):
+                code.store_row(row, values + (pair * len(rows) + i) * (4 * width), width)
+        with code.loop(0, KEYS, ROWS) as key:
+            left = (keys + key * (4 * depth), 4 * depth, 4)
+            _product(code, scores + key * _LINE, left, (queries, depth))
+        with code.when(layer.softcap > 0), code.loop(0, KEYS * _LINE, _VECTOR) as i:
+            place = scores + i
+            code.cap(code.load(place), lambda value, place=place: code.store(value, place))
+        unclear = (start < all_from.now) | (all_to.now - (KEYS - 1) < start)
+        with code.when(unclear), code.loop(0, KEYS) as key:
+            at = (start + key).narrowed().spread()
+            for v in _VECTORS:
+                low, high = (code.load(each + _VECTOR * v, WORDS) for each in (lower, upper))
+                place = scores + key * _LINE + _VECTOR * v
+                code.store(code.load(place).where((low <= at) & (at <= high), UNSEEN), place)
+        above = [Variable(code, code.constant(UNSEEN, FLOATS)) for _ in _VECTORS]
+        with code.loop(0, KEYS) as key:
+            for v in _VECTORS:
+                above[v].now = above[v].now.max(code.load(scores + key * _LINE + _VECTOR * v))
+        fades: list[Number] = []
+        for v in _VECTORS:
+            best = highest[v].now.max(above[v].now * factor)
+            fades.append(code.exp2(highest[v].now - best))
+            highest[v].now = best
+            total[v].now *= fades[v]
+        below = [code.constant(0, FLOATS) - each.now for each in highest]
+        with code.loop(0, KEYS // 2) as pair:
+            for v in _VECTORS:
+                place = pair * (2 * _LINE) + _VECTOR * v
+                both = [code.load(scores + place + i * _LINE) for i in range(2)]
+                both = [code.exp2(code.multiply_add(each, factor, below[v])) for each in both]
+                total[v].now += both[0] + both[1]
+                if code.paired:
+                    code.store(code.pairs(*both), weights + pair * _LINE + _VECTOR * v)
+                else:
+                    for i in range(2):
+                        code.store(both[i], weights + place + i * _LINE)
+        with code.loop(0, width, ROWS) as i:
+            left = (values + i * 4, 4, 4 * width)
+            _product(code, sums + i * _LINE, left, (weights, steps), fades)
+
+    for v in _VECTORS:
+        code.store(highest[v].now, lower + _VECTOR * v)
+        code.store(total[v].now, upper + _VECTOR * v)
+    with code.loop(0, num_queries) as lane:
+        _, place, head = _query(code, task, lane)
+        to = code.partial(place, head)
+        code.store(code.load(lower + lane * 4, FLOAT), to)
+        code.store(code.load(upper + lane * 4, FLOAT), to + 4)
+        with code.loop(0, code.shape.width) as i:
+            code.store(code.load(sums + i * _LINE + lane * 4, FLOAT), to + 8 + i * 4)
+
+
+def _query(code: LayerCode, task: Task, lane: Number) -> tuple[Number, Number, Number]:
+    """Return the row of the query in a lane, the row of its partial results, and its head."""
+    group = code.layer.group
+    query = task.first_query + lane
+    row = code.number(code.layer.rows, task.rows_start + query // group)
+    return row, task.partial + query // group, task.kv_head * group + query % group
+
+
+def _product(
+    code: LayerCode,
+    to: Number,
+    left: tuple[Number, int, int],
+    right: tuple[Number, int],
+    fades: Sequence[Number] = (),
+) -> None:
+    """Write `to = to * fades + left @ right`, for `ROWS` rows; without fades, `left @ right`.
+
+    to     address of float32 [ROWS, QUERIES]
+    left   address of [ROWS, depth], bytes from row to row, bytes from column to column
+    right  address of [depth, QUERIES], depth
+    """
+    start, to_row, to_column = left
+    places = [to + _LINE * i + _VECTOR * v for i in range(ROWS) for v in _VECTORS]
+    sums = code.zeros(len(places))
+    if fades:
+        for each, place, fade in zip(sums, places, ROWS * list(fades), strict=True):
+            each.now = code.load(place) * fade
+    with code.loop(0, right[1]) as step:
+        row = right[0] + step * _LINE
+        columns = [
+            code.load(row + _VECTOR * v, ir.VectorType(code.operand, LANES)) for v in _VECTORS
+        ]
+        for i in range(ROWS):
+            element = code.load(start + step * to_column + i * to_row, code.operand).spread()
+            for each, column in zip(sums[i * len(columns) :], columns, strict=False):
+                each.now = code.multiply_add(element, column, each.now)
+    for each, place in zip(sums, places, strict=True):
+        code.store(each.now, place)
