@@ -163,7 +163,7 @@ def serve(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="A trace whose times --open-loop takes.", show_default="Poisson"),
+        typer.Option(help="A trace file.", show_default="Poisson"),
     ] = None,
     slo_ttft: Annotated[
         float | None,
