@@ -159,7 +159,7 @@ def serve(
     ] = False,
     rate: Annotated[
         float | None,
-        typer.Option(help="Requests per second of --open-loop.", show_default="half of vLLM's"),
+        typer.Option(help="Expected requests per second.", show_default="half of vLLM's"),
     ] = None,
     trace: Annotated[
         Path | None,
