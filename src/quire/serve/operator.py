@@ -75,19 +75,24 @@ class Operator:
         made = await self._call(
             lambda engine: ops.pin(engine.manager, ids, engine.scope(scope), ttl_s=asked.ttl_s)
         )
+        await self._forget_those_let_go()
         number = next(self._numbers)
         self._pins[number] = made
         return {"id": number, "num_tokens": made.num_tokens, "ttl_s": asked.ttl_s}
 
     async def pins(self, asked: None, request: Request) -> Any:
         """`/v1/cache/pins`: those that hold something still."""
+        await self._forget_those_let_go()
+        pins = self._pins.items()
+        return {"data": [{"id": number, "num_tokens": pin.num_tokens} for number, pin in pins]}
+
+    async def _forget_those_let_go(self) -> None:
+        """Forget the pins whose time is over."""
         known = list(self._pins.items())
         held = await self._call(lambda _: [pin.is_held for _, pin in known])
         for (number, _), is_held in zip(known, held, strict=True):
             if not is_held:
                 self._pins.pop(number, None)
-        pins = self._pins.items()
-        return {"data": [{"id": number, "num_tokens": pin.num_tokens} for number, pin in pins]}
 
     async def unpin(self, asked: None, request: Request) -> Any:
         """`DELETE /v1/cache/pins/N`."""
