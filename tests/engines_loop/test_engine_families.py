@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
+import torch
 from loop_help import tiny_config, tiny_model, trained_model
-from traffic_help import Traffic
+from traffic_help import Beside, Traffic
 from transformers import AutoModelForCausalLM
 
 from quire.engines.loop import Engine
@@ -42,10 +43,15 @@ MORE += ("starcoder2", "gpt_bigcode", "cohere2", "olmo3", "exaone4", "gemma4_tex
 TIGHT = {"num_blocks": 26, "block_size": 4, "max_running": 6, "max_step_tokens": 23, "max_chunk": 9}
 
 
+def model_of(family, **changes):
+    """With temperature tuning llama4 counts rows, and is refused."""
+    if family == "llama4_text":
+        changes["attn_temperature_tuning"] = False
+    return tiny_model(family, **changes)
+
+
 def traffic(family, seed):
-    # With temperature tuning llama4 counts rows, and is refused.
-    changes = {"attn_temperature_tuning": False} if family == "llama4_text" else {}
-    return Traffic(tiny_model(family, **changes), seed)
+    return Traffic(model_of(family), seed)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -68,6 +74,20 @@ def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
     assert seen["preemptions"] > 0 or family == "mistral+window"
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3_text",
+        *(pytest.param(each, marks=pytest.mark.long) for each in FAMILIES if each != "gemma3_text"),
+    ],
+)
+def test_plain_calls_on_another_thread_give_what_they_give_alone(family):
+    traffic = Traffic(model_of(family), seed=5)
+    with Beside(traffic.model) as beside:
+        traffic.live(12)
+    assert beside.compared > 3
+
+
 def test_the_trained_model_gives_its_own_tokens():
     assert Traffic(trained_model(), seed=3).live(8).counts["ties"] == 0
 
@@ -88,6 +108,11 @@ def test_the_trained_model_gives_its_own_tokens():
 def test_a_model_whose_rows_cannot_be_packed_is_refused_by_name(family, reason):
     with pytest.raises(UnsupportedModel, match=f"{family}.*{reason}"):
         Engine(tiny_model(family))
+
+
+def test_in_half_precision_too():
+    with pytest.raises(UnsupportedModel, match=r"falcon.*does not compute packed rows"):
+        Engine(tiny_model("falcon", dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
+from quire.bench.drawing import drawing, text
 from quire.bench.gate_rows import SLACK_S, SLACK_SHARE, holds
 from quire.bench.timing import Row
 
@@ -15,8 +15,6 @@ STEPS = ((0.95, "#8cc5e8"), (1.05, "#cfe5f2"), (1.1, "#e9eef0"), (1.25, "#f6d9a8
 """Ratios up to which a cell has this colour."""
 
 SLOWER = "#ef9a72"
-INSIDE, OUTSIDE = "#16202a", "#7a7f86"
-"""Of text: in cells, which are light wherever the picture stands, and around them, where it may be light or dark."""
 
 
 def picture(rows: Sequence[Row]) -> str:
@@ -32,24 +30,24 @@ def picture(rows: Sequence[Row]) -> str:
         (("hit", "the better of loading and computing"), ("miss", "computing"))
     ):
         left = LEFT + number * (width + BETWEEN)
-        parts.append(_text(left, 20, f"a {kind}, over {best}", "start", "head"))
+        parts.append(text(left, 20, f"a {kind}, over {best}", "start", "head"))
         for at, length in enumerate(lengths):
             middle = left + at * CELL_WIDTH + CELL_WIDTH / 2
-            parts.append(_text(middle, TOP - 10, f"{length:,}", "middle"))
+            parts.append(text(middle, TOP - 10, f"{length:,}", "middle"))
         for at, line in enumerate(lines):
             top = TOP + at * CELL_HEIGHT
             if not number:
                 label = f"{float(line[0]['rtt_ms']):g} ms"
-                parts.append(_text(left - 10, top + CELL_HEIGHT / 2 + 4, label, "end"))
+                parts.append(text(left - 10, top + CELL_HEIGHT / 2 + 4, label, "end"))
             for row in line:
                 column = left + lengths.index(int(row["tokens"])) * CELL_WIDTH
                 parts += _cell(column, top, row, kind)
     below = TOP + len(lines) * CELL_HEIGHT
-    parts.append(_text(LEFT, TOP - 28, "tokens of the prompt", "start"))
-    parts.append(_text(LEFT - 10, TOP - 10, "round trip", "end"))
+    parts.append(text(LEFT, TOP - 28, "tokens of the prompt", "start"))
+    parts.append(text(LEFT - 10, TOP - 10, "round trip", "end"))
     parts += _legend(LEFT, below + 22)
     size = LEFT + 2 * width + BETWEEN + 10, below + BOTTOM
-    return _SVG.format(*size, "\n".join(parts), INSIDE=INSIDE, OUTSIDE=OUTSIDE)
+    return drawing("What requests take with the cost gate", size, parts)
 
 
 def _lines(rows: Sequence[Row]) -> list[list[Row]]:
@@ -74,8 +72,8 @@ def _cell(left: float, top: float, row: Row, kind: str) -> list[str]:
     size = f'width="{CELL_WIDTH - GAP}" height="{CELL_HEIGHT - GAP}"'
     return [
         f'<rect x="{left:g}" y="{top:g}" {size} rx="3" fill="{fill}"{frame}/>',
-        _text(middle, top + 17, f"{ratio:.2f}", "middle", "ratio"),
-        _text(middle, top + 31, f"{took_ms:,.{took_ms < 10:d}f} ms", "middle", "ms"),
+        text(middle, top + 17, f"{ratio:.2f}", "middle", "ratio"),
+        text(middle, top + 31, f"{took_ms:,.{took_ms < 10:d}f} ms", "middle", "ms"),
     ]
 
 
@@ -87,25 +85,6 @@ def _legend(left: float, top: float) -> list[str]:
     ):
         x = left + at * 84
         parts.append(f'<rect x="{x:g}" y="{top:g}" width="18" height="14" rx="2" fill="{colour}"/>')
-        parts.append(_text(x + 24, top + 11, label, "start"))
+        parts.append(text(x + 24, top + 11, label, "start"))
     bound = f"a frame: beyond both {SLACK_SHARE:.0%} and {SLACK_S * 1e3:g} ms more"
-    return [*parts, _text(left + len(labels) * 84, top + 11, bound, "start")]
-
-
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    kind = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
-
-
-_SVG = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:g} {1:g}" role="img" aria-label="What requests take with the cost gate">
-<style>
-text {{ font: 12px system-ui, sans-serif; fill: {OUTSIDE}; }}
-.head {{ font-size: 14px; font-weight: 600; }}
-.ratio {{ font-weight: 600; fill: {INSIDE}; }}
-.ms {{ font-size: 10.5px; fill: {INSIDE}; }}
-.late {{ stroke: #c0341d; stroke-width: 3; }}
-</style>
-{2}
-</svg>
-"""
+    return [*parts, text(left + len(labels) * 84, top + 11, bound, "start")]

@@ -32,11 +32,14 @@ from quire.bench.serve_systems import (
 )
 from quire.bench.timing import Row
 from quire.errors import ConfigError
+from quire.sim.distributions import check_positive
 from quire.sim.trace import open_trace
 
 START_S = 300
 """Seconds that a server has to start."""
 HOST = "127.0.0.1"
+MOST_REQUESTS = 1_000
+"""Arrivals that are read of a trace: more than any load has requests."""
 
 
 class ServerProcess:
@@ -112,6 +115,13 @@ class OpenLoop:
     _capacity: dict[int, float] = field(default_factory=dict[int, float])
     _rate: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("rate", "ttft_s", "itl_s"):
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value)
+        asked = islice(open_trace(self.trace), MOST_REQUESTS) if self.trace else ()
+        self._times = [each.time_s for each in asked]
+
     def open(self, name: str, mode: str, files: ServedModelFiles) -> ServerProcess:
         """Start a server."""
         folder, dtype = str(files.folder), files.dtype
@@ -119,7 +129,7 @@ class OpenLoop:
             command = [sys.executable, "-m", "quire.cli", "serve", "--model", folder, "--dtype", dtype,
                        "--kv-memory", KV_MEMORY, "--max-running", str(MAX_RUNNING), "--name", "m"]  # fmt: skip
             return ServerProcess(command, None)
-        command = [str(files.vllm), "-m", "vllm.entrypoints.cli.main", "serve", folder, "--dtype", dtype,
+        command = [str(files.vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype,
                    "--max-num-seqs", str(MAX_RUNNING), "--served-model-name", "m", "--host", HOST,
                    "--enable-prompt-tokens-details", *(["--enforce-eager"] * (mode == "eager"))]  # fmt: skip
         return ServerProcess(command, vllm_environment(files.vllm))
@@ -141,12 +151,9 @@ class OpenLoop:
     def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
         """Send a load as it comes."""
         requests = load.requests(seed)
-        if self.trace is not None:
-            times = [asked.time_s for asked in islice(open_trace(self.trace), len(requests))]
-            requests = [
-                asked._replace(time_s=time_s)
-                for asked, time_s in zip(requests, scaled(times), strict=False)
-            ]
+        if times := self._times[: len(requests)]:
+            together = zip(requests, scaled(times), strict=False)
+            requests = [asked._replace(time_s=time_s) for asked, time_s in together]
         heard, seconds = asyncio.run(_asked(system, requests, load.new, self._rate))
         good = [
             each for each in heard if each.first_s <= self.ttft_s and each.between_s <= self.itl_s

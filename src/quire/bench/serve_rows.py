@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, cast
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from quire.assets import demo_model
 from quire.bench.serve_http import OpenLoop
@@ -172,7 +172,7 @@ def _silent(_: str) -> None: ...
 
 
 def _random_llama(folder: Path) -> Path:
-    """Save a Llama of 76 M parameters with random weights, and return its folder."""
+    """Save a Llama of 76 M parameters with random weights, and a tokenizer, without which vLLM does not start; return its folder."""
     config = LlamaConfig(
         vocab_size=4096,
         hidden_size=768,
@@ -186,4 +186,6 @@ def _random_llama(folder: Path) -> Path:
     with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
         torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
         cast("Any", LlamaForCausalLM(config)).save_pretrained(folder)
+    tokenizers: Any = AutoTokenizer
+    tokenizers.from_pretrained(demo_model()).save_pretrained(folder)
     return folder

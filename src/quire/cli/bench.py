@@ -17,6 +17,7 @@ from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import plain_table
 from quire.config import parse_bytes
 from quire.errors import ConfigError
+from quire.extras import require
 
 Row = dict[str, float | str]
 
@@ -153,28 +154,64 @@ def serve(
     vllm: Annotated[
         Path, typer.Option(help="The interpreter of an environment that has vLLM.")
     ] = Path(".venv-vllm/bin/python"),
+    open_loop: Annotated[
+        bool, typer.Option("--open-loop", help="Ask servers over HTTP, as requests come.")
+    ] = False,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Expected requests per second.", show_default="half of vLLM's"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="A trace file.", show_default="Poisson"),
+    ] = None,
+    slo_ttft: Annotated[
+        float | None,
+        typer.Option(help="Seconds to the first token that are still good.", show_default="0.5"),
+    ] = None,
+    slo_tpot: Annotated[
+        float | None,
+        typer.Option(help="Seconds per further token that are still good.", show_default="0.05"),
+    ] = None,
+    report: ReportTo = None,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
     """Time many requests at once: quire's engine, vLLM on the CPU, transformers, one by one.
 
-    Requests that share a prefix and requests that share none, on quire-tiny and on a
-    random Llama of 76 M parameters. The systems take turns, the best of five rounds
-    counts. vLLM is measured where benchmarks/peers/vllm_environment.py has made its
+    Requests that share a prefix and requests that share none, chats, agents and documents, on
+    quire-tiny and on a random Llama of 76 M parameters. The systems take turns, the best of five
+    rounds counts. vLLM is measured where benchmarks/peers/vllm_environment.py has made its
     environment. --quick: the small model, one round.
+    With --open-loop, `quire serve` and `vllm serve` are asked over HTTP by one client, requests
+    come as a Poisson process or at the times of a trace, and goodput is what meets both objectives.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       quire bench serve --quick --rows shared_32 --among quire,prefix-cache
+      quire bench serve --open-loop --rows shared_128,chat --precisions bfloat16 --report open.svg
     """
     check_installed()
-    from quire.bench import serve_rows
+    check_writable(report, ".svg")
+    from quire.bench import serve_picture, serve_rows
+    from quire.bench.serve_http import OpenLoop
 
     hush()
+    way = serve_rows.AtOnce()
+    given = {"rate": rate, "trace": trace, "ttft_s": slo_ttft, "itl_s": slo_tpot}
+    given = {name: value for name, value in given.items() if value is not None}
+    if open_loop:
+        require("serve", "a server")
+        way = OpenLoop(**given)  # pyright: ignore[reportArgumentType] - each by its name
+    elif given:
+        raise ConfigError("--rate, --trace, --slo-ttft and --slo-tpot are of --open-loop; add it")
     choice = serve_rows.ServeChoice(
-        names(rows) or None, names(among) or None, names(precisions) or None, vllm, quick
+        names(rows) or None, names(among) or None, names(precisions) or None, vllm, quick, way
     )
-    _tell(partial(serve_rows.rows, choice), "requests at once", listed, as_json=as_json)
+    title = "requests as they come" if open_loop else "requests at once"
+    found = _tell(partial(serve_rows.rows, choice), title, listed, as_json=as_json)
+    if report is not None:
+        write_text(report, serve_picture.picture(found))
 
 
 def _tell(

@@ -1,6 +1,7 @@
 """One forward over the packed rows of many requests, through an unchanged transformers model."""
 
 import inspect
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -9,11 +10,11 @@ from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from quire.engines.hf.probe import probe_model
 from quire.engines.loop.attention import AttentionPlan, Scoring, attend
-from quire.errors import ConfigError, UnsupportedModel
+from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
 from quire.tensors.layout import KVLayout
@@ -21,13 +22,13 @@ from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool
 
 IMPLEMENTATION = "quire"
-"""What the attention of a packed forward is called among those of transformers.
-
-No mask function is registered under this name: transformers makes no mask then, and a plan says what each
-row sees.
-"""
+"""What the attention of a packed forward is called among those of transformers, and what makes its masks: none, for a
+plan says what each row sees. Another thread that computes with the model meanwhile meets these too, and gets its own."""
 
 _TRACED_TOKENS = 4
+
+_attentions: Any = AttentionInterface()
+_masks: Any = AttentionMaskInterface()
 
 
 class _Attention(Protocol):
@@ -60,7 +61,8 @@ class PackedModel:
         self._configs = _configs(model)
         self.model = model
         self.device: torch.device = model.device
-        cast("Any", AttentionInterface).register(IMPLEMENTATION, _attention)
+        _attentions.register(IMPLEMENTATION, _attention)
+        _masks.register(IMPLEMENTATION, _mask)
         traced = self._trace()
         self.layout, self._layers = _grouped(model, kinds, traced, own)
 
@@ -155,15 +157,21 @@ class PackedModel:
     def _switched(self) -> Generator[None]:
         """Have the model's attention go through `_attention`; one forward of a model at a time."""
         with locked(self.model):
-            before = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - its only name
+            own = {id(config): config._attn_implementation for config in self._configs}  # noqa: SLF001 - its only name
+            _own.update(own)
             for config in self._configs:
                 config._attn_implementation_internal = IMPLEMENTATION  # noqa: SLF001 - sets this config alone
             try:
                 yield
             finally:
-                for config, name in zip(self._configs, before, strict=True):
-                    config._attn_implementation_internal = name  # noqa: SLF001
+                for config in self._configs:
+                    config._attn_implementation_internal = own[id(config)]  # noqa: SLF001
+                for name in own:
+                    del _own[name]
 
+
+_own: dict[int, str] = {}
+"""The attention that each config named before, by its id, while it names quire's."""
 
 _locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -174,16 +182,31 @@ def locked(model: Any) -> AbstractContextManager[object]:
 
 
 def _attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **how: Any
-) -> tuple[torch.Tensor, None]:
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: Any, **how: Any
+) -> tuple[torch.Tensor, Any]:
     """Compute one layer's attention as transformers asks for it: `[1, heads, N, D]` in, `[1, N, heads, Dv]` out."""
     attention = _current.get(None)
     if attention is None:
-        raise ConfigError(
-            "an engine computes with this model on another thread; wait until it has ended, or load the model twice"
-        )
+        eager = sys.modules[type(module).__module__].__dict__.get("eager_attention_forward")
+        own = _attentions.get(_own_name(module.config), eager)
+        return own(module, query, key, value, *mask, **how)
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     return attention(module, q, k, v, how)[None], None
+
+
+def _mask(*, config: Any, **asked: Any) -> Any:
+    """Return the mask of a forward that is not packed; of one that is, None."""
+    if _current.get(None) is not None:
+        return None
+    return _masks[_own_name(config)](config=config, **asked)
+
+
+def _own_name(config: Any) -> str:
+    """Return what a config names but for packed forwards, which another thread may begin or end meanwhile."""
+    while (name := config._attn_implementation) == IMPLEMENTATION:  # noqa: SLF001
+        if (own := _own.get(id(config))) is not None:
+            return own
+    return name
 
 
 def _accepted(model: Any, kinds: Sequence[LayerKind]) -> frozenset[str]:
