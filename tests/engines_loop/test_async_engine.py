@@ -7,7 +7,7 @@ import pytest
 from loop_help import GREEDY, nothing_held, plain_answer, tiny_model
 
 from quire.engines.loop import AsyncEngine, Engine, SamplingParams
-from quire.errors import RequestFailed, TokensError
+from quire.errors import CacheBusy, RequestFailed, TokensError
 
 PROMPT = tuple(range(10, 30))
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
@@ -177,3 +177,11 @@ def test_engines_of_one_model_take_turns_with_it(model):
     asyncio.run(ask())
     for each in engines:
         each.close()
+
+
+def test_an_engine_has_one_thread(served):
+    with pytest.raises(CacheBusy, match="make an engine for each"):
+        AsyncEngine(served.engine)
+    with pytest.raises(CacheBusy, match="ask through one AsyncEngine"):
+        served.engine.step()
+    assert served.is_alive

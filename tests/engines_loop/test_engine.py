@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import quire
 from quire import Scope
 from quire.engines.loop import Engine, SamplingParams
-from quire.errors import ConfigError, DeadlinePassed, RequestFailed, TokensError
+from quire.errors import CacheBusy, ConfigError, DeadlinePassed, RequestFailed, TokensError
 
 PROMPT = tuple(range(10, 30))
 
@@ -320,3 +320,45 @@ def test_what_runs_while_its_model_changes_is_ended_and_the_next_request_is_serv
     model.to(torch.bfloat16)
     with pytest.raises(ConfigError, match="make a new cache"):
         engine.add_request(PROMPT, GREEDY)
+
+
+def test_two_threads_at_once_are_refused_and_nothing_has_changed(model):
+    engine = Engine(model, num_blocks=50, block_size=4)
+    refusals = []
+
+    def meddle():
+        for call in (engine.step, engine.close, lambda: engine.generate(PROMPT, GREEDY)):
+            try:
+                call()
+            except CacheBusy as error:
+                refusals.append(str(error))
+
+    thread = threading.Thread(target=meddle)
+
+    def hook(*_):
+        if thread.ident is None:
+            thread.start()
+            thread.join()
+
+    handle = model.model.layers[0].register_forward_hook(hook)
+    (output,) = engine.generate(PROMPT, GREEDY)
+    handle.remove()
+    assert tuple(output.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
+    assert len(refusals) == 3
+    assert "another thread uses this engine" in refusals[0]
+    nothing_held(engine)
+
+
+def test_an_engine_that_is_closed_takes_nothing_more(model):
+    engine = Engine(model, num_blocks=50, block_size=4)
+    engine.close()
+    with pytest.raises(ConfigError, match="the engine was closed"):
+        engine.generate(PROMPT, GREEDY)
+    engine.close()
+
+
+def test_texts_that_end_an_answer_need_a_tokenizer(model):
+    engine = Engine(model, num_blocks=50, block_size=4)
+    with pytest.raises(ConfigError, match="stop needs the text"):
+        engine.generate(PROMPT, SamplingParams(stop=["x"]))
+    nothing_held(engine)

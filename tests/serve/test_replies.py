@@ -29,9 +29,9 @@ def data(event):
     return json.loads(event[6:])
 
 
-def reply(tokenizer, *, chat=True, top=None, tools=None):
+def reply(tokenizer, *, chat=True, top=None, tools=None, usage=False):
     choice = ReplyChoice(0, tokenizer, tools=tools)
-    return Reply("tiny", [choice], chat=chat, top=top), choice
+    return Reply("tiny", [choice], chat=chat, top=top, usage=usage), choice
 
 
 def streamed(made, choice, outputs):
@@ -67,11 +67,19 @@ def test_a_stream_has_each_piece_once(tokenizer):
     events = streamed(made, choice, outputs)
     assert [each["delta"] for each in events] == [{"content": "He"}, {"content": "llo"}, {}]
     assert [each["finish_reason"] for each in events] == [None, None, "length"]
-    *_, last, done = made.closing(usage=True)
+    assert made.closing() == [DONE]
+
+
+def test_a_stream_with_its_usage_says_in_all_other_events_that_they_have_none(tokenizer):
+    made, choice = reply(tokenizer, usage=True)
+    said = [*made.opening()]
+    choice.take(output("Hello", reason="length"))
+    said.append(made.chunk(choice))
+    assert [data(each)["usage"] for each in said] == [None, None]
+    last, done = made.closing()
     assert data(last)["choices"] == []
     assert data(last)["usage"]["completion_tokens"] == 5
     assert done == DONE
-    assert made.closing(usage=False) == [DONE]
 
 
 def test_completions_have_their_own_shape(tokenizer):

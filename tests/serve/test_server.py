@@ -142,11 +142,18 @@ def test_a_stop_string_ends_and_is_left_out(client):
 def test_models_tokens_and_health(server, client):
     (model,) = client.models.list().data
     assert model.id == "quire-tiny"
+    assert client.models.retrieve("quire-tiny") == model
+    with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served here"):
+        client.models.retrieve("gpt-4")
     ids = tiny()[1](TEXT)["input_ids"]
     told = server.post("/tokenize", {"prompt": TEXT}).json()
     assert (told["tokens"], told["count"]) == (ids, len(ids))
     chat_ids = server.post("/tokenize", {"messages": TALK}).json()["tokens"]
     assert chat_ids == tiny()[1].apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
+    open_ids = server.post("/tokenize", {"messages": TALK, "add_generation_prompt": False}).json()[
+        "tokens"
+    ]
+    assert open_ids == chat_ids[: len(open_ids)] != chat_ids
     back = server.post("/detokenize", {"tokens": ids}).json()["prompt"]
     assert back == tiny()[1].decode(ids)
     assert server.get("/health").status_code == 200
@@ -200,6 +207,9 @@ def test_an_answer_has_the_form_that_is_asked_for(client):
     given = {"max_tokens": 40, "logit_bias": no_blanks()}
     said = chat(client, response_format=form, **given).choices[0].message.content
     assert json.loads(said)["ok"] in (True, False)
+    more = {"response_format": form, "logit_bias": no_blanks()}
+    completed = complete(client, max_tokens=40, extra_body=more).choices[0].text
+    assert json.loads(completed)["ok"] in (True, False)
     form["json_schema"]["schema"] = {"type": "nothing"}
     with pytest.raises(openai.BadRequestError, match="schema"):
         chat(client, response_format=form)
@@ -217,6 +227,11 @@ BAD = [
     ("/v1/chat/completions", {"messages": TALK, "reuse": "session"}, 400, None),
     ("/v1/chat/completions", {"messages": TALK, "stop": [""]}, 400, "stop"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 9000}]}, 400, "messages"),
+    ("/v1/chat/completions", {"messages": TALK, "stop": ["a"] * 65}, 400, "stop"),
+    ("/v1/chat/completions", {"messages": TALK, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+    ("/v1/completions", {"prompt": TEXT, "logprobs": 21}, 400, "logprobs"),
+    ("/v1/completions", {"prompt": [TEXT] * 20, "n": 20}, 400, "n"),
+    ("/tokenize", {"prompt": TEXT, "model": "gpt-4"}, 404, "model"),
     ("/v1/completions", {"prompt": ""}, 400, None),
     ("/v1/completions", {"prompt": []}, 400, "prompt"),
     ("/v1/completions", {"prompt": [[], [1]]}, 400, "prompt"),

@@ -309,8 +309,8 @@ class Scheduler:
                 self._next_deadline = min(self._next_deadline, job.deadline)
                 continue
             self._leave(job)
-            msg = f"{job!r} had until {job.deadline:g} s, and it is {now:g} s"
-            self._give_up(job, DeadlinePassed(f"{msg}; allow more time, or send less at once"))
+            late = f"{job.num_generated} of {job.max_tokens} tokens were there at the deadline"
+            self._give_up(job, DeadlinePassed(f"{late}; allow more time, or send less at once"))
 
     def _give_up(self, job: Job, error: QuireError) -> None:
         self._close(job)

@@ -56,6 +56,7 @@ def make_app(service: ServedModel) -> Starlette:
         of_client("/v1/completions", CompletionRequest, client.generate),
         of_client("/v1/chat/completions", ChatRequest, client.generate),
         of_client("/v1/models", None, client.models),
+        of_client("/v1/models/{name:path}", None, client.model),
         of_client("/tokenize", PromptRequest, client.tokenize),
         of_client("/detokenize", Detokenize, client.detokenize),
         Route("/health", client.health),
@@ -94,12 +95,20 @@ class ClientRoutes:
 
     async def models(self, asked: None, request: Request, tenant: str | None) -> Any:
         """`/v1/models`."""
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, asked: None, request: Request, tenant: str | None) -> Any:
+        """`/v1/models/NAME`."""
+        self._service.check_model(request.path_params["name"])
+        return self._model()
+
+    def _model(self) -> dict[str, Any]:
         own = {"id": self._service.model, "object": "model", "created": self._service.created}
-        more = {"owned_by": "quire", "max_model_len": self._service.max_model_len}
-        return {"object": "list", "data": [own | more]}
+        return own | {"owned_by": "quire", "max_model_len": self._service.max_model_len}
 
     async def tokenize(self, asked: PromptRequest, request: Request, tenant: str | None) -> Any:
         """`/tokenize`."""
+        self._service.check_model(asked.model)
         ids = await self._service.ids(asked)
         return {"count": len(ids), "max_model_len": self._service.max_model_len, "tokens": ids}
 

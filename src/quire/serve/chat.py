@@ -56,7 +56,7 @@ def prompt_of(tokenizer: Any, chat: ChatRequest) -> str:
         return tokenizer.apply_chat_template(
             messages,
             tools=msgspec.to_builtins(tools_of(chat)) or None,
-            add_generation_prompt=True,
+            add_generation_prompt=chat.add_generation_prompt,
             tokenize=False,
             **chat.chat_template_kwargs,
         )

@@ -28,21 +28,17 @@ async def answered(
 ) -> Response | dict[str, Any]:
     """Return the answer to a request. Raises `ApiError` and what the engine refuses."""
     asked.check()
-    if asked.model not in (None, service.model):
-        raise ApiError(
-            404,
-            f"the model {asked.model!r} is not served here; {service.model!r} is",
-            param="model",
-            code="model_not_found",
-        )
+    service.check_model(asked.model)
     given = asked.prompts() if isinstance(asked, CompletionRequest) else [asked]
     prompts = [await service.ids(each) for each in given]
     params, tools = sampling_of(service, asked, prompts)
+    usage = asked.stream_options is not None and asked.stream_options.include_usage
     reply = Reply(
         service.model,
         [ReplyChoice(at, service.tokenizer, tools=tools) for at in range(len(prompts) * asked.n)],
         chat=isinstance(asked, ChatRequest),
         top=params.logprobs,
+        usage=usage,
     )
     options = asked.options() | {"scope": scope_of(tenant, asked.cache_salt)}
     told = _told(service, reply, prompts, params, options)
@@ -50,8 +46,7 @@ async def answered(
         await until_gone(request, _drained(told))
         return reply.whole()
     first = await until_gone(request, anext(told))  # what the engine refuses is refused before
-    usage = asked.stream_options is not None and asked.stream_options.include_usage
-    return EventStream(_events(first, told, reply, usage=usage), service.bounds.slow_s)
+    return EventStream(_events(first, told, reply), service.bounds.slow_s)
 
 
 def sampling_of(
@@ -63,6 +58,7 @@ def sampling_of(
     given = {name: getattr(asked, name) for name in PARAMS & set(asked.__struct_fields__)}
     given = {name: value for name, value in given.items() if value is not None}
     tools: chat.ToolFormat | None = None
+    schema: dict[str, Any] | None = None
     logprobs: int | None = asked.logprobs
     if isinstance(asked, ChatRequest):
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
@@ -70,10 +66,10 @@ def sampling_of(
         if chat.tools_of(asked):
             tools = service.tool_format if schema is None else "json"
             given["skip_special_tokens"] &= tools not in ("mistral", "llama3")
-        if schema is None and (form := asked.response_format) and form.type != "text":
-            schema = form.json_schema.schema if form.json_schema else {"type": "object"}
-        if schema is not None:
-            given["json_schema"] = schema
+    if schema is None and (form := asked.response_format) and form.type != "text":
+        schema = form.json_schema.schema if form.json_schema else {"type": "object"}
+    if schema is not None:
+        given["json_schema"] = schema
     limit, longest = service.max_model_len, max(map(len, prompts))
     max_tokens = asked.most_tokens()
     if max_tokens is None:
@@ -157,7 +153,7 @@ async def _drained(told: AsyncGenerator[ReplyChoice]) -> None:
 
 
 async def _events(
-    first: ReplyChoice, told: AsyncGenerator[ReplyChoice], reply: Reply, *, usage: bool
+    first: ReplyChoice, told: AsyncGenerator[ReplyChoice], reply: Reply
 ) -> AsyncGenerator[bytes]:
     """Yield a stream that has begun, and its end; an error in it becomes its last event but one."""
     async with aclosing(told):
@@ -169,5 +165,5 @@ async def _events(
                     yield event
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
             yield sse(refused(error).document())
-        for event in reply.closing(usage=usage):
+        for event in reply.closing():
             yield event

@@ -12,6 +12,8 @@ from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks, ScopeError, T
 MAX_CHOICES = 128
 MAX_PROMPTS = 256
 MAX_PRIORITY = 100
+MAX_STOPS = 64
+MAX_LOGPROBS = 20
 SEEN = 60
 """Characters of a refused value that an error shows."""
 
@@ -50,6 +52,26 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
+class JsonSchema(msgspec.Struct):
+    """The schema of a `response_format`."""
+
+    schema: dict[str, Any]
+    name: str = ""
+
+
+class ResponseFormat(msgspec.Struct):
+    """What an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+def check_logprobs(name: str, count: int | None) -> None:
+    """Raise `ApiError` for a number of likeliest tokens that is not told."""
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise ApiError(400, f"{name} is from 0 to {MAX_LOGPROBS}, got {count}", param=name)
+
+
 class Generation(msgspec.Struct, kw_only=True):
     """What both kinds of completions take; fields that OpenAI does not have are vLLM's or quire's.
 
@@ -84,6 +106,7 @@ class Generation(msgspec.Struct, kw_only=True):
     ttl_s: Number = None
     priority: int = 0
     deadline_s: Number = None
+    response_format: ResponseFormat | None = None
 
     def check(self) -> None:
         """Raise `ApiError` for what no engine is asked about."""
@@ -97,6 +120,15 @@ class Generation(msgspec.Struct, kw_only=True):
             )
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+        form = self.response_format
+        if form is not None and form.type == "json_schema" and form.json_schema is None:
+            raise ApiError(
+                400, "type json_schema needs json_schema.schema", param="response_format"
+            )
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
+            raise ApiError(
+                400, f"stop has {len(self.stop)} texts, the limit is {MAX_STOPS}", param="stop"
+            )
         if self.best_of not in (None, self.n):
             raise ApiError(
                 400,
@@ -126,6 +158,7 @@ class CompletionRequest(Generation, kw_only=True):
 
     def check(self) -> None:
         super().check()
+        check_logprobs("logprobs", self.logprobs)
         for name in ("echo", "suffix"):
             if getattr(self, name):
                 raise ApiError(400, f"{name} is not offered; leave it out", param=name)
@@ -181,30 +214,16 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     reasoning_content: str | None = None
 
 
-class JsonSchema(msgspec.Struct):
-    """The schema of a `response_format`."""
-
-    schema: dict[str, Any]
-    name: str = ""
-
-
-class ResponseFormat(msgspec.Struct):
-    """What an answer must look like."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
 class ChatRequest(Generation, kw_only=True):
     """`/v1/chat/completions`."""
 
     messages: list[ChatMessage]
     tools: list[Tool] | None = None
+    add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     tool_choice: str | Tool | None = None
 
     def most_tokens(self) -> int | None:
@@ -215,11 +234,7 @@ class ChatRequest(Generation, kw_only=True):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        form = self.response_format
-        if form is not None and form.type == "json_schema" and form.json_schema is None:
-            raise ApiError(
-                400, "type json_schema needs json_schema.schema", param="response_format"
-            )
+        check_logprobs("top_logprobs", self.top_logprobs)
 
 
 class PromptRequest(msgspec.Struct, kw_only=True):
@@ -232,6 +247,8 @@ class PromptRequest(msgspec.Struct, kw_only=True):
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    model: str | None = None
     tenant: str | None = None
     cache_salt: str | None = None
 

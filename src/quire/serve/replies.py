@@ -87,13 +87,20 @@ class Reply:
 
     `chat`   chat completions, else completions
     `top`    log-probabilities of so many of the likeliest tokens are shown; None for none at all
+    `usage`  a stream ends with the usage; its other events have none, and say so
     """
 
     def __init__(
-        self, model: str, choices: Iterable[ReplyChoice], *, chat: bool, top: int | None
+        self,
+        model: str,
+        choices: Iterable[ReplyChoice],
+        *,
+        chat: bool,
+        top: int | None,
+        usage: bool = False,
     ) -> None:
         self.choices = list(choices)
-        self._chat, self._top = chat, top
+        self._chat, self._top, self._usage = chat, top, usage
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.prompt_tokens = self.cached_tokens = 0
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
@@ -128,10 +135,10 @@ class Reply:
         said = made.get("delta") or made.get("text")
         return self._chunk([made]) if said or made["finish_reason"] or made["logprobs"] else b""
 
-    def closing(self, *, usage: bool) -> list[bytes]:
+    def closing(self) -> list[bytes]:
         """Return what a stream ends with."""
-        last = [sse(self._document(self._chunk_kind(), []) | {"usage": self.usage()})] * usage
-        return [*last, DONE]
+        last = self._document(self._chunk_kind(), []) | {"usage": self.usage()}
+        return [*([sse(last)] if self._usage else []), DONE]
 
     def _choice(self, choice: ReplyChoice, place: str) -> dict[str, Any]:
         text, calls, entries = choice.news()
@@ -180,7 +187,8 @@ class Reply:
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
             "top_logprobs": [
-                {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries
+                {top["token"]: top["logprob"] for top in (*entry["top_logprobs"], entry)}
+                for entry in entries
             ],
             "text_offset": offsets,
         }
@@ -189,7 +197,8 @@ class Reply:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        return sse(self._document(self._chunk_kind(), choices))
+        none = {"usage": None} if self._usage else {}
+        return sse(self._document(self._chunk_kind(), choices) | none)
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -50,6 +50,12 @@ class ServedModel:
         )
         self._crew = ThreadPoolExecutor(1, "quire-text")
 
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` unless a model that a request names is this one."""
+        if name not in (None, self.model):
+            said = f"the model {name!r} is not served here; {self.model!r} is"
+            raise ApiError(404, said, param="model", code="model_not_found")
+
     async def body(self, request: Request) -> bytes:
         """Return a request's body. Raises `ApiError` for one that is too large or too slow."""
         limit, body = self.bounds.max_body, bytearray()
@@ -90,7 +96,11 @@ class ServedModel:
                 raise ApiError(400, "give prompt or messages, one of them", param="prompt")
             special, talk = asked.add_special_tokens, asked.messages
             asked = (
-                ChatRequest(messages=talk, tools=asked.tools)
+                ChatRequest(
+                    messages=talk,
+                    tools=asked.tools,
+                    add_generation_prompt=asked.add_generation_prompt,
+                )
                 if talk is not None
                 else asked.prompt or ""
             )
@@ -111,9 +121,12 @@ class ServedModel:
     async def admitted(self, count: int) -> AsyncGenerator[None]:
         """Hold places for so many sequences. Raises `ApiError` 429 where there are none."""
         limit = self.bounds.max_inflight
+        if count > limit:
+            said = f"{count} sequences are asked for at once, the limit is {limit}; ask for fewer"
+            raise ApiError(400, said, param="n")
         if self.num_inflight + count > limit:
             raise ApiError(
-                429 if count <= limit else 400,
+                429,
                 f"{self.num_inflight} sequences run or wait and {count} more are asked for, the limit "
                 f"is {limit}; come back later",
                 code="overloaded",

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, TypeVar, Unpack
 
 from quire.engines.loop.engine import Engine
@@ -12,7 +12,7 @@ from quire.engines.loop.outputs import RequestOutput
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.prompts import Prompt
 from quire.engines.loop.settings import RequestOptions
-from quire.errors import QuireError, RequestFailed
+from quire.errors import CacheBusy, QuireError, RequestFailed
 
 _T = TypeVar("_T")
 
@@ -27,6 +27,7 @@ class AsyncEngine:
             print(output.outputs[0].text)
 
     The engine belongs to that thread from now on: what else is asked of it goes through `call`. `close` ends it.
+    Raises `CacheBusy` for an engine that another thread has.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -35,7 +36,11 @@ class AsyncEngine:
         self._readers: dict[str, _Reader] = {}
         self._ended: QuireError | None = None
         self._thread = Thread(target=self._run, name="quire-engine", daemon=True)
+        self._begun = Event()
         self._thread.start()
+        self._begun.wait()
+        if self._ended is not None:
+            raise self._ended
 
     @property
     def is_alive(self) -> bool:
@@ -93,7 +98,13 @@ class AsyncEngine:
     # -- on the thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
-        ended = RequestFailed("the engine was closed; make another one")
+        ended: QuireError = RequestFailed("the engine was closed; make another one")
+        has_turn = self.engine.turn.acquire(blocking=False)
+        if not has_turn:
+            self._ended = CacheBusy("another thread has this engine; make an engine for each")
+        self._begun.set()
+        if not has_turn:
+            return
         try:
             while self._answer_calls():
                 self._deliver(self.engine.step())
@@ -103,6 +114,7 @@ class AsyncEngine:
                 f"the engine broke down, {type(error).__name__}: {error}; make another one"
             )
             ended.__cause__ = error
+        self.engine.turn.release()
         self._ended = ended
         self._refuse(ended)
 

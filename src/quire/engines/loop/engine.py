@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from time import perf_counter
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -18,15 +18,16 @@ from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.sight import Sight
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.drafts import propose
-from quire.engines.loop.model import locked
+from quire.engines.loop.model import eos_ids, locked
 from quire.engines.loop.outputs import EngineStats, FinishReason, RequestOutput
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.prompts import Prompt, each_prompt, read_prompt
 from quire.engines.loop.proof import proven
 from quire.engines.loop.running import Answer, AnswerBatch, EngineRequest
 from quire.engines.loop.sampling import Sampled, Sampler
-from quire.engines.loop.settings import EngineSettings, RequestOptions
+from quire.engines.loop.settings import EngineSettings, RequestOptions, job_for
 from quire.engines.loop.text import TextStream
+from quire.engines.loop.turns import in_turn, new_turn
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
 from quire.scheduling import Job, Scheduler, Step
 
@@ -52,7 +53,7 @@ class Engine:
         groups = settings.groups(packed.layout)
         self._model, self.tokenizer = model, tokenizer
         self.max_model_len = settings.longest(model.config, groups, packed.layout)
-        self.eos_ids = _eos_ids(model)
+        self.eos_ids = eos_ids(model)
         with ExitStack() as opened:
             self.tiers, is_own = stack_of(settings.tiers)
             if self.tiers is not None and is_own:
@@ -87,15 +88,19 @@ class Engine:
         self._vocab_size = num_embeddings(model)
         self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
         self._clock = settings.clock
+        self.turn = new_turn()
         self._stats = EngineStats()
         self._numbers = count()
         self._requests: dict[str, EngineRequest] = {}
         self._answers: dict[Job, Answer] = {}
         self._news: dict[str, EngineRequest] = {}
         self._batch = AnswerBatch([])
+        self._bound = Scope()
+        self._is_closed = False
 
     # -- requests --------------------------------------------------------------------------
 
+    @in_turn
     def add_request(
         self,
         prompt: Prompt,
@@ -106,10 +111,12 @@ class Engine:
     ) -> str:
         """Queue a request and return its id.
 
-        Raises `TokensError`, `ConfigError`, `ScopeError`, and `OutOfBlocks` for one that can never fit.
+        Raises `TokensError`, `ConfigError`, `ScopeError`, and `OutOfBlocks` for one that can never fit; as all
+        that is asked of an engine, `CacheBusy` while another thread asks.
         """
         return self._add(prompt, params or SamplingParams(), request_id, options).request_id
 
+    @in_turn
     def abort(self, request_id: str) -> None:
         """End a request wherever it is; of one that has ended, or is not known, nothing is left to end."""
         request = self._requests.get(request_id)
@@ -129,16 +136,20 @@ class Engine:
     def scope(self, scope: Scope | None = None) -> Scope:
         """Return what the manager knows a scope by: bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""
         with locked(self._model):  # another engine's step shows it with that one's attention
-            return self._identity.scope(scope)
+            bound = self._identity.scope(scope)
+        self._bound = bound
+        return bound
 
     def in_tiers(self, tokens: list[int], scope: Scope) -> dict[str, int]:
         """Return the tokens of a prompt that each tier would add to those in the pools, by name; `scope`: a bound one."""
         return {} if self._below is None else self._below.held(tokens, scope)
 
+    @in_turn
     def close(self) -> None:
         """Abort what runs, and have tiers keep what is cached; those that were opened here are closed."""
         for request_id in list(self._requests):
             self.abort(request_id)
+        self._is_closed = True
         if self._below is not None:
             self._below.close()
         self._opened.close()
@@ -150,6 +161,7 @@ class Engine:
 
     # -- steps -----------------------------------------------------------------------------
 
+    @in_turn
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the requests that have news, each from its beginning.
 
@@ -159,6 +171,7 @@ class Engine:
         news, self._news = self._news, {}
         return [request.output() for request in news.values()]
 
+    @in_turn
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -212,6 +225,12 @@ class Engine:
             )
         elif request_id in self._requests:
             raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
+        if self._is_closed:
+            raise ConfigError("the engine was closed; make another one")
+        if params.stop and self.tokenizer is None:
+            raise ConfigError(
+                "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
+            )
         text, ids = read_prompt(prompt, self.tokenizer)
         if ids and max(ids) >= self._vocab_size:
             raise TokensError(
@@ -223,18 +242,8 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
                 "(max_model_len); shorten it"
             )
-        terms = dict(options)
-        deadline_s = cast("float | None", terms.pop("deadline_s", None))
-        job = Job(
-            ids,
-            min(params.max_tokens or room, room),
-            scope=self.scope(options.get("scope")),
-            priority=options.get("priority", 0),
-            deadline=None if deadline_s is None else self._clock() + deadline_s,
-            terms={
-                name: value for name, value in terms.items() if name not in ("scope", "priority")
-            },  # pyright: ignore[reportArgumentType] - the rest are terms
-        )
+        scope, max_tokens = self.scope(options.get("scope")), min(params.max_tokens or room, room)
+        job = job_for(ids, max_tokens, scope, options, self._clock())
         eos_ids = () if params.ignore_eos else self.eos_ids
         request = EngineRequest(request_id, (text, ids), params, job.max_tokens, eos_ids)
         for index in range(params.n):
@@ -326,19 +335,21 @@ class Engine:
 
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
-        newest = next(reversed(self._answers), None)
+        if not self._answers:
+            return
         with locked(self._model):
-            if newest is None or self._identity.is_unchanged(_scope(newest), by_itself=True):
+            if self._identity.is_unchanged(self._bound, by_itself=True):
                 return
         try:
-            now = self.scope().model
+            now = self.scope()
         except ConfigError:
-            now = None  # on another device, of another type: of no use to these pools
-        changed = ConfigError("the model was changed since the request came")
-        self._fail(
-            {self._answers[job].request for job in self._answers if _scope(job).model != now},
-            changed,
-        )
+            now = Scope()  # on another device, of another type: of no use to these pools
+        changed = [
+            a.request
+            for job, a in self._answers.items()
+            if job.scope and job.scope.model != now.model
+        ]
+        self._fail(changed, ConfigError("the model was changed since the request came"))
 
     def _take_given_up(self) -> None:
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
@@ -386,15 +397,3 @@ class Engine:
 
 
 _NONE = np.empty(0, INT32)
-
-
-def _scope(job: Job) -> Scope:
-    """Return the scope of a job of an engine, which is always bound."""
-    assert job.scope is not None
-    return job.scope
-
-
-def _eos_ids(model: Any) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a text of the model."""
-    ids = model.generation_config.eos_token_id
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)

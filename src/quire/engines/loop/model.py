@@ -209,6 +209,12 @@ def _own_name(config: Any) -> str:
     return name
 
 
+def eos_ids(model: Any) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a text of the model."""
+    ids = model.generation_config.eos_token_id
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
 def _accepted(model: Any, kinds: Sequence[LayerKind]) -> frozenset[str]:
     """Return the names that the model's forward takes; raise `UnsupportedModel` where it cannot be packed."""
     name = model_type(model.config)

@@ -10,7 +10,7 @@ from quire.core import FullAttention, Hint, LayerGroup, Scope, Watcher
 from quire.core.policy import PolicyFactory
 from quire.engines.hf.memory import split_layout
 from quire.errors import ConfigError
-from quire.scheduling import Limits
+from quire.scheduling import Job, Limits
 from quire.tensors.model import ModelLayout
 
 if TYPE_CHECKING:
@@ -32,6 +32,23 @@ class RequestOptions(TypedDict, total=False):
     retain_s: float | None
     store_until: int | None
     hint: Hint
+
+
+def job_for(
+    ids: list[int], max_tokens: int, scope: Scope, options: RequestOptions, now: float
+) -> Job:
+    """Return the job of a request. Raises `TokensError`, `ConfigError`."""
+    deadline_s = options.get("deadline_s")
+    own = ("scope", "priority", "deadline_s")
+    terms: Any = {name: value for name, value in options.items() if name not in own}
+    return Job(
+        ids,
+        max_tokens,
+        scope=scope,
+        priority=options.get("priority", 0),
+        deadline=None if deadline_s is None else now + deadline_s,
+        terms=terms,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
