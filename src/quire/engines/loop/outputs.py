@@ -1,4 +1,4 @@
-"""What an engine says of its requests; names as users of vLLM know them."""
+"""What an engine says of its requests and of itself; names as users of vLLM know them."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -50,3 +50,18 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     error: QuireError | None = None
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine has done since it was made, and what it is doing."""
+
+    steps: int = 0
+    requests: int = 0
+    failed_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    running: int = 0
+    waiting: int = 0
