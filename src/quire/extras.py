@@ -24,11 +24,14 @@ class Extra(NamedTuple):
 
 _CLI = ("xxhash", "typer", "rich")
 _HF = ("xxhash", "torch", "transformers", "safetensors", "jinja2")
-_DEMO = tuple(dict.fromkeys((*_CLI, *_HF)))
+_RUN = tuple(dict.fromkeys((*_CLI, *_HF)))
+_SERVE = (*_RUN, "llvmlite", "prometheus_client", "starlette", "uvicorn")
 
 EXTRAS = {
     "cli": Extra(_CLI, "the commands that run no model"),
-    "demo": Extra(_DEMO, "all commands: demo, generate, bench hf, too"),
+    "demo": Extra(
+        (*_SERVE, "openai", "httpx"), "all commands: demo, generate, serve, bench hf, too"
+    ),
     "torch": Extra(("torch",), "block pools in tensors"),
     "hf": Extra(_HF, "PrefixCache, and its tiers in memory and on disk"),
     "tiers": Extra(("xxhash",), "tiers for an engine of your own"),
@@ -40,12 +43,10 @@ EXTRAS = {
     "ray": Extra(("ray",), "sweeps on Ray"),
     "metrics": Extra(("prometheus_client",), "metrics for Prometheus"),
     "engine": Extra((*_HF, "llvmlite"), "the engine at its full speed on a CPU"),
-    "serve": Extra(
-        (*_DEMO, "llvmlite", "prometheus_client", "starlette", "uvicorn"), "quire serve"
-    ),
+    "serve": Extra(_SERVE, "quire serve"),
     "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
-    "images": Extra((*_DEMO, "PIL"), "generate --image"),
-    "lora": Extra((*_DEMO, "peft"), "generate --lora"),
+    "images": Extra((*_RUN, "PIL"), "generate --image"),
+    "lora": Extra((*_RUN, "peft"), "generate --lora"),
 }
 
 

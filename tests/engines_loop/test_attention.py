@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,11 @@ from quire.engines.loop.attention import (
     Scoring,
     attend,
     attend_reference,
+    kernel,
 )
+from quire.engines.loop.attention import step as attention_step
+from quire.engines.loop.attention.layer import Shape
+from quire.engines.loop.attention.vectors import compiled
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
@@ -95,6 +100,7 @@ SHAPES = [
     {"size": 5, "heads": 6, "kv_heads": 1},
     {"size": 16, "heads": 3, "kv_heads": 3, "widths": (24, 16)},
     {"widths": (8, 12)},
+    {"widths": (7, 5)},  # what no code is compiled for
 ]
 SIGHTS = [{}, {"window": 1}, {"window": 7}, {"window": 100}, {"chunk": 6}, {"chunk": 64}]
 
@@ -269,3 +275,54 @@ def test_a_child_of_a_process_that_attended_attends():
         os._exit(failed)
     torch.set_num_threads(before)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def plain_cpu(monkeypatch):
+    """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
+    monkeypatch.setattr(kernel, "compiled", partial(compiled, host=False))
+    monkeypatch.setattr(Shape.__new__, "__defaults__", (False,))
+    kernel.kernel.cache_clear()
+    yield
+    kernel.kernel.cache_clear()
+
+
+def a_step_of_every_kind(dtype):
+    step = Step(8, size=16, widths=(24, 40), dtype=dtype)
+    blocks = [step.free.pop() for _ in range(4)]
+    plan = AttentionPlan(16, window=70, min_saved_tokens=0)
+    plan.update(step.packed([blocks[:3], blocks], [48, 64], [40, 1]))
+    step.compare(plan, Scoring(0.3, step.random(step.heads), 2.0))
+
+
+@pytest.mark.usefixtures("plain_cpu")
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_any_cpu_attends(dtype):
+    a_step_of_every_kind(dtype)
+
+
+def test_without_a_compiler_the_reference_attends(monkeypatch):
+    def none(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(attention_step, "_COMPILES", False)
+    monkeypatch.setattr(attention_step, "_attend_compiled", none)
+    a_step_of_every_kind(torch.float32)
+
+
+def test_threads_of_torch_share_a_layer_and_change_nothing():
+    step = Step(9, size=16)
+    shared = [step.free.pop() for _ in range(40)]
+    plan = AttentionPlan(16, min_saved_tokens=0)
+    plan.update(step.packed([shared] * 40, [640] * 40, [1] * 40))
+    q, new = step.rows(40)
+    pools = (step.pool.k[0], step.pool.v[0])
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(attend(plan, pools, q, new, Scoring(0.3)))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)

@@ -1,6 +1,7 @@
 """What callers of the engine get: outputs, refusals, and an engine that lives on after a failure."""
 
 import threading
+from copy import deepcopy
 from itertools import pairwise
 
 import pytest
@@ -255,14 +256,16 @@ def test_the_model_computes_for_another_thread_while_an_engine_does(own):
         ids = torch.tensor([prompt])
         meanwhile.append(tuple(model.generate(ids, max_new_tokens=8)[0, len(prompt) :].tolist()))
 
+    thread = threading.Thread(target=generate)
+
     def in_a_thread(*_):
-        hook.remove()
-        thread = threading.Thread(target=generate)
-        thread.start()
-        thread.join()
+        if thread.ident is None:
+            thread.start()
+            thread.join()
 
     hook = model.model.layers[0].register_forward_hook(in_a_thread)
     (output,) = engine.generate(prompt, GREEDY)
+    hook.remove()
     assert meanwhile == [alone] == [tuple(output.outputs[0].token_ids)]
     assert model.config._attn_implementation == own
 
@@ -283,3 +286,37 @@ def test_an_answer_ends_where_the_model_or_the_memory_does(model):
     assert output.outputs[0].finish_reason == "length"
     with pytest.raises(ConfigError, match=r"max_model_len is 41.*40 tokens"):
         Engine(model, num_blocks=10, block_size=4, max_model_len=41)
+
+
+def test_a_model_that_changes_is_another_one_to_its_engine():
+    model = deepcopy(tiny_model("llama"))
+    engine = Engine(model, num_blocks=50, block_size=4)
+    first = engine.generate(PROMPT, GREEDY)[0]
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-1)
+    changed = engine.generate(PROMPT, GREEDY)[0]
+    assert changed.num_cached_tokens == 0
+    assert tuple(changed.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-1)
+    again = engine.generate(PROMPT, GREEDY)[0]
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_what_runs_while_its_model_changes_is_ended_and_the_next_request_is_served():
+    model = deepcopy(tiny_model("llama"))
+    engine = Engine(model, num_blocks=50, block_size=4)
+    engine.add_request(PROMPT, GREEDY)
+    engine.step()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.add_(1)
+    (output,) = engine.step()
+    assert output.finished
+    assert "the model was changed since the request came" in str(output.error)
+    nothing_held(engine)
+    after = engine.generate(PROMPT, GREEDY)[0]
+    assert after.num_cached_tokens == 0
+    assert tuple(after.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
+    model.to(torch.bfloat16)
+    with pytest.raises(ConfigError, match="make a new cache"):
+        engine.add_request(PROMPT, GREEDY)

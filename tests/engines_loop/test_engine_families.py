@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from loop_help import tiny_config, tiny_model, trained_model
-from traffic_help import Traffic
+from traffic_help import Beside, Traffic
 from transformers import AutoModelForCausalLM
 
 from quire.engines.loop import Engine
@@ -72,6 +72,20 @@ def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
         assert seen[what] > 0
     # Where all layers have a window, what lies behind it makes room.
     assert seen["preemptions"] > 0 or family == "mistral+window"
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3_text",
+        *(pytest.param(each, marks=pytest.mark.long) for each in FAMILIES if each != "gemma3_text"),
+    ],
+)
+def test_plain_calls_on_another_thread_give_what_they_give_alone(family):
+    traffic = Traffic(model_of(family), seed=5)
+    with Beside(traffic.model) as beside:
+        traffic.live(12)
+    assert beside.compared > 3
 
 
 def test_the_trained_model_gives_its_own_tokens():

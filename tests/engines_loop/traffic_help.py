@@ -12,7 +12,8 @@ Every request draws one of each of these, and some at once with others:
     choice    greedy, beside the plain model; drawn, with every rule there is, beside the same request alone in an
               engine with room for it
     cache     scope; how much is stored; a hint; pinned, and dropped, by others
-    company   plain `model.generate` and `PrefixCache.generate` between two steps; an engine of the same model
+    company   plain `model.generate` and `PrefixCache.generate` between two steps; an engine of the same model; both
+              plain ones on another thread, during steps (`Beside`)
 
 and every engine:
 
@@ -26,10 +27,11 @@ error is only told to whom it happened; and at the end nothing is held.
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from random import Random
+from threading import Event, Thread, get_ident
 
 import msgspec
 import torch
-from loop_help import EOS, LONGEST, VOCAB, make_cache, nothing_held, ties
+from loop_help import EOS, LONGEST, VOCAB, make_cache, nothing_held, plain_answer, ties
 
 from quire import Hint, Scope, ops
 from quire.engines.loop import Engine, SamplingParams
@@ -192,9 +194,12 @@ class Traffic:
     def _broken(self, raised):
         """A model of which one part fails, in whatever layer it is; some parts are never asked."""
 
+        own = get_ident()
+
         def fail(*_):
-            raised.append(True)
-            raise RuntimeError("a part of the model broke")
+            if get_ident() == own:
+                raised.append(True)
+                raise RuntimeError("a part of the model broke")
 
         hook = self.random.choice([*self.model.modules()]).register_forward_pre_hook(fail)
         try:
@@ -297,3 +302,45 @@ class Traffic:
         if len(self.texts) == KEPT_TEXTS:
             del self.texts[self.random.randrange(KEPT_TEXTS)]
         self.texts.append(text[:90])
+
+
+class Beside:
+    """Has another thread generate with the same model all the while, plainly and with a `PrefixCache`; `compared` counts.
+
+    Raises on its way out what that thread found wrong.
+    """
+
+    def __init__(self, model):
+        random = Random(1)
+        self.model, self.compared, self.wrong = model, 0, None
+        lengths = (1, 7, 12, 13, 20, 21, 22, 41)
+        text = [random.randrange(3, VOCAB) for _ in range(max(lengths))]
+        self._prompts = [text[:length] for length in lengths]
+        self._cache = make_cache(model, block_size=4, num_blocks=30)
+        self._ended, self._thread = Event(), Thread(target=self._run)
+        for prompt in self._prompts:
+            plain_answer(model, prompt, LONGEST)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+        if self.wrong is not None:
+            raise self.wrong
+
+    def _run(self):
+        try:
+            while not self._ended.is_set():
+                for generate in (self.model.generate, self._cache.generate):
+                    prompt = self._prompts[self.compared % len(self._prompts)]
+                    ids = torch.tensor([prompt])
+                    made = generate(
+                        ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONGEST
+                    )
+                    ties(self.model, prompt, made[0, len(prompt) :].tolist(), LONGEST)
+                    self.compared += 1
+        except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
+            self.wrong = error

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.core import Hint
-from quire.errors import ConfigError, OutOfBlocks
+from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks
 from quire.serve.protocol import (
     ApiError,
     ChatRequest,
@@ -143,6 +143,8 @@ def test_what_quire_refuses_is_the_clients_error_and_all_else_the_servers():
     assert refused(ConfigError("something is wrong")).param is None
     full = OutOfBlocks("no room", group="full", needed=9, free=1, cached=0, active=0)
     assert (refused(full).status, refused(full).code) == (400, "out_of_memory")
+    late = refused(DeadlinePassed("too late"))
+    assert (late.status, late.param, late.code) == (504, "deadline_s", "deadline_passed")
     assert refused(RuntimeError("boom")).status == 500
 
 

@@ -17,6 +17,7 @@ from quire.engines.hf import PrefixCache
 from quire.errors import TokensError
 
 SMALL_DEMO = (
+    "--engine", "transformers",
     "--num-conversations", 2, "--num-turns", 2, "--system-tokens", 300, "--max-new-tokens", 6, "--kv-memory", "8MiB",
 )  # fmt: skip
 
@@ -140,7 +141,8 @@ def test_generate_samples_the_same_text_for_the_same_seed(folder):
         (("generate", "--model", "./no-such-model", "hi"), "no folder './no-such-model'"),
         (("demo", "--model", "/no/such/model"), "no folder '/no/such/model'"),
         (("demo", "--num-conversations", 99), "--num-conversations is 99"),
-        (("demo", "--dtype", "float33"), "'float33'"),
+        (("demo", "--engine", "transformers", "--dtype", "float33"), "'float33'"),
+        (("demo", "--save", "x.json"), "--save is for --engine transformers"),
         (("bench", "hf", "--rows", "no_such"), "no_such"),
     ],
 )

@@ -375,7 +375,18 @@ def test_generate_and_demo_record_what_they_ask(tmp_path):
     assert "name a new file" in refusal(*words)
     assert "--hint is never or session" in refusal("generate", "a", "--hint", "x")
     demo = tmp_path / "demo.jsonl.gz"
-    small = ("--num-conversations", 2, "--num-turns", 1, "--system-tokens", 100, "--threads", 1)
+    small = (
+        "--engine",
+        "transformers",
+        "--num-conversations",
+        2,
+        "--num-turns",
+        1,
+        "--system-tokens",
+        100,
+        "--threads",
+        1,
+    )
     told("demo", *small, "--max-new-tokens", 2, "--record", demo)
     assert len(rows(demo)) == 4  # two turns, one prompt for the samples, and what warms up
     told("replay", demo, "--capacity", "50%")

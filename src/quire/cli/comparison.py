@@ -77,17 +77,20 @@ class SideBySide:
 
     def __init__(self, model: Any, tokenizer: Any, cache: Any, size: DemoSize) -> None:
         self.model, self.tokenizer, self.cache = model, tokenizer, cache
-        self._size = size
-        text = system_text(size.system_tokens, lambda text: len(tokenizer(text)["input_ids"]))
-        self._system = message("system", text)
-        self._talks = {
-            label: ([self._system], [self._system])
-            for label in ascii_uppercase[: size.num_conversations]
-        }
+        self._begin(size, lambda text: len(tokenizer(text)["input_ids"]))
         pad = model.generation_config.pad_token_id
         self._arguments = {
             "max_new_tokens": size.max_new_tokens,
             "pad_token_id": tokenizer.eos_token_id if pad is None else pad,
+        }
+
+    def _begin(self, size: DemoSize, count: Callable[[str], int]) -> None:
+        """Begin all conversations; `count` returns the tokens of a text."""
+        self._size = size
+        self._system = message("system", system_text(size.system_tokens, count))
+        self._talks = {
+            label: ([self._system], [self._system])
+            for label in ascii_uppercase[: size.num_conversations]
         }
 
     def warm_up(self) -> None:
@@ -111,6 +114,15 @@ class SideBySide:
         return self._call(
             "samples", 1, talk, list(talk), do_sample=True, num_return_sequences=NUM_SAMPLES
         )
+
+    def ended(self) -> dict[str, Any]:
+        """Return the pool and the counters, when all is asked."""
+        from quire import ops
+
+        ops.check(self.cache.manager)
+        snapshot = self.cache.snapshot()
+        pool = snapshot["groups"][0] | {"num_bytes": self.cache.kept.num_bytes}
+        return {"pool": pool, "stats": snapshot["stats"]}
 
     def _call(
         self, label: str, turn: int, before: Messages, after: Messages, **arguments: Any
@@ -172,8 +184,6 @@ def compare(pair: SideBySide, size: DemoSize, say: Callable[[str], None]) -> dic
 
     Returns what was found as plain data: every call, and what they come to.
     """
-    from quire import ops
-
     started = time.perf_counter()
     pair.warm_up()
     turns: list[Call] = []
@@ -183,10 +193,5 @@ def compare(pair: SideBySide, size: DemoSize, say: Callable[[str], None]) -> dic
             turns.append(pair.turn(label, turn))
     say(f"{NUM_SAMPLES} samples of one prompt: without quire, then with it")
     sample = pair.sample()
-    ops.check(pair.cache.manager)
-    snapshot = pair.cache.snapshot()
-    return figures(turns, sample) | {
-        "seconds": time.perf_counter() - started,
-        "pool": snapshot["groups"][0] | {"num_bytes": pair.cache.kept.num_bytes},
-        "stats": snapshot["stats"],
-    }
+    seconds = time.perf_counter() - started
+    return figures(turns, sample) | {"seconds": seconds} | pair.ended()

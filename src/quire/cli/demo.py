@@ -1,7 +1,8 @@
-"""`quire demo`: conversations under one long system prompt, with and without quire."""
+"""`quire demo`: conversations under one long system prompt, with and without what is cached."""
 
 import time
 from contextlib import nullcontext
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -12,14 +13,24 @@ from rich.text import Text
 from quire.cli import options, output
 from quire.cli.comparison import NUM_SAMPLES, Call, DemoSize, SideBySide, compare, settle_threads
 from quire.cli.files import check_new, check_writable
-from quire.cli.models import TINY, load
+from quire.cli.models import TINY, load, source_of
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.talks import SAMPLED_QUESTION
 from quire.cli.tiers import TierFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
+from quire.errors import ConfigError
+from quire.extras import require
 
 SMALL = 50_000_000
 """Models of fewer parameters may be faster on one thread; it is tried."""
+
+
+class DemoEngine(StrEnum):
+    """Through what the demo talks with a model."""
+
+    server = "server"
+    transformers = "transformers"
+
 
 CAPTION = "without, with quire: milliseconds to the first new token"
 
@@ -27,6 +38,9 @@ CAPTION = "without, with quire: milliseconds to the first new token"
 def demo(
     *,
     model: options.Model = TINY,
+    engine: Annotated[
+        DemoEngine, typer.Option(help="quire serve, or generate of transformers.")
+    ] = DemoEngine.server,
     as_json: options.AsJson = False,
     kv_memory: Annotated[
         str | None,
@@ -48,21 +62,23 @@ def demo(
     system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 3000,
     max_new_tokens: options.MaxNewTokens = 64,
 ) -> None:
-    """Several conversations under one long system prompt, with quire and without.
+    """Several conversations under one long system prompt, with what is cached and without.
 
-    Five people talk with a model in turn; each prompt is the whole conversation
-    so far. At the end, four replies are drawn from one prompt. All of it runs
-    twice, with plain generate and with quire. The table shows what was reused
-    and the time to the first new token; the new text is compared token by
-    token, and a difference is exit code 1.
+    A server is started; five people talk with the model in turn, through the
+    client of OpenAI; each prompt is the whole conversation so far. At the end,
+    four replies are drawn from one prompt. Each prompt is asked twice: apart
+    from all that is cached, and with it. The table shows what was reused and
+    the time to the first new token; the new text is compared, and a difference
+    is exit code 1. With --engine transformers there is no server, and the two
+    are plain generate, and generate with quire.
 
     [bold]Examples[/bold]
 
       quire demo
       quire demo --json
-      quire demo --save run.json && quire inspect run.json
       quire demo --model ./my-model --kv-memory 2GiB
-      quire demo --record talks.jsonl && quire replay talks.jsonl
+      quire demo --engine transformers --save run.json && quire inspect run.json
+      quire demo --engine transformers --record talks.jsonl && quire replay talks.jsonl
     """
     size = DemoSize(num_conversations, num_turns, system_tokens, max_new_tokens, seed)
     size.check()
@@ -70,28 +86,41 @@ def demo(
     parse_bytes(capacity)
     check_writable(save)
     check_new(record)
-    with (
-        opened(tier, tier_file) as stack,
-        output.progress(f"loading {model}", total=num_conversations * num_turns + 1) as say,
-    ):
-        started = time.perf_counter()
-        loaded, tokenizer = load(model, dtype, threads)
-        from quire.engines.hf import PrefixCache
+    if engine is DemoEngine.server:
+        given = {"--save": save, "--record": record, "--threads": threads}
+        if taken := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"{taken[0]} is for --engine transformers")
+        source_of(model)
+        words = ["--model", model, "--kv-memory", capacity, "--block-size", str(block_size)]
+        words += ["--dtype", dtype, *(word for line in tier or () for word in ("--tier", line))]
+        words += [] if tier_file is None else ["--tier-file", str(tier_file)]
+        found: dict[str, Any] = _served(words, size, model) | {"model": model, "dtype": dtype}
+        found["pool"]["num_bytes"] = parse_bytes(capacity)
+    else:
+        with (
+            opened(tier, tier_file) as stack,
+            output.progress(f"loading {model}", total=num_conversations * num_turns + 1) as say,
+        ):
+            started = time.perf_counter()
+            loaded, tokenizer = load(model, dtype, threads)
+            from quire.engines.hf import PrefixCache
 
-        if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
-            settle_threads(loaded)
-        recorder = output.recording(record, block_size)
-        cache = PrefixCache(
-            loaded, capacity, block_size, watchers=[recorder] if recorder else [], tiers=stack
-        )
-        pair = SideBySide(loaded, tokenizer, cache, size)
-        with recorder or nullcontext():
-            setup_s = time.perf_counter() - started
-            found = compare(pair, size, say) | {"setup_seconds": setup_s} | machine(model, loaded)
-        snapshot = cache.snapshot()
-        cache.close()
-    if save is not None:
-        output.save_snapshot(save, snapshot, text_is_bytes=model == TINY)
+            if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
+                settle_threads(loaded)
+            recorder = output.recording(record, block_size)
+            cache = PrefixCache(
+                loaded, capacity, block_size, watchers=[recorder] if recorder else [], tiers=stack
+            )
+            pair = SideBySide(loaded, tokenizer, cache, size)
+            with recorder or nullcontext():
+                setup_s = time.perf_counter() - started
+                found = (
+                    compare(pair, size, say) | {"setup_seconds": setup_s} | machine(model, loaded)
+                )
+            snapshot = cache.snapshot()
+            cache.close()
+        if save is not None:
+            output.save_snapshot(save, snapshot, text_is_bytes=model == TINY)
     if as_json:
         output.print_json(found)
     else:
@@ -99,6 +128,22 @@ def demo(
     if not found["outputs_identical"]:
         output.stderr().print("error: the outputs differ; quire is wrong here", style="bold red")
         raise typer.Exit(1)
+
+
+def _served(words: list[str], size: DemoSize, model: str) -> dict[str, Any]:
+    """Run the demo against a server of these options."""
+    require("demo", "a demo of the server")
+    from quire.cli.served_demo import ServedSides
+
+    started = time.perf_counter()
+    steps = size.num_conversations * size.num_turns + 1
+    with output.progress(f"starting quire serve with {model}", total=steps) as say:
+        with ServedSides(words, size) as pair:
+            setup_s = time.perf_counter() - started
+            output.stderr().print(f"quire serve at {pair.url}/v1, its page at {pair.url}")
+            found = compare(pair, size, say)
+        device = f"quire serve at {pair.url}, its page there too while it ran"
+        return found | {"setup_seconds": setup_s, "device": device, "compared": "as texts"}
 
 
 def machine(name: str, model: Any) -> dict[str, Any]:
@@ -122,12 +167,12 @@ def show(console: Console, found: dict[str, Any]) -> None:
     """Print the table of turns, then what they come to."""
     turns = found["turns"]
     people = {call["conversation"] for call in turns}
+    size = f"{found['parameters'] / 1e6:.1f} M parameters, " if "parameters" in found else ""
     console.print(
         Text.assemble(
             "\n",
             (f"{len(people)} conversations", "bold"),
-            f" on {found['model']} ({found['parameters'] / 1e6:.1f} M parameters, {found['dtype']}), ",
-            f"{found['device']}\n",
+            f" on {found['model']} ({size}{found['dtype']}), {found['device']}\n",
             "Each prompt is the whole conversation; all share one long system prompt.",
         )
     )
@@ -174,9 +219,8 @@ def _cells(call: Call) -> list[Text | str]:
 
 def _facts(found: dict[str, Any]) -> list[tuple[str, Any]]:
     turns, pool, warm = found["turns"], found["pool"], found["median_over_turns_with_cached_tokens"]
-    identical = Text(
-        f"yes: {len(turns)} greedy replies and {NUM_SAMPLES} samples, token by token", "green"
-    )
+    how = found.get("compared", "token by token")
+    identical = Text(f"yes: {len(turns)} greedy replies and {NUM_SAMPLES} samples, {how}", "green")
     if not found["outputs_identical"]:
         wrong = sum(not call["identical"] for call in (*turns, found["sample"]))
         identical = Text(f"NO: {wrong} of {len(turns) + 1} calls gave other tokens", "bold red")

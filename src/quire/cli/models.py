@@ -37,7 +37,7 @@ def load(
     hush()
     if threads is not None:
         torch.set_num_threads(threads)
-    source = _source(name)
+    source = source_of(name)
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16, float16 or auto")
     kinds = ("AutoProcessor", "AutoModelForImageTextToText") if images else (
@@ -86,7 +86,7 @@ def hush() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _source(name: str) -> str | Path:
+def source_of(name: str) -> str | Path:
     """Return the source of a model: a folder that exists, or a hub id."""
     if name == TINY:
         return demo_model()

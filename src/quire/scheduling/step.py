@@ -59,6 +59,14 @@ class Step:
             needed[self.logit_rows] = True
             self.logit_rows = needed.nonzero()[0]
 
+    def drafts(self) -> list[IntArray]:
+        """Return the drafts of each job that is sampled, int32."""
+        ends, last = np.cumsum(self.lengths), self.num_decodes
+        return [
+            self.tokens[ends[i] - self.lengths[i] + 1 : ends[i]] if i < last else NONE
+            for i in self.samples
+        ]
+
     def results(self, sampled: Items[IntArray] | IntArray) -> list[list[int]]:
         """Return the new tokens of each job that is sampled; raise `TokensError` for what cannot follow this step."""
         if len(sampled) != len(self.samples):
@@ -67,11 +75,9 @@ class Step:
         if isinstance(sampled, np.ndarray):
             check_sign(key_of(sampled))
             return sampled.reshape(-1, 1).tolist()
-        ends = np.cumsum(self.lengths)
         new: list[list[int]] = [array_of(key_of(each)).tolist() for each in sampled]
-        for i, tokens in zip(self.samples.tolist(), new, strict=True):
-            num_drafts = int(self.lengths[i]) - 1 if i < self.num_decodes else 0
-            drafts: list[int] = self.tokens[ends[i] - num_drafts : ends[i]].tolist()
+        for i, tokens, guessed in zip(self.samples.tolist(), new, self.drafts(), strict=True):
+            drafts: list[int] = guessed.tolist()
             if not tokens or tokens[:-1] != drafts[: len(tokens) - 1]:
                 msg = f"{tokens} follow drafts {drafts} of {self.jobs[i]!r}"
                 raise TokensError(f"{msg}; give those accepted and one token more")

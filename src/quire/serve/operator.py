@@ -1,6 +1,5 @@
 """What the operator asks: the cache, its metrics, and the page that shows both."""
 
-from collections.abc import Callable
 from importlib.resources import files
 from itertools import count
 from typing import Any
@@ -56,9 +55,12 @@ class Operator:
     async def explain(self, asked: PromptRequest, request: Request) -> Any:
         """`/v1/cache/explain`: what is cached of a prompt, and why not more."""
         ids, scope = await self._service.ids(asked), scope_of(asked.tenant, asked.cache_salt)
-        told, in_tiers = await self._call(
-            lambda engine: (ops.explain(engine.manager, ids, scope), engine.in_tiers(ids, scope))
-        )
+
+        def looked(engine: Engine) -> tuple[Any, dict[str, int]]:
+            bound = engine.scope(scope)
+            return ops.explain(engine.manager, ids, bound), engine.in_tiers(ids, bound)
+
+        told, in_tiers = await self._call(looked)
         return {
             "num_tokens": told.num_tokens,
             "cached_tokens": told.hit.num_tokens,
@@ -71,21 +73,26 @@ class Operator:
         """`/v1/cache/pin`: a cached prefix stays for `ttl_s` seconds."""
         ids, scope = await self._service.ids(asked), scope_of(asked.tenant, asked.cache_salt)
         made = await self._call(
-            lambda engine: ops.pin(engine.manager, ids, scope, ttl_s=asked.ttl_s)
+            lambda engine: ops.pin(engine.manager, ids, engine.scope(scope), ttl_s=asked.ttl_s)
         )
+        await self._forget_those_let_go()
         number = next(self._numbers)
         self._pins[number] = made
         return {"id": number, "num_tokens": made.num_tokens, "ttl_s": asked.ttl_s}
 
     async def pins(self, asked: None, request: Request) -> Any:
         """`/v1/cache/pins`: those that hold something still."""
+        await self._forget_those_let_go()
+        pins = self._pins.items()
+        return {"data": [{"id": number, "num_tokens": pin.num_tokens} for number, pin in pins]}
+
+    async def _forget_those_let_go(self) -> None:
+        """Forget the pins whose time is over."""
         known = list(self._pins.items())
         held = await self._call(lambda _: [pin.is_held for _, pin in known])
         for (number, _), is_held in zip(known, held, strict=True):
             if not is_held:
                 self._pins.pop(number, None)
-        pins = self._pins.items()
-        return {"data": [{"id": number, "num_tokens": pin.num_tokens} for number, pin in pins]}
 
     async def unpin(self, asked: None, request: Request) -> Any:
         """`DELETE /v1/cache/pins/N`."""
@@ -103,7 +110,10 @@ class Operator:
             raise ApiError(400, "give one of prompt, messages, all: true, and num_blocks")
         scope, blocks = scope_of(asked.tenant, asked.cache_salt), asked.num_blocks
         ids = await self._service.ids(asked) if by_prompt else None
-        drop: Callable[[Engine], int] = lambda engine: ops.invalidate(engine.manager, ids, scope)  # noqa: E731
-        if blocks is not None:
-            drop = lambda engine: ops.reclaim(engine.manager, blocks)  # noqa: E731
+
+        def drop(engine: Engine) -> int:
+            if blocks is not None:
+                return ops.reclaim(engine.manager, blocks)
+            return ops.invalidate(engine.manager, ids, engine.scope(scope))
+
         return {"evicted_blocks": await self._call(drop)}

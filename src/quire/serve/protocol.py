@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from quire.core import Hint
-from quire.errors import ConfigError, OutOfBlocks, ScopeError, TokensError
+from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks, ScopeError, TokensError
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 256
@@ -279,6 +279,8 @@ def refused(error: Exception) -> ApiError:
         return ApiError(400, str(error), param=first if known else None)
     if isinstance(error, OutOfBlocks):
         return ApiError(400, str(error), code="out_of_memory")
+    if isinstance(error, DeadlinePassed):
+        return ApiError(504, str(error), param="deadline_s", code="deadline_passed")
     return ApiError(500, f"the engine failed at this request: {error or type(error).__name__}")
 
 

@@ -23,8 +23,8 @@ Needs the extra `hf`.
 """
 
 from quire.engines.loop.async_engine import AsyncEngine
-from quire.engines.loop.engine import Engine, EngineStats
-from quire.engines.loop.outputs import CompletionOutput, RequestOutput
+from quire.engines.loop.engine import Engine
+from quire.engines.loop.outputs import CompletionOutput, EngineStats, RequestOutput
 from quire.engines.loop.params import SamplingParams
 
 __all__ = [

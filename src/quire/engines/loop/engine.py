@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from time import perf_counter
 from typing import Any, Unpack, cast
@@ -12,12 +12,14 @@ import torch
 
 from quire.core import CacheManager, Scope
 from quire.core.tokens import INT32, IntArray
+from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.sight import Sight
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.drafts import propose
-from quire.engines.loop.outputs import FinishReason, RequestOutput
+from quire.engines.loop.model import locked
+from quire.engines.loop.outputs import EngineStats, FinishReason, RequestOutput
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.prompts import Prompt, each_prompt, read_prompt
 from quire.engines.loop.proof import proven
@@ -30,21 +32,6 @@ from quire.scheduling import Job, Scheduler, Step
 
 _CONTEXT = 8
 """Tokens at the end of a prompt that say how the text of its answer begins."""
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """What an engine has done since it was made, and what it is doing."""
-
-    steps: int = 0
-    requests: int = 0
-    failed_requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    running: int = 0
-    waiting: int = 0
 
 
 class Engine:
@@ -60,10 +47,10 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
         settings = EngineSettings(**options)
-        before = Sight(model) if settings.tiers else None
+        before = Sight(model)
         packed = proven(model, settings.block_size)
         groups = settings.groups(packed.layout)
-        self.tokenizer = tokenizer
+        self._model, self.tokenizer = model, tokenizer
         self.max_model_len = settings.longest(model.config, groups, packed.layout)
         self.eos_ids = _eos_ids(model)
         with ExitStack() as opened:
@@ -78,11 +65,18 @@ class Engine:
                 clock=settings.clock,
             )
             self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
+            self._identity = Identity(
+                model,
+                packed.layout,
+                before,
+                lambda: proven(model, settings.block_size),
+                None if self.tiers is None else checksum,
+            )
             self._below = None
-            if self.tiers is not None and before is not None:
+            if self.tiers is not None:
                 from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
 
-                self._below = EngineTiers(self.tiers, self._forward, before)
+                self._below = EngineTiers(self.tiers, self._forward, self._identity.fingerprint)
             self.scheduler = Scheduler(
                 self.manager,
                 settings.limits,
@@ -132,8 +126,13 @@ class Engine:
         scheduler = self.scheduler
         return replace(self._stats, running=scheduler.num_running, waiting=len(scheduler.waiting))
 
-    def in_tiers(self, tokens: list[int], scope: Scope | None = None) -> dict[str, int]:
-        """Return the tokens of a prompt that each tier would add to those in the pools, by name."""
+    def scope(self, scope: Scope | None = None) -> Scope:
+        """Return what the manager knows a scope by: bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""
+        with locked(self._model):  # another engine's step shows it with that one's attention
+            return self._identity.scope(scope)
+
+    def in_tiers(self, tokens: list[int], scope: Scope) -> dict[str, int]:
+        """Return the tokens of a prompt that each tier would add to those in the pools, by name; `scope`: a bound one."""
         return {} if self._below is None else self._below.held(tokens, scope)
 
     def close(self) -> None:
@@ -229,7 +228,7 @@ class Engine:
         job = Job(
             ids,
             min(params.max_tokens or room, room),
-            scope=options.get("scope"),
+            scope=self.scope(options.get("scope")),
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else self._clock() + deadline_s,
             terms={
@@ -256,6 +255,7 @@ class Engine:
 
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""
+        self._end_outdated()
         self._propose()
         if self._below is not None:
             self._below.make_room(self.scheduler)
@@ -298,7 +298,7 @@ class Engine:
 
     def _sampled(self, step: Step, logits: torch.Tensor) -> Sampled:
         """Choose what follows each chunk that is sampled; of a first token, once for each of the answers."""
-        batch, drafts = self._batch, _drafts(step) if step.has_drafts else None
+        batch, drafts = self._batch, step.drafts() if step.has_drafts else None
         if batch.siblings:
             ends = np.cumsum([1 + len(each) for each in drafts or [_NONE] * len(batch.answers)])
             place = dict(zip(batch.answers, (ends - 1).tolist(), strict=True))
@@ -323,6 +323,22 @@ class Engine:
             job, most = answer.job, answer.request.params.speculation
             if job is not None and job.state == "running":
                 job.drafts = propose(job.known(0, job.num_tokens), most)
+
+    def _end_outdated(self) -> None:
+        """End the requests that came to a model which has changed since: what they have computed is none of its own."""
+        newest = next(reversed(self._answers), None)
+        with locked(self._model):
+            if newest is None or self._identity.is_unchanged(_scope(newest), by_itself=True):
+                return
+        try:
+            now = self.scope().model
+        except ConfigError:
+            now = None  # on another device, of another type: of no use to these pools
+        changed = ConfigError("the model was changed since the request came")
+        self._fail(
+            {self._answers[job].request for job in self._answers if _scope(job).model != now},
+            changed,
+        )
 
     def _take_given_up(self) -> None:
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
@@ -372,13 +388,10 @@ class Engine:
 _NONE = np.empty(0, INT32)
 
 
-def _drafts(step: Step) -> list[IntArray]:
-    """Return the drafts of each chunk that is sampled."""
-    ends, last = np.cumsum(step.lengths), step.num_decodes
-    return [
-        step.tokens[ends[i] - step.lengths[i] + 1 : ends[i]] if i < last else _NONE
-        for i in step.samples
-    ]
+def _scope(job: Job) -> Scope:
+    """Return the scope of a job of an engine, which is always bound."""
+    assert job.scope is not None
+    return job.scope
 
 
 def _eos_ids(model: Any) -> tuple[int, ...]:

@@ -2,8 +2,6 @@
 
 from quire.core import Scope
 from quire.core.tokens import array_of, key_of
-from quire.engines.hf.identity import Identity, checksum
-from quire.engines.hf.sight import Sight
 from quire.engines.loop.computing import Forward
 from quire.engines.tiered.parts import Origin
 from quire.engines.tiered.store import TieredStore
@@ -15,16 +13,15 @@ class EngineTiers:
     """What an engine keeps in tiers; `bring_up` and `keep` are a scheduler's hooks.
 
     stack   the tiers; whoever opened it closes it
-    before  a sight of the model from before it was first run
+    model   the fingerprint of the model in its packed form
 
     Records are of this model in its packed form, and are found by no other. Blocks on their way down are held in the
     pools until a background thread has copied them; where the pools lack room, they are copied at once.
     """
 
-    def __init__(self, stack: TierStack, forward: Forward, before: Sight) -> None:
+    def __init__(self, stack: TierStack, forward: Forward, model: str) -> None:
         layout = forward.model.layout
-        identity = Identity(forward.model.model, layout, before, lambda: None, checksum)
-        origin = Origin(f"hf packed {identity.fingerprint}")
+        origin = Origin(f"hf packed {model}")
         self._forward = forward
         self._store = TieredStore(forward.manager, forward.pools, layout, stack, origin)
         forward.before_copies = self._store.spill
@@ -56,7 +53,7 @@ class EngineTiers:
             share = length / len(step.tokens)
             self._store.cost.observe(start, start + length, seconds * share)
 
-    def held(self, tokens: list[int], scope: Scope | None) -> dict[str, int]:
+    def held(self, tokens: list[int], scope: Scope) -> dict[str, int]:
         """Return the tokens of a prompt that each tier would add to those in the pools, by name."""
         return self._store.held(array_of(key_of(tokens)), scope)
 

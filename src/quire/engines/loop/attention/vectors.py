@@ -362,10 +362,15 @@ def compiled(module: ir.Module, name: str, *, host: bool = True) -> tuple[int, A
     )
     parsed = binding.parse_assembly(str(module))
     parsed.verify()
-    builder = binding.create_pass_builder(
-        machine, binding.create_pipeline_tuning_options(speed_level=2)
-    )
-    builder.getModulePassManager().run(parsed, builder)
+    # What is written is vectors already: variables go to registers, and what is computed twice goes.
+    passes = binding.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_loop_rotate_pass()
+    passes.add_new_gvn_pass()
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    passes.run(parsed, binding.create_pass_builder(machine, options))
     engine = binding.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     return engine.get_function_address(name), engine
