@@ -25,7 +25,8 @@ error is only told to whom it happened; and at the end nothing is held.
 """
 
 from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
+from copy import deepcopy
 from random import Random
 from threading import Event, Thread, get_ident
 
@@ -54,15 +55,20 @@ class Traffic:
     """Lives of engines of one model; `counts` says what happened in them: requests, compared answers, ties, ..."""
 
     def __init__(self, model, seed):
-        self.model, self.random = model, Random(seed)
+        self.model, self.random = deepcopy(model), Random(seed)
         self.counts = Counter()
         config = model.config
         self.span = getattr(config, "sliding_window", None) or getattr(
             config, "attention_chunk_size", None
         )
         self.texts = [self._tokens(60) for _ in range(2)]
-        self.cache = make_cache(model, block_size=4, num_blocks=30)
-        self.roomy = Engine(model, num_blocks=100, block_size=8)
+        self.fails, self.raised, self._own = None, False, get_ident()
+        for module in (
+            self.model.modules()
+        ):  # before anybody computes with it: later it would be another model
+            module.register_forward_pre_hook(self._fail)
+        self.cache = make_cache(self.model, block_size=4, num_blocks=30)
+        self.roomy = Engine(self.model, num_blocks=100, block_size=8)
         self.pins, self.now = {}, 0.0
 
     def live(self, num_requests, **options):
@@ -181,31 +187,22 @@ class Traffic:
     # -- what happens ----------------------------------------------------------------------
 
     def _step(self, engine, mine):
-        raised = []
-        with self._broken(raised) if self.random.random() < 0.01 else nullcontext():
-            outputs = engine.step()
+        self.raised = False
+        if self.random.random() < 0.01:  # some parts are never asked
+            self.fails = self.random.choice([*self.model.modules()])
+        outputs = engine.step()
+        self.fails = None
         for output in outputs:
-            self._take(output, engine, mine, raised)
+            self._take(output, engine, mine)
         if self.random.random() < 0.1:
             ops.check(engine.manager)
             engine.scheduler.check()
 
-    @contextmanager
-    def _broken(self, raised):
-        """A model of which one part fails, in whatever layer it is; some parts are never asked."""
-
-        own = get_ident()
-
-        def fail(*_):
-            if get_ident() == own:
-                raised.append(True)
-                raise RuntimeError("a part of the model broke")
-
-        hook = self.random.choice([*self.model.modules()]).register_forward_pre_hook(fail)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def _fail(self, module, _):
+        """Fail, where this part of the model is to fail on this thread."""
+        if module is self.fails and get_ident() == self._own:
+            self.raised = True
+            raise RuntimeError("a part of the model broke")
 
     def _meddle(self, engine, mine):
         """Do something beside the requests."""
@@ -242,7 +239,7 @@ class Traffic:
         if engine in self.pins:
             self.pins.pop(engine).close()
 
-    def _take(self, output, engine, mine, raised):
+    def _take(self, output, engine, mine):
         asked = mine[output.request_id]
         assert output.prompt_token_ids == asked.prompt
         assert 0 <= output.num_cached_tokens < len(asked.prompt)
@@ -253,7 +250,7 @@ class Traffic:
             what = type(output.error)
             assert (
                 what is DeadlinePassed
-                or (what is RequestFailed and raised)
+                or (what is RequestFailed and self.raised)
                 or (what is OutOfBlocks and engine in self.pins)
             ), output.error
             self.counts[what.__name__] += 1

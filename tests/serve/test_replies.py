@@ -18,8 +18,9 @@ def tokenizer():
 
 
 def output(text, *, reason=None, logprobs=None):
+    ids = list(text.encode())
     return SimpleNamespace(
-        text=text, token_ids=list(text.encode()), logprobs=logprobs, finish_reason=reason
+        text=text, token_ids=ids, num_tokens=len(ids), logprobs=logprobs, finish_reason=reason
     )
 
 

@@ -12,6 +12,10 @@ from serve_help import loaded, running
 
 from quire.serve.auth import ApiKeys
 from quire.serve.service import Bounds
+from quire.tiers import Host
+from quire.tiers.faults import FaultPlan, Faulty
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
 
 LONG = {
     "model": "quire-tiny",
@@ -20,6 +24,7 @@ LONG = {
     "temperature": 0,
     "ignore_eos": True,
 }
+TEXT = "This prompt is long enough to fill some blocks of sixteen tokens each."
 KEYS = ApiKeys([("ann", "key-of-ann"), ("bob", "key-of-bob")], "the-operators")
 
 
@@ -28,6 +33,13 @@ def server():
     with running(bounds=Bounds(max_inflight=4, max_body=1 << 16, slow_s=1.0)) as made:
         yield made
         made.quiet()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(server):
+    """After every fault the invariants hold, and no block is held."""
+    yield
+    server.quiet()
 
 
 def short(server, **more):
@@ -198,16 +210,16 @@ def test_a_request_that_can_never_fit_is_refused_and_a_full_pool_is_waited_for()
             answers = list(crew.map(lambda at: server.post(
                 "/v1/completions", asked | {"prompt": f"{at} Once"}), range(8)))  # fmt: skip
         assert [each.status_code for each in answers] == [200] * 8
+        assert server.service.running.engine.stats().preemptions > 0
         server.quiet()
 
 
 def test_tenants_share_nothing_and_only_keys_are_let_in(capfd):
     with running(keys=KEYS) as server:
-        prompt = "This prompt is long enough to fill some blocks of sixteen tokens each."
 
         def cached(key):
             said = server.client(key).completions.create(
-                model="quire-tiny", prompt=prompt, max_tokens=1
+                model="quire-tiny", prompt=TEXT, max_tokens=1
             )
             return said.usage.prompt_tokens_details.cached_tokens
 
@@ -225,7 +237,7 @@ def test_tenants_share_nothing_and_only_keys_are_let_in(capfd):
         assert server.get("/v1/models").status_code == 401
         told = server.post(
             "/v1/cache/explain",
-            {"prompt": prompt, "tenant": "ann"},
+            {"prompt": TEXT, "tenant": "ann"},
             headers={"Authorization": "Bearer the-operators"},
         )
         assert told.json()["cached_tokens"] == 64
@@ -233,3 +245,22 @@ def test_tenants_share_nothing_and_only_keys_are_let_in(capfd):
     out, err = capfd.readouterr()
     assert "key-of" not in out + err
     assert "the-operators" not in out + err
+
+
+def test_a_request_past_its_deadline_is_told_so_with_all_its_answers(server):
+    late = server.post("/v1/completions", LONG | {"n": 3, "deadline_s": 0.05})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_passed")
+    assert short(server).status_code == 200
+
+
+def test_a_tier_that_hangs_keeps_nobody_waiting():
+    tier = Faulty(Host("64MiB"), FaultPlan(hangs=1.0, hang_s=3.0))
+    patience = StackSettings(lookup_timeout_s=0.1, load_timeout_s=0.2, close_timeout_s=0.2)
+    with TierStack([tier], patience) as stack, running(tiers=stack) as server:
+        begun = time.monotonic()
+        asked = [
+            server.post("/v1/completions", {"prompt": TEXT, "max_tokens": 2}) for _ in range(3)
+        ]
+        assert [each.status_code for each in asked] == [200] * 3
+        assert time.monotonic() - begun < 3.0
+        server.quiet()

@@ -22,6 +22,13 @@ def server():
         made.quiet()
 
 
+@pytest.fixture(autouse=True)
+def nothing_stays(server):
+    """After every request, also a bad one, the invariants hold, and no block is held."""
+    yield
+    server.quiet()
+
+
 @pytest.fixture(scope="module")
 def client(server):
     return server.client()
@@ -259,7 +266,6 @@ def test_what_cannot_be_is_refused_with_an_error_object(server, path, document, 
     assert error["message"]
     assert "Traceback" not in answer.text
     assert param is None or error["param"] == param
-    server.quiet()
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"[1]", b"\xff", b'{"messages": ' + b"[" * 50_000])

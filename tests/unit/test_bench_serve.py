@@ -173,13 +173,13 @@ def server(tmp_path_factory):
 
 
 def test_requests_come_at_their_times_and_a_turn_waits_for_the_one_before(server):
-    way = OpenLoop(rate=40.0, ttft_s=60, itl_s=60)
+    way = OpenLoop(rate=4.0, ttft_s=60, itl_s=60)
     load = ServeLoad(6, 1, 64, 8, 3)
     way.begin({("quire", ""): server}, load)
     row = way.row(server, load, 1)
-    due_s = load.requests(1)[-1].time_s / 40
+    due_s = load.requests(1)[-1].time_s / 4
     assert set(row) | {"workload", "system", "model", "dtype"} == FIELDS | OPEN_FIELDS
-    assert row["offered_per_s"] == 40.0
+    assert row["offered_per_s"] == 4.0
     assert row["requests_per_s"] == row["goodput_per_s"] < 6 / due_s
     assert row["ttft_ms_median"] > 0 < row["itl_ms_median"]
     assert row["ttft_ms_median"] <= row["ttft_ms_p90"]
@@ -198,7 +198,7 @@ def test_requests_come_at_their_times_and_a_turn_waits_for_the_one_before(server
 
 
 def test_half_of_what_vllm_answers_is_the_rate_unless_one_is_given(server, monkeypatch):
-    rates = iter([8.0, 20.0, 2.0] * 4)
+    rates = iter([30.0, 20.0, 2.0, 30.0, 10.0, 2.0] * 2)
 
     async def asked(*_):
         return [None] * 10, 10 / next(rates)
@@ -234,6 +234,18 @@ def test_an_open_loop_takes_the_times_of_a_trace(tmp_path, monkeypatch):
 def test_an_answer_that_is_no_stream_is_told(server):
     with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*limit"):
         asyncio.run(serve_http._streamed(server.port, [5] * 9000, 3))
+
+    async def cut_short():
+        async def answer(reader, writer):
+            await reader.readuntil(b"}")
+            writer.write(b'data: {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}\n')
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as short:
+            await serve_http._streamed(short.sockets[0].getsockname()[1], [5], 3)
+
+    with pytest.raises(ConfigError, match="did not stream 3 tokens"):
+        asyncio.run(cut_short())
     with pytest.raises(ConfigError, match=r"did not become a server: .*No module named nowhere"):  # fmt: skip
         serve_http.ServerProcess([sys.executable, "-m", "nowhere"], None)
 

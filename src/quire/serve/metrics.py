@@ -61,7 +61,7 @@ class Metrics:
         begun, latest = time.monotonic(), dict[str, tuple[float, int]]()
 
         def told(output: RequestOutput) -> None:
-            now, num_tokens = time.monotonic(), sum(len(each.token_ids) for each in output.outputs)
+            now, num_tokens = time.monotonic(), sum(each.num_tokens for each in output.outputs)
             before, num_told = latest.get(output.request_id, (begun, 0))
             if num_tokens > num_told:
                 latest[output.request_id] = now, num_tokens

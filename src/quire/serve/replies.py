@@ -35,7 +35,7 @@ class ReplyChoice:
     @property
     def num_tokens(self) -> int:
         """Tokens that were generated so far."""
-        return len(self._latest.token_ids) if self._latest is not None else 0
+        return self._latest.num_tokens if self._latest is not None else 0
 
     @property
     def finish_reason(self) -> str | None:

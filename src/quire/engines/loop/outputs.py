@@ -1,6 +1,7 @@
 """What an engine says of its requests and of itself; names as users of vLLM know them."""
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.errors import QuireError
@@ -13,6 +14,7 @@ class CompletionOutput:
     """One of the answers to a request, as far as it is there.
 
     text           what the tokens say, without what a stop string may still begin with; "" without a tokenizer
+    num_tokens     how many there are
     logprobs       per token what `SamplingParams.logprobs` asks for; None: nothing
     finish_reason  None while it goes on
     stop_reason    the stop string or the id of the stop token that ended it; None for the model's own end
@@ -20,10 +22,17 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: list[int]
+    num_tokens: int
     logprobs: list[Any] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    _start: int = field(repr=False)
+    _known: "array[int]" = field(repr=False, compare=False)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens, a list of its own each time: who streams seldom asks for all from the beginning."""
+        return self._known[self._start : self._start + self.num_tokens].tolist()
 
 
 @dataclass(slots=True)

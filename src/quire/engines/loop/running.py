@@ -1,5 +1,6 @@
 """Requests while they run: their answers, and when each of these ends."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,16 +90,16 @@ class Answer:
 
     def ends(self) -> bool:
         """Look at the tokens that are new; set the reasons at the first one that ends it, and return whether one does."""
-        request, params, tokens = self.request, self.request.params, self._generated()
-        for token in tokens[self.num_tokens :]:
+        request, params = self.request, self.request.params
+        for token in self._generated(self.num_tokens):
             self.num_tokens += 1
             if token in request.stops and self.num_tokens > params.min_tokens:
-                self._read(tokens[: self.num_tokens - (not params.include_stop_str_in_output)])
+                self._read(self.num_tokens - (not params.include_stop_str_in_output))
                 self.end("stop", None if token in request.own_stops else token)
-            elif params.stop and self._read(tokens[: self.num_tokens]) is not None:
+            elif params.stop and self._read(self.num_tokens) is not None:
                 self.end("stop", self._stream.stopped)
             elif self.num_tokens == request.max_tokens:
-                self._read(tokens[: self.num_tokens])
+                self._read(self.num_tokens)
                 self.end("length")
             if self.finish_reason is not None:
                 return True
@@ -108,32 +109,39 @@ class Answer:
         """Set why it ended, unless it has ended before."""
         if self.finish_reason is None:
             if reason in ("abort", "error"):
-                tokens = self._generated()
-                self.num_tokens = len(tokens)
-                self._read(tokens)
+                self.num_tokens = self._num_generated
+                self._read(self.num_tokens)
             self.finish_reason, self.stop_reason = reason, stop_reason
             self._text += self._stream.finish()
 
     def output(self) -> CompletionOutput:
         """Return all of it."""
-        tokens = self._generated()
+        num_tokens, job = self.num_tokens, self.job
         if self.finish_reason is None:
-            self._read(tokens)
-        else:
-            del tokens[self.num_tokens :]
-        told = None if self._logprobs is None else self._logprobs[: len(tokens)]
-        return CompletionOutput(
-            self.index, self._text, tokens, told, self.finish_reason, self.stop_reason
-        )
+            num_tokens = self._num_generated
+            self._read(num_tokens)
+        told = None if self._logprobs is None else self._logprobs[:num_tokens]
+        start, known = (0, array("i")) if job is None else (job.prompt_len, job.tokens)
+        why = self.finish_reason, self.stop_reason
+        return CompletionOutput(self.index, self._text, num_tokens, told, *why, start, known)
 
-    def _read(self, tokens: list[int]) -> str | None:
-        """Bring the text up to these tokens, and return the text that ends it, if one was found."""
-        self._text += self._stream.feed(tokens[self._num_read :])
-        self._num_read = len(tokens)
+    @property
+    def _num_generated(self) -> int:
+        return 0 if self.job is None else self.job.num_generated
+
+    def _read(self, stop: int) -> str | None:
+        """Bring the text up to so many tokens, and return the text that ends it, if one was found."""
+        self._text += self._stream.feed(self._generated(self._num_read, stop))
+        self._num_read = stop
         return self._stream.stopped
 
-    def _generated(self) -> list[int]:
-        return [] if self.job is None else self.job.tokens[self.job.prompt_len :].tolist()
+    def _generated(self, start: int, stop: int | None = None) -> list[int]:
+        """Return the generated tokens [start, stop)."""
+        if self.job is None:
+            return []
+        first = self.job.prompt_len
+        end = None if stop is None else first + stop
+        return self.job.tokens[first + start : end].tolist()
 
 
 class AnswerBatch:
