@@ -247,14 +247,12 @@ class Client:
         if os.getpid() != self._process:
             return
 
-        async def end() -> None:
-            rest = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
-            for task in rest:
+        def stop() -> None:
+            for task in asyncio.all_tasks(self._loop):
                 task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
-            self._loop.stop()
+            self._loop.call_soon(self._loop.stop)
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop)
+        self._loop.call_soon_threadsafe(stop)
         self._thread.join(5.0)
         if not self._thread.is_alive():
             self._loop.close()

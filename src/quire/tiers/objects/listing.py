@@ -62,8 +62,6 @@ class Listing:
         while self._listed_at < oldest:
             if self._running is None or self._running.done():
                 self._running = asyncio.create_task(self._list())
-                # Where all callers have given up, nobody takes its error.
-                self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
             # Several callers wait for one listing; the one that gives up does not end it.
             await asyncio.shield(self._running)
 
