@@ -211,7 +211,8 @@ def test_a_request_past_its_deadline_is_given_up(model):
     now = [0.0]
     engine = Engine(model, num_blocks=50, block_size=4, clock=lambda: now[0])
     late = engine.add_request(PROMPT, GREEDY, deadline_s=5)
-    three = engine.add_request(PROMPT, SamplingParams(n=3, max_tokens=8), deadline_s=5)
+    drawn = SamplingParams(n=3, max_tokens=8, ignore_eos=True)  # none ends by chance
+    three = engine.add_request(PROMPT, drawn, deadline_s=5)
     other = engine.add_request(PROMPT[:9], GREEDY)
     for _ in range(3):  # behind the first one's prompt, its answers are three jobs then
         engine.step()
