@@ -95,7 +95,6 @@ class Engine:
         self._answers: dict[Job, Answer] = {}
         self._news: dict[str, EngineRequest] = {}
         self._batch = AnswerBatch([])
-        self._bound = Scope()
         self._is_closed = False
 
     # -- requests --------------------------------------------------------------------------
@@ -136,9 +135,7 @@ class Engine:
     def scope(self, scope: Scope | None = None) -> Scope:
         """Return what the manager knows a scope by: bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""
         with locked(self._model):  # another engine's step shows it with that one's attention
-            bound = self._identity.scope(scope)
-        self._bound = bound
-        return bound
+            return self._identity.scope(scope)
 
     def in_tiers(self, tokens: list[int], scope: Scope) -> dict[str, int]:
         """Return the tokens of a prompt that each tier would add to those in the pools, by name; `scope`: a bound one."""
@@ -335,10 +332,12 @@ class Engine:
 
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
-        if not self._answers:
+        scopes = {job.scope.model: job.scope for job in self._answers if job.scope}
+        if not scopes:
             return
         with locked(self._model):
-            if self._identity.is_unchanged(self._bound, by_itself=True):
+            (bound, *others) = scopes.values()
+            if not others and self._identity.is_unchanged(bound, by_itself=True):
                 return
         try:
             now = self.scope()
