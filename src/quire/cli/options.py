@@ -22,7 +22,8 @@ CsvTo: TypeAlias = Annotated[
     typer.Option("--csv", help="Write the rows to this file as CSV.", show_default=False),
 ]
 Dtype: TypeAlias = Annotated[
-    str, typer.Option("--dtype", help="Format of the weights, such as float32, bfloat16 or fp8.")
+    str,
+    typer.Option("--dtype", help="What it computes in: float32, bfloat16, float16; auto: its own."),
 ]
 MaybeDtype: TypeAlias = Annotated[
     str | None,
