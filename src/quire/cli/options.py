@@ -35,6 +35,10 @@ KvMemory: TypeAlias = Annotated[str, typer.Option("--kv-memory", help=KV_MEMORY)
 MaybeKvMemory: TypeAlias = Annotated[
     str | None, typer.Option("--kv-memory", help=KV_MEMORY, show_default="what fits")
 ]
+LoadLimit: TypeAlias = Annotated[
+    float,
+    typer.Option("--load-limit", help="The prefix router's limit: times a replica's even share."),
+]
 MaxNewTokens: TypeAlias = Annotated[
     int, typer.Option("--max-new-tokens", min=1, help="Tokens of a reply, at most.")
 ]
@@ -64,6 +68,10 @@ ReportTo: TypeAlias = Annotated[
     typer.Option(
         "--report", help="Write it as a page or picture, too: .html or .svg.", show_default=False
     ),
+]
+Router: TypeAlias = Annotated[
+    str,
+    typer.Option("--router", help="prefix, session, power-of-two, least-loaded or round-robin."),
 ]
 Rows: TypeAlias = Annotated[
     str | None,
