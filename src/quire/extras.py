@@ -11,6 +11,7 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "mooncake": "mooncake-transfer-engine-non-cuda",
     "prometheus_client": "prometheus-client",
+    "zmq": "pyzmq",
 }
 """The packages that are not called as what is imported."""
 
@@ -42,6 +43,7 @@ EXTRAS = {
     "zstd": Extra(("zstandard",), "traces in zstd"),
     "ray": Extra(("ray",), "sweeps on Ray"),
     "metrics": Extra(("prometheus_client",), "metrics for Prometheus"),
+    "events": Extra(("zmq",), "KV events of running engines"),
     "engine": Extra((*_HF, "llvmlite"), "the engine at its full speed on a CPU"),
     "serve": Extra(_SERVE, "quire serve"),
     "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
