@@ -6,7 +6,7 @@ import pytest
 
 from quire.core import MediaItem, Scope
 from quire.engines.vllm import identity
-from quire.engines.vllm.identity import Adapters, Digests, fingerprint, weight_files
+from quire.engines.vllm.identity import Adapters, FileDigests, fingerprint, weight_files
 from quire.engines.vllm.parts import GroupShape, make_parts
 from quire.engines.vllm.prompts import PromptNames
 from quire.errors import ConfigError
@@ -31,28 +31,28 @@ def test_weights_replaced_under_the_same_path_are_others(tmp_path):
     path = checkpoint(tmp_path / "model")
     file = path / "model.safetensors"
     os.utime(file, ns=(10**18, 10**18))
-    before = digest(Digests(kept), path)
-    assert digest(Digests(kept), path) == before
+    before = digest(FileDigests(kept), path)
+    assert digest(FileDigests(kept), path) == before
     file.write_bytes(b"WEIGHTS")  # as many bytes
     os.utime(file, ns=(10**18, 10**18))  # and the old time
-    assert digest(Digests(kept), path) != before
+    assert digest(FileDigests(kept), path) != before
     file.write_bytes(b"weights")
-    assert digest(Digests(kept), path) == before
-    assert digest(Digests(), checkpoint(tmp_path / "another name")) == before
+    assert digest(FileDigests(kept), path) == before
+    assert digest(FileDigests(), checkpoint(tmp_path / "another name")) == before
 
 
 def test_a_file_is_read_once_as_long_as_it_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "SETTLED_S", -1e9)
     kept = tmp_path / "digests.json"
     path = checkpoint(tmp_path / "model")
-    before = digest(Digests(kept), path)
+    before = digest(FileDigests(kept), path)
     monkeypatch.setattr(identity, "file_digest", None)  # nothing may be read
-    assert digest(Digests(kept), path) == before
+    assert digest(FileDigests(kept), path) == before
 
 
 def test_a_file_that_has_just_changed_is_not_remembered(tmp_path):
     kept = tmp_path / "digests.json"
-    digest(Digests(kept), checkpoint(tmp_path / "model"))
+    digest(FileDigests(kept), checkpoint(tmp_path / "model"))
     assert not kept.exists()
 
 
@@ -63,19 +63,19 @@ def test_a_damaged_memory_of_digests_costs_reading_again(tmp_path, content):
     kept = tmp_path / "digests.json"
     path = checkpoint(tmp_path / "model")
     kept.write_bytes(content)
-    assert digest(Digests(kept), path) == digest(Digests(), path)
+    assert digest(FileDigests(kept), path) == digest(FileDigests(), path)
 
 
 def test_a_place_without_weights_is_refused(tmp_path):
     with pytest.raises(ConfigError, match='"weights"'):
         weight_files(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        Digests().of([tmp_path / "gone.safetensors"])
+        FileDigests().of([tmp_path / "gone.safetensors"])
 
 
 def test_an_adapter_is_its_contents_whatever_its_name_and_number(tmp_path):
     path = checkpoint(tmp_path / "adapter")
-    adapters = Adapters(Digests())
+    adapters = Adapters(FileDigests())
     first = adapters.digest(1, str(path))
     assert first is not None
     assert adapters.digest(2, str(checkpoint(tmp_path / "other"))) == first

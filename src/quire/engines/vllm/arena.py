@@ -29,7 +29,7 @@ class ArenaPlace(NamedTuple):
             os.close(fd)
 
 
-class Arena:
+class SharedArena:
     """Slots of equal size, each the owner's or free: `free + taken == num_slots`.
 
     A file in memory without a name (`memfd_create`): it is gone with the last process that has it, however that ends.

@@ -25,7 +25,7 @@ from quire.core import MediaItem, Scope
 from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.identity import (
     Adapters,
-    Digests,
+    FileDigests,
     default_kept_at,
     fingerprint,
     weight_files,
@@ -94,7 +94,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         self._side: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._done: dict[int, tuple[int, float]] = {}
-        self._digests = Digests(default_kept_at())
+        self._digests = FileDigests(default_kept_at())
         self._adapters = Adapters(self._digests)
         self._requests: dict[str, Any] = {}
         if role == KVConnectorRole.SCHEDULER:  # now, as vLLM has just read the files
@@ -310,7 +310,7 @@ def check_supported(config: Any, groups: Any, extra: dict[str, Any]) -> None:
         )
 
 
-def model_name(config: Any, extra: dict[str, Any], digests: Digests) -> str:
+def model_name(config: Any, extra: dict[str, Any], digests: FileDigests) -> str:
     """Return the digest of all that decides what KV means: weights by their contents, and how vLLM reads them."""
     model, cache = config.model_config, config.cache_config
     named = extra.get("weights")

@@ -27,14 +27,14 @@ SETTLED_S = 2.0
 THREADS = 4
 
 
-class Kept(msgspec.Struct, frozen=True):
+class ReadFile(msgspec.Struct, frozen=True):
     """A file as it was when it was read: what `stat` said of it, and its SHA-256."""
 
     stat: tuple[int, int, int, int]
     digest: str
 
 
-class Digests:
+class FileDigests:
     """SHA-256 of files, each read again only when size, time of change, or place has changed.
 
     `kept_at`  a JSON file that remembers them from one process to the next; None: nowhere
@@ -42,10 +42,10 @@ class Digests:
 
     def __init__(self, kept_at: Path | None = None) -> None:
         self._kept_at = kept_at
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, ReadFile] = {}
         if kept_at is not None:
             with suppress(OSError, msgspec.DecodeError):  # read anew then
-                self._kept = msgspec.json.decode(kept_at.read_bytes(), type=dict[str, Kept])
+                self._kept = msgspec.json.decode(kept_at.read_bytes(), type=dict[str, ReadFile])
 
     def of(self, files: Iterable[Path]) -> dict[str, str]:
         """Return the digests of files by name. Raises `ConfigError` for one that cannot be read."""
@@ -74,7 +74,7 @@ class Digests:
             if stat_of(path) == stat:
                 break
         if time.time_ns() - max(stat[1:3]) > SETTLED_S * 1e9:
-            self._kept[name] = Kept(stat, digest)
+            self._kept[name] = ReadFile(stat, digest)
         return digest
 
     def _keep(self) -> None:
@@ -132,13 +132,13 @@ def fingerprint(facts: Mapping[str, object]) -> str:
 
 
 class Adapters:
-    """Digests of LoRA adapters by their number in vLLM, as they were when they were first used.
+    """FileDigests of LoRA adapters by their number in vLLM, as they were when they were first used.
 
     vLLM keeps an adapter as it was loaded. So one whose files have changed since, and that is not said to be loaded
     anew for each request (`load_inplace`), has no digest: nobody can say which of the two computed.
     """
 
-    def __init__(self, digests: Digests) -> None:
+    def __init__(self, digests: FileDigests) -> None:
         self._digests = digests
         self._known: dict[int, tuple[tuple[tuple[int, int, int, int], ...], str]] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from quire.engines.tiered.cost import PrefillCost
-from quire.engines.vllm.arena import Arena
+from quire.engines.vllm.arena import SharedArena
 from quire.engines.vllm.parts import GroupPart
 from quire.tiers.base import Outcome
 from quire.tiers.format import payload_of
@@ -39,7 +39,7 @@ class Cost(PrefillCost):
             return super().seconds(start, stop)
 
 
-class Load:
+class PromptLoad:
     """The blocks of one prompt that come from the tiers: `end` of them are of use when it is `done`.
 
     first   blocks that vLLM has itself; block `at` of a group lies in `slots[group, at]`, for those that are read
@@ -48,7 +48,9 @@ class Load:
     The slots are this load's until `close`, whichever thread that comes from and whenever it is.
     """
 
-    def __init__(self, arena: Arena, digests: Sequence[bytes], first: int, num_tokens: int) -> None:
+    def __init__(
+        self, arena: SharedArena, digests: Sequence[bytes], first: int, num_tokens: int
+    ) -> None:
         self.first = self.end = first
         self.digests = digests
         self.num_tokens = num_tokens
@@ -84,7 +86,7 @@ class Loading:
     """Finds and loads prompts in threads of its own; nobody waits but the request itself, until its deadline."""
 
     def __init__(
-        self, stack: TierStack, parts: Sequence[GroupPart], arena: Arena, cost: Cost
+        self, stack: TierStack, parts: Sequence[GroupPart], arena: SharedArena, cost: Cost
     ) -> None:
         settings = stack.settings
         self.deadline_s = settings.lookup_timeout_s + settings.load_timeout_s + SLACK_S
@@ -94,9 +96,9 @@ class Loading:
         self._threads = ThreadPoolExecutor(THREADS, "quire vllm load")
         self._block_size = parts[0].namespace.block_size
 
-    def begin(self, digests: Sequence[bytes], first: int, num_tokens: int) -> Load:
+    def begin(self, digests: Sequence[bytes], first: int, num_tokens: int) -> PromptLoad:
         """Begin to load what is behind `first` blocks of a prompt with these digests."""
-        load = Load(self._arena, digests, first, num_tokens)
+        load = PromptLoad(self._arena, digests, first, num_tokens)
         self._threads.submit(self._run, load)
         return load
 
@@ -104,7 +106,7 @@ class Loading:
         """Take no more; what has begun ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, load: Load) -> None:
+    def _run(self, load: PromptLoad) -> None:
         end, slots = load.first, dict[tuple[int, int], int]()
         try:
             keys = [part.key(each) for each in load.digests for part in self._parts]
@@ -115,7 +117,7 @@ class Loading:
             load.causes[type(error).__name__] += 1
         load.finish(end, slots)
 
-    def _load(self, load: Load) -> tuple[int, dict[tuple[int, int], int]]:
+    def _load(self, load: PromptLoad) -> tuple[int, dict[tuple[int, int], int]]:
         levels = self._find(load)
         end = self._agreed(load.first, len(load.digests), levels)
         end = min(end, load.first + self._arena.num_free // len(self._parts))
@@ -133,7 +135,7 @@ class Loading:
         self._arena.give_back([slot for at, slot in placed.items() if at not in needed])
         return end, {at: slot for at, slot in placed.items() if at in needed}
 
-    def _find(self, load: Load) -> dict[tuple[int, int], int]:
+    def _find(self, load: PromptLoad) -> dict[tuple[int, int], int]:
         """Return the tier of each block that a hit could need, by group and place."""
         first, stop = load.first, len(load.digests)
         blocks = [(part.index, at) for at in range(first, stop) for part in self._full]
@@ -174,7 +176,7 @@ class Loading:
             if at >= begin
         ]
 
-    def _worth(self, load: Load, end: int, levels: dict[tuple[int, int], int]) -> int:
+    def _worth(self, load: PromptLoad, end: int, levels: dict[tuple[int, int], int]) -> int:
         """Return up to which boundary loading beats computing."""
         wanted = self._wanted(load.first, end)
         if not wanted:
@@ -202,7 +204,7 @@ class Loading:
 
     def _fetch(
         self,
-        load: Load,
+        load: PromptLoad,
         placed: dict[tuple[int, int], int],
         levels: dict[tuple[int, int], int],
     ) -> set[tuple[int, int]]:
@@ -228,9 +230,9 @@ class Loading:
         self._stack.give_back(records)
         return came
 
-    def _saved_s(self, load: Load, end: int) -> float:
+    def _saved_s(self, load: PromptLoad, end: int) -> float:
         size = self._block_size
         return self._cost.saved(load.first * size, end * size, load.num_tokens)
 
-    def _keys(self, load: Load, blocks: Sequence[tuple[int, int]]) -> list[bytes]:
+    def _keys(self, load: PromptLoad, blocks: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self._parts[group].key(load.digests[at]) for group, at in blocks]

@@ -11,7 +11,7 @@ from quire.exchange.hashing import chain, root_digest
 
 
 class PromptNames:
-    """Digests of the whole blocks of one request, each over all before it; see `quire.exchange.hashing`."""
+    """FileDigests of the whole blocks of one request, each over all before it; see `quire.exchange.hashing`."""
 
     def __init__(
         self, tokens: Sequence[int], block_size: int, scope: Scope, media: Sequence[MediaItem] = ()

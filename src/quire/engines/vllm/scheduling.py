@@ -13,8 +13,8 @@ import numpy as np
 
 from quire.core import MediaItem, Scope
 from quire.engines.tiered.opening import open_stack
-from quire.engines.vllm.arena import Arena, ArenaPlace
-from quire.engines.vllm.loading import Cost, Load, Loading
+from quire.engines.vllm.arena import ArenaPlace, SharedArena
+from quire.engines.vllm.loading import Cost, Loading, PromptLoad
 from quire.engines.vllm.parts import GroupPart
 from quire.engines.vllm.prompts import PromptNames
 from quire.errors import TierBusy
@@ -64,7 +64,7 @@ class Following:
 
     def __init__(self, names: PromptNames) -> None:
         self.names = names
-        self.load: Load | None = None
+        self.load: PromptLoad | None = None
         self.asked_at_s = 0.0
         self.num_saved = 0
         self.is_passed_over = False
@@ -93,7 +93,7 @@ class SchedulerSide:
         self.counts: Counter[str] = Counter()
         self._parts = parts
         self._block_size = parts[0].namespace.block_size
-        self._arena = Arena(max(part.payload_bytes for part in parts), arena_bytes)
+        self._arena = SharedArena(max(part.payload_bytes for part in parts), arena_bytes)
         self._cost = Cost()
         self._loading = Loading(stack, parts, self._arena, self._cost)
         self._num_workers = num_workers
