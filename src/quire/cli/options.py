@@ -21,16 +21,11 @@ CsvTo: TypeAlias = Annotated[
     Path | None,
     typer.Option("--csv", help="Write the rows to this file as CSV.", show_default=False),
 ]
-Dtype: TypeAlias = Annotated[
-    str, typer.Option("--dtype", help="Format of the weights, such as float32, bfloat16 or fp8.")
-]
+_DTYPE = "Format of the weights, such as float32 or bfloat16."
+Dtype: TypeAlias = Annotated[str, typer.Option("--dtype", help=_DTYPE)]
 MaybeDtype: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--dtype",
-        help="Format of the weights, such as float32, bfloat16 or fp8.",
-        show_default="as published",
-    ),
+    typer.Option("--dtype", help=_DTYPE, show_default="as published"),
 ]
 _GPU = "An accelerator: h100, mi300x, cpu, ...; or a .json file of yours."
 Gpu: TypeAlias = Annotated[str, typer.Option("--gpu", help=_GPU)]
