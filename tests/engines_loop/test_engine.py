@@ -366,3 +366,33 @@ def test_texts_that_end_an_answer_need_a_tokenizer(model):
     with pytest.raises(ConfigError, match="stop needs the text"):
         engine.generate(PROMPT, SamplingParams(stop=["x"]))
     nothing_held(engine)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, b"ab", [1.5], [None], {1, 2}, [[None]], {"prompt": 5}, "a\ud800b", ["a\ud800b"]],
+)
+def test_a_prompt_that_is_none_is_refused_in_quires_words(talker, prompts):
+    with pytest.raises((ConfigError, TokensError)):
+        talker.generate(prompts, GREEDY)
+    nothing_held(talker)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.tensor, iter, lambda ids: torch.tensor([ids]), lambda ids: [torch.tensor(ids)]]
+)
+def test_token_ids_may_be_a_tensor_or_come_one_by_one(engine, make):
+    (output,) = engine.generate(make([7, 8, 9]), GREEDY)
+    assert output.prompt_token_ids == [7, 8, 9]
+
+
+def test_settings_that_contradict_each_other_or_cannot_be_are_refused(model):
+    with pytest.raises(ConfigError, match="kv_memory, '1MiB', and num_blocks, 50"):
+        Engine(model, num_blocks=50, kv_memory="1MiB")
+    with pytest.raises(ConfigError, match="clock is a function"):
+        Engine(model, num_blocks=50, clock=None)
+
+
+def test_an_option_that_is_none_is_refused_with_all_that_are(engine):
+    with pytest.raises(ConfigError, match=r"'salt' is no option.* scope, priority, deadline_s"):
+        engine.generate(PROMPT, GREEDY, salt="a")

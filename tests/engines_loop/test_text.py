@@ -288,3 +288,23 @@ def test_no_more_than_may_become_one_character_waits():
     stream = TextStream(tokenizer("bytes"), SamplingParams())
     said = [stream.feed([0xFF]) for _ in range(8)]
     assert said == ["", "", "", *["\ufffd"] * 5]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "text"),
+    [
+        (b"caf\xc3", b"bc", "bc"),
+        (b"caf\xc3", b"\xa9s", "és"),
+        (b"a\xf0\x9f", b"\x98\x80!", "😀!"),
+        (b"a\xe2\x82", b"\xe2\x82\xacb", "€b"),
+        (b"a\x97", b"\xff.", "\ufffd."),
+        (b"a\xe2", b"", ""),
+        (b"plain", b"\xffb", "\ufffdb"),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(), (9,)])
+def test_a_prompt_that_ends_inside_a_character_lends_its_answer_no_part_of_it(
+    prompt, answer, text, sizes
+):
+    stream = TextStream(tokenizer("bytes"), SamplingParams(), list(prompt))
+    assert "".join(pieces(stream, list(answer), sizes)) == text

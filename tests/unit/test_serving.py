@@ -12,15 +12,14 @@ from serving_help import BLOCK, LinearTiming, limits, random_requests, request, 
 import quire.sim.serving.firstcome as first_come
 from quire import ops
 from quire.errors import ConfigError, OutOfBlocks
+from quire.routing import PrefixAware, router_named
 from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, model_named
 from quire.sim.serving import (
     ClosedLoop,
     Cluster,
     Load,
     PoissonArrivals,
-    PrefixAware,
     TraceArrivals,
-    router_named,
     simulate,
 )
 

@@ -6,17 +6,16 @@ from serving_help import BLOCK, LinearTiming, limits, request, run
 
 from quire.core import CacheManager
 from quire.errors import ConfigError
+from quire.routing import PrefixAware, router_named
 from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, calibrate, model_named
 from quire.sim.plan import blocks_that_fit
 from quire.sim.serving import (
     ClosedLoop,
     Objective,
     PoissonArrivals,
-    PrefixAware,
     ReplicaLimits,
     TraceArrivals,
     parse_arrivals,
-    router_named,
 )
 from quire.sim.serving.metrics import Collector
 from quire.sim.serving.tiers import Tiers

@@ -335,3 +335,18 @@ def test_it_says_what_twice_the_memory_would_give():
     assert curve.points([0, 10**9]) == [(0, 0.0), (10**9, curve.ceiling)]
     with pytest.raises(ConfigError, match="at least 0 blocks"):
         curve.at(-1)
+
+
+def test_what_is_found_inside_blocks_is_in_the_curve_too():
+    manager = CacheManager(200, BLOCK, watchers=watchers(curve=True))
+    random = Random(8)
+    for _ in range(60):
+        shared = random.choice((5, 20, 40))
+        prompt = [7] * shared + [random.randrange(9, 10**6) for _ in range(random.randrange(1, 30))]
+        serve(manager, np.array(prompt, np.int32))
+    measured = manager.stats.hit_rate
+    curve = what_if(manager)
+    assert measured > 0.2
+    assert curve.hit_rate == pytest.approx(measured, abs=0.02)
+    assert curve.ceiling >= curve.hit_rate
+    assert curve.at(0) == 0

@@ -21,16 +21,11 @@ CsvTo: TypeAlias = Annotated[
     Path | None,
     typer.Option("--csv", help="Write the rows to this file as CSV.", show_default=False),
 ]
-Dtype: TypeAlias = Annotated[
-    str, typer.Option("--dtype", help="Format of the weights, such as float32, bfloat16 or fp8.")
-]
+_DTYPE = "Format of the weights, such as float32 or bfloat16."
+Dtype: TypeAlias = Annotated[str, typer.Option("--dtype", help=_DTYPE)]
 MaybeDtype: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--dtype",
-        help="Format of the weights, such as float32, bfloat16 or fp8.",
-        show_default="as published",
-    ),
+    typer.Option("--dtype", help=_DTYPE, show_default="as published"),
 ]
 _GPU = "An accelerator: h100, mi300x, cpu, ...; or a .json file of yours."
 Gpu: TypeAlias = Annotated[str, typer.Option("--gpu", help=_GPU)]
@@ -39,6 +34,10 @@ KV_MEMORY = "Memory for cached K and V."
 KvMemory: TypeAlias = Annotated[str, typer.Option("--kv-memory", help=KV_MEMORY)]
 MaybeKvMemory: TypeAlias = Annotated[
     str | None, typer.Option("--kv-memory", help=KV_MEMORY, show_default="what fits")
+]
+LoadLimit: TypeAlias = Annotated[
+    float,
+    typer.Option("--load-limit", help="The prefix router's limit: times a replica's even share."),
 ]
 MaxNewTokens: TypeAlias = Annotated[
     int, typer.Option("--max-new-tokens", min=1, help="Tokens of a reply, at most.")
@@ -69,6 +68,10 @@ ReportTo: TypeAlias = Annotated[
     typer.Option(
         "--report", help="Write it as a page or picture, too: .html or .svg.", show_default=False
     ),
+]
+Router: TypeAlias = Annotated[
+    str,
+    typer.Option("--router", help="prefix, session, power-of-two, least-loaded or round-robin."),
 ]
 Rows: TypeAlias = Annotated[
     str | None,

@@ -36,10 +36,8 @@ def simulate(
     gpu: options.Gpu = "h100",
     num_gpus: options.NumGpus = 1,
     replicas: Annotated[int, typer.Option(help="Replicas behind the router.")] = 1,
-    router: Annotated[str, typer.Option(help="round-robin, least-loaded or prefix.")] = "prefix",
-    load_limit: Annotated[
-        float, typer.Option(help="The prefix router's limit: times a replica's even share.")
-    ] = 1.25,
+    router: options.Router = "prefix",
+    load_limit: options.LoadLimit = 1.25,
     policy: Annotated[str, typer.Option(help="What each replica evicts first.")] = "lru",
     arrivals: Annotated[
         str, typer.Option(help="trace, poisson:RATE, closed:USERS or closed:USERS:THINK_SECONDS.")
@@ -82,6 +80,7 @@ def simulate(
       quire simulate --trace trace.jsonl.gz --arrivals closed:64:10 --duration 600
       quire simulate --trace trace.jsonl.gz --below host=256GiB@50GB/s --json
     """
+    from quire.routing import router_named
     from quire.sim.hardware import Roofline, accelerator_named, model_named
     from quire.sim.hardware.tiers import parse_tiers
     from quire.sim.plan import blocks_that_fit
@@ -91,7 +90,6 @@ def simulate(
         Objective,
         ReplicaLimits,
         parse_arrivals,
-        router_named,
     )
 
     facts = model_named(model)

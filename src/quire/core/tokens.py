@@ -95,7 +95,7 @@ def _convert(tokens: TokenIds) -> Key:
         raise TokensError(msg) from None
     if array.ndim != 1:
         msg = (
-            f"token ids must be 1-D, got shape {array.shape}; pass one sequence at a time, "
+            f"token ids must be 1-D, got {type(tokens).__name__} of shape {array.shape}; pass one sequence at a time, "
             "for example ids[0]"
         )
         raise TokensError(msg)

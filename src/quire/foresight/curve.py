@@ -17,12 +17,12 @@ from quire.foresight.whatif import WhatIf
 Notes: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """int64 [requests, NOTE]"""
 
-NOTE = 3
-"""Entries of a note: the tokens of a prompt; how many of them a cache that forgets nothing would have found,
+NOTE = 4
+"""Entries of a note: tokens that were found in a block whose rest is another; the tokens of a prompt; how many of them a cache that forgets nothing would have found,
 of those that came from elsewhere none; and the last request that used all of these."""
 
 PACK_EVERY = 1 << 13
-"""Requests after which their notes are packed: 24 bytes each instead of about 100."""
+"""Requests after which their notes are packed: 32 bytes each instead of about 100."""
 
 MAX_NOTES = 1 << 17
 """Requests that are remembered; of more, the oldest are forgotten."""
@@ -57,21 +57,28 @@ class LiveCurve(Watcher):
         if not seq.number % PACK_EVERY:
             self._pack()
         trail, shared = self._trail, seq.num_cached
+        part = 0 if missed.last_user else shared % self._block_size
         last_user = trail.last_user
         if missed.last_user:
             shared += missed.num_tokens
             last_user = missed.last_user
         elif trail.num_foreign and shared:
             shared -= trail.num_foreign * self._block_size
-        self._notes += (len(key) // TOKEN_BYTES, shared, last_user)  # whole, whatever interrupts
+        self._notes += (
+            part,
+            len(key) // TOKEN_BYTES,
+            shared,
+            last_user,
+        )  # whole, whatever interrupts
 
     def what_if(self) -> WhatIf:
         """Return what any capacity would have found of the latest requests, under LRU.
 
         Mostly within a tenth of a point. Of the requests that are remembered, or of those since it was begun anew.
+        What was found in blocks whose rest is another counts at every capacity, but for none.
         """
         counters, block_size = self._counters, self._block_size
-        prompt, found, since = np.concatenate((*self._packed, self._unpacked())).T
+        parts, prompt, found, since = np.concatenate((*self._packed, self._unpacked())).T
         num_notes = len(prompt)
         num_forgotten = max(counters.num_requests - num_notes, 0)
         size = (prompt - 1) // block_size * block_size
@@ -85,6 +92,7 @@ class LiveCurve(Watcher):
         warm_up = num_notes // WARM_UP if num_forgotten else 0
         first = max(self._begun - num_forgotten, warm_up)
         capacities, hits = hit_curve(uses, first)
+        hits += np.where(capacities > 0, parts[first:].sum(), 0)
         return WhatIf(
             capacity_blocks=self._capacity(),
             capacities=capacities / block_size,

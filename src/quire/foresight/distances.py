@@ -93,7 +93,7 @@ def hit_curve(uses: Uses, first: int) -> tuple[Floats, Floats]:
     """
     counted = uses.later > first
     if not counted.any():
-        return np.zeros(1), np.zeros(1)
+        return np.arange(2.0), np.zeros(2)
     below = lru_distances(np.maximum(uses.earlier, 0), uses.later, uses.width, uses.touched)
     times_as_far = (uses.later - np.minimum(uses.earlier, 0)) / uses.later
     return _ramps((below * times_as_far)[counted], uses.width[counted])

@@ -10,6 +10,9 @@ from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError
 from quire.extras import require
 
+ONE_BLANK: Any = {"whitespace_pattern": " ?"}
+"""Between two parts of JSON stands one space at most: a small model goes on with blanks until there is no room."""
+
 
 class Grammars:
     """Grammars over the tokens of one model, whose logits are `vocab_size` wide.
@@ -45,7 +48,9 @@ class Grammars:
             if params.regex is not None:
                 grammar = LLMatcher.grammar_from_regex(params.regex)
             else:
-                grammar = LLMatcher.grammar_from_json_schema(str(params.json_schema))
+                grammar = LLMatcher.grammar_from_json_schema(
+                    str(params.json_schema), defaults=ONE_BLANK
+                )
         except ValueError as error:
             raise ConfigError(f"json_schema cannot be used: {error}") from error
         matcher = LLMatcher(self._tokens, grammar, log_level=0)

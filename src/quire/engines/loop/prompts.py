@@ -1,15 +1,18 @@
 """Prompts as callers give them: texts, token ids, one or many."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from quire.core.tokens import array_of, key_of
-from quire.errors import ConfigError
+from quire.errors import ConfigError, TokensError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}."""
+
+SEEN = 60
+"""Characters of a refused prompt that an error shows."""
 
 
 def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, list[int]]:
@@ -20,18 +23,30 @@ def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, list[int]]:
         if text is None and ids is None:
             raise ConfigError(f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
         return text, read_prompt(cast("str", text) if ids is None else ids, tokenizer)[1]
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise ConfigError(
-                "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
-            )
+    if not isinstance(prompt, str):
+        return None, array_of(key_of(prompt)).tolist()
+    if tokenizer is None:
+        raise ConfigError(
+            "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
+        )
+    try:
         return prompt, list(tokenizer(prompt)["input_ids"])
-    return None, array_of(key_of(prompt)).tolist()
+    except (TypeError, UnicodeError) as error:  # a lone surrogate, for instance
+        raise TokensError(f"the tokenizer cannot read {prompt[:SEEN]!r}: {error}") from None
 
 
-def each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts as a list, also where one was given by itself."""
-    single = isinstance(prompts, str | Mapping) or (
-        len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
-    )
-    return [cast("Prompt", prompts)] if single else list(cast("Sequence[Prompt]", prompts))
+def each_prompt(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Return prompts as a list, also where one was given by itself. Raises `ConfigError`."""
+    if isinstance(prompts, str | bytes | Mapping):
+        return [cast("Prompt", prompts)]
+    try:
+        given = list(cast("Iterable[Any]", prompts))
+    except TypeError:
+        raise ConfigError(
+            "prompts are a text, token ids, or several of these, got "
+            f"{type(prompts).__name__} {repr(prompts)[:SEEN]}"
+        ) from None
+    first: Any = given[0] if given else ""
+    if isinstance(first, str | Mapping | list | tuple) or np.ndim(first):
+        return given
+    return [cast("Prompt", prompts if hasattr(prompts, "__len__") else given)]

@@ -38,6 +38,11 @@ def job_for(
     ids: list[int], max_tokens: int, scope: Scope, options: RequestOptions, now: float
 ) -> Job:
     """Return the job of a request. Raises `TokensError`, `ConfigError`."""
+    known = RequestOptions.__annotations__
+    if unknown := options.keys() - known.keys():
+        raise ConfigError(
+            f"{min(unknown)!r} is no option of a request; these are {', '.join(known)}"
+        )
     deadline_s = options.get("deadline_s")
     own = ("scope", "priority", "deadline_s")
     terms: Any = {name: value for name, value in options.items() if name not in own}
@@ -55,7 +60,7 @@ def job_for(
 class EngineSettings:
     """Settings of an `Engine`. Raises `ConfigError`.
 
-    kv_memory        bytes of KV, as a number or "4GiB", divided over the layer groups; or give
+    kv_memory        bytes of KV, as a number or "4GiB" (None: 1 GiB), divided over the layer groups; or give
     num_blocks       blocks of each layer group
     block_size       tokens per block
     max_running      requests that run at once
@@ -69,7 +74,7 @@ class EngineSettings:
     debug_nan        fill fresh memory with NaN, so that reading what nobody computed shows
     """
 
-    kv_memory: int | str = "1GiB"
+    kv_memory: int | str | None = None
     num_blocks: int | None = None
     block_size: int = 16
     max_running: int = 64
@@ -81,6 +86,10 @@ class EngineSettings:
     tiers: "Tiers | None" = None
     clock: Callable[[], float] = monotonic
     debug_nan: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.clock):
+            raise ConfigError(f"clock is a function that returns seconds, got {self.clock!r}")
 
     @property
     def limits(self) -> Limits:
@@ -94,9 +103,15 @@ class EngineSettings:
     def groups(self, layout: ModelLayout) -> list[LayerGroup]:
         """Return the layer groups of a model with their blocks."""
         if self.num_blocks is not None:
+            if self.kv_memory is not None:
+                raise ConfigError(
+                    f"kv_memory, {self.kv_memory!r}, and num_blocks, {self.num_blocks}, were both given; "
+                    "give one of them"
+                )
             count = check_count("num_blocks", self.num_blocks)
             return [LayerGroup(group.name, count, group.kind) for group in layout.groups]
-        capacity, expected = parse_bytes(self.kv_memory), self.max_model_len or 8192
+        capacity = parse_bytes("1GiB" if self.kv_memory is None else self.kv_memory)
+        expected = self.max_model_len or 8192
         return split_layout(layout, capacity, expected)
 
     def longest(self, config: Any, groups: Sequence[LayerGroup], layout: ModelLayout) -> int:

@@ -86,7 +86,8 @@ class _Decoder:
     """Tokens in, whole characters out; `_shown` counts the characters of the window that are out.
 
     What ends in U+FFFD may be part of a character. It is one no longer when so many tokens followed that
-    a character of four bytes would be whole.
+    a character of four bytes would be whole. A character that the prompt began is said once it is whole; where it
+    never is, its U+FFFD are the prompt's.
     """
 
     def __init__(
@@ -99,7 +100,9 @@ class _Decoder:
         self._decode = partial(decode, skip_special_tokens=skip_special_tokens)
         self._window = [int(token) for token in prompt_ids[-_WINDOW:]]
         self._whole = len(self._window)  # tokens of it up to the end of a character
-        self._shown = len(self._decode(self._window).rstrip(_HALF))
+        text = self._decode(self._window)
+        self._shown = len(text.rstrip(_HALF))
+        self._prompts = len(text) - self._shown  # halves at the prompt's end
 
     def add(self, ids: Sequence[int]) -> str:
         more = [int(token) for token in ids]
@@ -114,7 +117,7 @@ class _Decoder:
             sure = len(text.rstrip(_HALF))
             if len(self._window) - self._whole > _PART:
                 sure = max(sure, len(self._decode(self._window[:-_PART])))
-        new = text[self._shown : sure]
+        new, said = text[self._shown : sure], self._said(text[self._shown : sure])
         self._shown = max(self._shown, sure)
         if new and sure == len(text):
             if len(self._window) > _WINDOW:
@@ -125,10 +128,15 @@ class _Decoder:
             self._shown -= len(self._decode(self._window[:-_PART]))
             del self._window[:-_PART]
             self._shown, self._whole = max(self._shown, 0), 0
-        return new
+        return said
 
     def rest(self) -> str:
-        return self._decode(self._window)[self._shown :]
+        return self._said(self._decode(self._window)[self._shown :])
+
+    def _said(self, new: str) -> str:
+        """Return new text without the halves of the prompt."""
+        num_halves, self._prompts = (self._prompts, 0) if new else (0, self._prompts)
+        return new[:num_halves].lstrip(_HALF) + new[num_halves:]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -9,7 +9,6 @@ from quire.sim.serving.arrivals import (
 from quire.sim.serving.metrics import Objective, ServingResult
 from quire.sim.serving.replica import ReplicaLimits
 from quire.sim.serving.requests import Served
-from quire.sim.serving.router import PrefixAware, router_named
 from quire.sim.serving.simulate import Cluster, Load, simulate
 
 __all__ = [
@@ -18,12 +17,10 @@ __all__ = [
     "Load",
     "Objective",
     "PoissonArrivals",
-    "PrefixAware",
     "ReplicaLimits",
     "Served",
     "ServingResult",
     "TraceArrivals",
     "parse_arrivals",
-    "router_named",
     "simulate",
 ]

@@ -51,15 +51,14 @@ class FirstCome(Replica):
         if may_enter and len(self._ends) > 1:
             self._ends = self._ends[: int(np.searchsorted(self._ends, now)) + 1]
 
-    def cached_blocks(self, request: LiveRequest, now: float) -> int:
+    def cached_blocks(self, request: LiveRequest, now: float) -> tuple[int, ...]:
         if len(self._ends) > 1:
             self._make_room(min(int(np.searchsorted(self._ends, now)) + 1, len(self._ends)))
         self.now = now
         found = self.manager.probe(request.key).num_blocks
-        if self.tiers is not None:
-            below = self.tiers.segments(request.key[found:-1])
-            found += sum(num_blocks for _, num_blocks in below)
-        return found
+        if self.tiers is None:
+            return (found,)
+        return (found, *self.tiers.by_tier(self.tiers.segments(request.key[found:-1])))
 
     def complete(self, now: float) -> list[LiveRequest]:
         self.now = now

@@ -138,8 +138,8 @@ class Replica(ABC):
         """Queue an arrival. If it may be admitted, the run ends with the step under way."""
 
     @abstractmethod
-    def cached_blocks(self, request: LiveRequest, now: float) -> int:
-        """Return the first blocks of a prompt that are here now, in any tier."""
+    def cached_blocks(self, request: LiveRequest, now: float) -> tuple[int, ...]:
+        """Return the first blocks of a prompt that are here now: on the device, and in each tier."""
 
     @abstractmethod
     def complete(self, now: float) -> list[LiveRequest]:

@@ -59,10 +59,11 @@ class Scheduled(Replica):
         self._requests[job] = request
         self._scheduler.add(job)
 
-    def cached_blocks(self, request: LiveRequest, now: float) -> int:
+    def cached_blocks(self, request: LiveRequest, now: float) -> tuple[int, ...]:
         self.now = now
         found = self.manager.probe(self._prompt(request)).num_blocks
-        return found + sum(count for _, count in self._below(request, found))
+        below = self._below(request, found)
+        return (found, *self.tiers.by_tier(below)) if self.tiers is not None else (found,)
 
     def complete(self, now: float) -> list[LiveRequest]:
         self.now = now

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.config import check_count
 from quire.errors import ConfigError
+from quire.routing import LeastLoaded, Router, Target
 from quire.sim.distributions import check_positive
 from quire.sim.hardware import MemoryTier
 from quire.sim.names import unknown
@@ -18,7 +19,6 @@ from quire.sim.serving.firstcome import FirstCome
 from quire.sim.serving.metrics import Collector, Objective, ServingResult
 from quire.sim.serving.replica import Replica, ReplicaLimits, Timing
 from quire.sim.serving.requests import LiveRequest, Served, arriving
-from quire.sim.serving.router import Router, least_loaded
 from quire.sim.serving.scheduled import Scheduled
 from quire.sim.serving.tiers import Tiers
 from quire.sim.trace.rows import TraceRequest
@@ -94,7 +94,7 @@ def simulate(
     requests = list(load.requests)
     for request in requests:
         cluster.limits.check(request)
-    simulation = Simulation(cluster, load, router or least_loaded, observers)
+    simulation = Simulation(cluster, load, router or LeastLoaded(), observers)
     simulation.run(requests)
     return simulation.collector.result(simulation.replicas, objective)
 
@@ -134,7 +134,7 @@ class Simulation:
                 self._turn(self.replicas[replica], now)
 
     def _arrive(self, request: LiveRequest, now: float) -> None:
-        replica = self._router(request, self.replicas, now)
+        replica = self._chosen(request, now)
         ends_s = replica.next_s
         replica.submit(request, now)
         self.collector.arrived(now, self.replicas)
@@ -142,6 +142,17 @@ class Simulation:
             heapq.heappush(self._turns, (now, replica.number))
         elif replica.next_s != ends_s:
             self._schedule(replica)
+
+    def _chosen(self, request: LiveRequest, now: float) -> Replica:
+        targets = [
+            Target(
+                str(replica.number),
+                replica.load,
+                replica.cached_blocks(request, now) if self._router.sees_prefix else (),
+            )
+            for replica in self.replicas
+        ]
+        return self.replicas[self._router(targets, request.trace.session)]
 
     def _turn(self, replica: Replica, now: float) -> None:
         if replica.next_s is None:

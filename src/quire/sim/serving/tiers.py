@@ -59,6 +59,13 @@ class Tiers(Watcher):
             found.append((tier, sum(1 for _ in run)))
         return found
 
+    def by_tier(self, segments: Iterable[tuple[int, int]]) -> list[int]:
+        """Return the blocks of segments by tier, [num_tiers]."""
+        num_blocks = [0] * len(self.tiers)
+        for tier, count in segments:
+            num_blocks[tier] += count
+        return num_blocks
+
     def tier_of(self, block: int) -> int | None:
         """Return the tier that holds a block, by number; None if it is in none."""
         for tier, store in enumerate(self._stores):
@@ -68,10 +75,8 @@ class Tiers(Watcher):
 
     def fetch_s(self, segments: Iterable[tuple[int, int]]) -> float:
         """Return the seconds of bringing blocks up; tiers work side by side."""
-        num_blocks = [0] * len(self.tiers)
-        for tier, count in segments:
-            num_blocks[tier] += count
-        asked = [pair for pair in zip(self.tiers, num_blocks, strict=True) if pair[1]]
+        found = zip(self.tiers, self.by_tier(segments), strict=True)
+        asked = [pair for pair in found if pair[1]]
         return max((tier.fetch_s(n * self._block_bytes) for tier, n in asked), default=0.0)
 
     def _discard(self, block: int) -> None:
