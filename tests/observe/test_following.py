@@ -4,7 +4,7 @@ import pytest
 
 from quire.errors import RecordError
 from quire.exchange.wire import ClearedEvent, EventBatch, StoredEvent, encode_batch
-from quire.observe import Following, Mirror
+from quire.observe import Follower, Mirror
 
 
 def message(number, *, at=None, events=None):
@@ -16,7 +16,7 @@ def message(number, *, at=None, events=None):
 
 
 def followed(*numbers):
-    following = Following(Mirror())
+    following = Follower(Mirror())
     for number in numbers:
         following.receive(message(number))
     return following
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_counts_as_lost():
 
 
 def test_no_more_is_kept_ahead_of_a_gap_than_publishers_keep(monkeypatch):
-    monkeypatch.setattr("quire.observe.following.MAX_AHEAD", 3)
+    monkeypatch.setattr("quire.observe.follower.MAX_AHEAD", 3)
     following = followed(0, 2, 3, 4)
     assert not following.lost
     following.receive(message(5))

@@ -11,7 +11,7 @@ from quire.core import CacheManager
 from quire.errors import ConfigError
 from quire.exchange.events import EventLog
 from quire.exchange.wire import ClearedEvent, EventBatch, encode_batch
-from quire.observe.following import Message
+from quire.observe.follower import Message
 from quire.observe.mirror import Mirror
 from quire.observe.telling import Telling
 
@@ -19,7 +19,7 @@ MAX_EVENTS = 1000
 """Events in one batch."""
 
 
-class EventStream:
+class BatchStream:
     """What a manager's `EventLog` was told, as batches with numbers; it knows no sockets, and belongs to one thread.
 
     max_batches  that are kept for replay

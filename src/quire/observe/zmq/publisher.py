@@ -10,8 +10,8 @@ import zmq
 
 from quire.core import CacheManager
 from quire.errors import ConfigError
-from quire.observe.following import Message
-from quire.observe.stream import EventStream
+from quire.observe.follower import Message
+from quire.observe.stream import BatchStream
 
 WAKE_MS = 10
 """So often it looks for events, in milliseconds: no event waits longer."""
@@ -49,7 +49,7 @@ class Publisher:
         topic: str = "",
         max_batches: int = 10_000,
     ) -> None:
-        self._stream = EventStream(manager, max_batches)
+        self._stream = BatchStream(manager, max_batches)
         self._topic = topic.encode()
         self._context: zmq.Context[Any] = zmq.Context()
         try:

@@ -10,7 +10,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.errors import ConfigError, RecordError
-from quire.observe.following import Consumer, Following, Message, Wish
+from quire.observe.follower import Consumer, Follower, Message, Wish
 from quire.observe.zmq.publisher import END, SNAPSHOT
 
 ANSWER_S = 5.0
@@ -46,7 +46,7 @@ class Subscriber:
         topic: str = "",
         check_s: float = 2.0,
     ) -> None:
-        self.following = Following(consumer)
+        self.following = Follower(consumer)
         self._replay = replay
         self._retry_at = 0.0
         self._check_s, self._check_at = check_s, time.monotonic() + check_s

@@ -29,7 +29,7 @@ class Consumer(Protocol):
         ...
 
 
-class Following:
+class Follower:
     """Hands the batches of one publisher to a consumer, each once and in order.
 
     It knows no sockets: `receive` takes what was published, and where there is a `wish`, whoever has the sockets asks
