@@ -17,11 +17,12 @@ from quire.engines.loop.attention import (
     Scoring,
     attend,
     attend_reference,
+    compiling,
     kernel,
 )
 from quire.engines.loop.attention import step as attention_step
+from quire.engines.loop.attention.compiling import compiled
 from quire.engines.loop.attention.layer import Shape
-from quire.engines.loop.attention.vectors import compiled
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
@@ -280,7 +281,7 @@ def test_a_child_of_a_process_that_attended_attends():
 @pytest.fixture
 def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
-    monkeypatch.setattr(kernel, "compiled", partial(compiled, host=False))
+    monkeypatch.setattr(compiling, "compiled", partial(compiled, host=False))
     monkeypatch.setattr(Shape.__new__, "__defaults__", (False,))
     kernel.kernel.cache_clear()
     yield

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
@@ -26,6 +26,10 @@ Done: TypeAlias = Iterator[tuple[int, Result]]
 
 RAY_STORE_BYTES = 80 << 20
 """Memory of the object store of a local Ray: results are small. Ray accepts no less than 75 MiB."""
+
+
+WAKE_S = 1.0
+"""A signal that comes just as a thread goes to sleep does not wake it: whoever waits looks so often."""
 
 
 class Executor(Protocol):
@@ -63,8 +67,11 @@ class Processes:
                 with _interrupts_wait():
                     futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
                     begun = [each for each in active_children() if each not in others]
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
+                waiting = set(futures)
+                while waiting:
+                    done, waiting = wait(waiting, WAKE_S, FIRST_COMPLETED)
+                    for future in done:
+                        yield futures[future], future.result()
                 is_done = True
             except BrokenProcessPool as error:
                 if any(each.exitcode == -signal.SIGINT for each in begun):

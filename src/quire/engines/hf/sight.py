@@ -270,7 +270,7 @@ class Sight:
             at = f"{path}.{name}"
             facts[at] = value if type(value) in _ATOMS else self._frozen(value, spot.at(at))
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if hooks := tuple(hook for hook in hooks if not _only_looks(hook)):
+        if hooks := tuple(hook for hook in hooks if not only_looks(hook)):
             facts[f"{path} hooks"] = hooks
         for held, is_buffer in ((module._parameters, False), (module._buffers, True)):
             for name, tensor in held.items():
@@ -327,7 +327,7 @@ class Sight:
         )
 
 
-def _only_looks(hook: object) -> bool:
+def only_looks(hook: object) -> bool:
     """Whether it is a hook by which transformers collects hidden states and attentions."""
     return getattr(hook, "__module__", None) == output_capturing.__name__
 

@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from quire.engines.hf.probe import probe_model
 from quire.engines.loop.attention import AttentionPlan, Scoring, attend
+from quire.engines.loop.decoder import compute, is_plain
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
@@ -49,17 +50,19 @@ class PackedModel:
 
     layout  the layer groups, with the widths of K and V that the attention of each layer is given (of latent
             attention: those of all heads)
+    plain   whether it is computed as a plain decoder (`decoder`), for as long as it has the parts of one
 
     The model's own forward is called, on `[1, N]` tokens of all requests, each with its position; its attention
     goes to block tables while that runs, and is the model's own again behind it. Raises `UnsupportedModel`, by
     name, for models that cannot be computed so, and `ConfigError` for one in training mode or on several devices.
     """
 
-    def __init__(self, model: Any, block_size: int = 16) -> None:
+    def __init__(self, model: Any, block_size: int = 16, *, plain: bool = False) -> None:
         kinds, own = probe_model(model, block_size)
         self._takes = _accepted(model, kinds)
         self._configs = _configs(model)
         self.model = model
+        self.plain = plain
         self.device: torch.device = model.device
         _attentions.register(IMPLEMENTATION, _attention)
         _masks.register(IMPLEMENTATION, _mask)
@@ -96,11 +99,13 @@ class PackedModel:
         ) -> torch.Tensor:
             group, index = layers[module]
             pool = pools[group]
-            scoring = Scoring(
-                how.get("scaling") or q.shape[-1] ** -0.5, how.get("s_aux"), how.get("softcap")
-            )
+            scale = how.get("scaling") or q.shape[-1] ** -0.5
+            scoring = Scoring(scale, how.get("s_aux"), how.get("softcap"), how.get("rotary"))
             return attend(plans[group], (pool.k[index], pool.v[index]), q, (k, v), scoring)
 
+        if self.plain and is_plain(self.model):
+            with locked(self.model), torch.inference_mode():
+                return compute(self.model, (ids, positions), rows, of_pools)
         return self._run(ids, positions, rows, of_pools)
 
     def _run(

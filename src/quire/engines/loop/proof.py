@@ -1,5 +1,6 @@
 """Packed rows against plain forwards of the same model, before it serves requests."""
 
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.twin import MAX_DISTANCE, distances
 from quire.engines.loop.attention import Packed
+from quire.engines.loop.decoder import is_plain
 from quire.engines.loop.model import PackedModel, locked
 from quire.errors import QuireError, UnsupportedModel
 from quire.tensors.kinds import model_type
@@ -36,17 +38,23 @@ def proven(model: Any, block_size: int) -> PackedModel:
 
 
 def _proven(model: Any, block_size: int) -> PackedModel:
-    name = f"{model_type(model.config)} ({type(model).__name__})"
-    if (far := _distance(model, _SHORT)) is not None:
-        raise UnsupportedModel(
-            f"{name} does not compute packed rows as it does plain ones: {far}; call model.generate instead"
-        )
-    refused = _of_kind(
-        cast("Any", type(model)), repr(model.config.to_dict()), _Unread(model.config)
-    )
-    if refused is not None:
-        raise UnsupportedModel(f"{name}: a tiny twin of its config with random weights {refused}")
+    # What has the parts of a plain decoder may compute anything with them, and fit together in no other way.
+    with suppress(RuntimeError):
+        if is_plain(model) and _refusal(model, plain=True) is None:
+            return PackedModel(model, block_size, plain=True)
+    if (refusal := _refusal(model, plain=False)) is not None:
+        raise UnsupportedModel(refusal)
     return PackedModel(model, block_size)
+
+
+def _refusal(model: Any, *, plain: bool) -> str | None:
+    """Return what is wrong with the packed rows of a model, computed as a plain decoder or by itself; None: nothing."""
+    name = f"{model_type(model.config)} ({type(model).__name__})"
+    if (far := _distance(model, _SHORT, plain=plain)) is not None:
+        return f"{name} does not compute packed rows as it does plain ones: {far}; call model.generate instead"
+    values, config = repr(model.config.to_dict()), _Unread(model.config)
+    refused = _of_kind(cast("Any", type(model)), values, config, plain=plain)
+    return refused and f"{name}: a tiny twin of its config with random weights {refused}"
 
 
 class _Unread:
@@ -63,7 +71,7 @@ class _Unread:
 
 
 @lru_cache(maxsize=128)
-def _of_kind(model_class: Any, values: str, config: _Unread) -> str | None:
+def _of_kind(model_class: Any, values: str, config: _Unread, *, plain: bool) -> str | None:
     """Return what is wrong with the packed rows of a kind of model, seen on a twin; None: nothing."""
     del values
     try:
@@ -73,19 +81,19 @@ def _of_kind(model_class: Any, values: str, config: _Unread) -> str | None:
             return None  # no window and no threshold that short texts do not show
         return f"cannot be built, on which windows would be checked: {error}"
     try:
-        far = _distance(twin, _LONG)
+        far = _distance(twin, _LONG, plain=plain)
     except QuireError as error:
         return f"is refused: {error}"
     return None if far is None else f"does not compute packed rows as it does plain ones: {far}"
 
 
-def _distance(model: Any, num_tokens: int) -> str | None:
+def _distance(model: Any, num_tokens: int, *, plain: bool) -> str | None:
     """Return how far the logits of packed rows are from those of whole texts; None: within the limit.
 
     Three texts, of which the third begins as the first does and reads its blocks: in parts, together, then one
     token each.
     """
-    packed = PackedModel(model, _BLOCK_SIZE)
+    packed = PackedModel(model, _BLOCK_SIZE, plain=plain)
     texts = _texts(model, num_tokens)
     with torch.inference_mode():
         whole = [model(input_ids=text[None], use_cache=False).logits[0] for text in texts]

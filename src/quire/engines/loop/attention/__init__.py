@@ -8,7 +8,8 @@ step       attend: one layer
 kernel     one layer as code for any number of threads: new rows, tasks, and the merge of what these find
 few, many  a task's attention, by how many queries it has
 layer      what such code is given
-vectors    vector code, written down in Python and compiled by LLVM (llvmlite)
+vectors    vector code, written down in Python for LLVM (llvmlite)
+compiling  the same as machine code, for any number of threads
 reference  attention as it is defined, one request after another
 """
 

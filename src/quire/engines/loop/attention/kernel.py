@@ -8,12 +8,11 @@ algorithm 1).
 # pyright: basic
 
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, c_int64
 from functools import cache
-from typing import Any
 
 from llvmlite import ir
 
+from quire.engines.loop.attention.compiling import for_threads
 from quire.engines.loop.attention.few import attend_few
 from quire.engines.loop.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
 from quire.engines.loop.attention.many import attend_many
@@ -21,11 +20,8 @@ from quire.engines.loop.attention.vectors import (
     FLOAT,
     FLOATS,
     LANES,
-    WORD,
-    Code,
     Number,
     Variable,
-    compiled,
 )
 from quire.engines.loop.attention.work import LANES as QUERIES
 
@@ -34,40 +30,51 @@ from quire.engines.loop.attention.work import LANES as QUERIES
 def kernel(shape: Shape) -> Callable[[int, int, int], None]:
     """Return `run(layer, fork, threads)`: the address of a `LayerInputs`, and of GOMP_parallel, or 0."""
     module = ir.Module()
-    phases = [LayerCode(module, write.__name__, shape) for write in (_write, _attend, _merge)]
-    for phase, write in zip(phases, (_write, _attend, _merge), strict=True):
+    writers = (_write, _attend, _merge)
+    phases = [LayerCode(module, write.__name__, shape) for write in writers]
+    for phase, write in zip(phases, writers, strict=True):
         write(phase)
-        phase.end()
-    code = Code(module, "run", 3)
-    layer, fork, threads = code.arguments
-    for phase in phases:
-        with code.either(fork > 0) as (forked, alone):
-            with forked:
-                values = (phase.address(code), layer, threads.narrowed(), code.constant(0, WORD))
-                code.call_at(fork, *values)
-            with alone:
-                code.call_at(phase.address(code), layer)
-    code.end()
-    address, held = compiled(module, "run")
-    run: Any = CFUNCTYPE(None, c_int64, c_int64, c_int64)(address)
-    run.held = held
-    return run
+    return for_threads(module, phases)
 
 
 def _write(code: LayerCode) -> None:
-    """Copy the K and V of the new rows to their slots."""
+    """Turn the new rows' queries and keys by their positions, where asked to, and copy K and V to their slots."""
     layer = code.layer
     of_k = (layer.k, layer.new_k, layer.new_k_row, layer.new_k_head, code.key_words)
     of_v = (layer.v, layer.new_v, layer.new_v_row, layer.new_v_head, code.value_words)
     with (
         code.claims(layer.claimed, layer.num_rows // LANES + 1) as some,
         code.loop(some * LANES, (some * LANES + LANES).min(layer.num_rows)) as row,
-        code.loop(0, layer.kv_heads) as head,
     ):
-        slot = code.number(layer.slots, row) * layer.kv_heads + head
-        for pool, new, to_row, to_head, words in (of_k, of_v):
-            found = code.load_row(new + row * to_row + head * to_head, words, code.kind)
-            code.store_row(found, pool + slot * (4 * words), words)
+        with code.when(layer.cos > 0):
+            angle = row * (4 * code.key_words)
+            with code.loop(0, code.heads) as head:
+                _turn(code, layer.q + row * layer.q_row + head * layer.q_head, angle)
+            with code.loop(0, layer.kv_heads) as head:
+                _turn(code, layer.new_k + row * layer.new_k_row + head * layer.new_k_head, angle)
+        with code.loop(0, layer.kv_heads) as head:
+            slot = code.number(layer.slots, row) * layer.kv_heads + head
+            for pool, new, to_row, to_head, words in (of_k, of_v):
+                found = code.load_row(new + row * to_row + head * to_head, words, code.kind)
+                code.store_row(found, pool + slot * (4 * words), words)
+
+
+def _turn(code: LayerCode, place: Number, angle: Number) -> None:
+    """Turn a head in place: the pairs of its first and its second half (rotary position embedding)."""
+    half, bfloat16 = code.shape.depth // 2, code.shape.bfloat16
+    second = half * (2 if bfloat16 else 4)
+    (left, right), (cos_left, cos_right), (sin_left, sin_right) = (
+        [code.load_floats(start + i * second, half, bfloat16=bfloat16) for i in range(2)]
+        for start in (place, code.layer.cos + angle, code.layer.sin + angle)
+    )
+    turned = [
+        (a * cos_a - b * sin_a, b * cos_b + a * sin_b)
+        for a, b, cos_a, cos_b, sin_a, sin_b in zip(
+            left, right, cos_left, cos_right, sin_left, sin_right, strict=True
+        )
+    ]
+    for i, row in enumerate(zip(*turned, strict=True)):
+        code.store_floats(row, place + i * second, half, bfloat16=bfloat16)
 
 
 def _attend(code: LayerCode) -> None:
@@ -109,8 +116,5 @@ def _merge(code: LayerCode) -> None:
             for each, value in zip(sums, code.load_row(place + 8, width, FLOAT), strict=True):
                 each.now += share * value
         found = [each.now / total.now for each in sums]
-        size = 4
-        if code.shape.bfloat16:
-            found, size = [code.rounded(each) for each in found], 2
-        to = layer.out + (row * code.heads + head) * (size * width)
-        code.store_row(found, to, width)
+        to = layer.out + (row * code.heads + head) * (4 * code.value_words)
+        code.store_floats(found, to, width, bfloat16=code.shape.bfloat16)

@@ -51,6 +51,7 @@ class LayerInputs(NamedTuple):
     tables .. last        those of `Work`; num_columns of the tables
     slots                 int64 [N]: where the new rows' K and V go
     q, new_k, new_v       with bytes from row to row and from head to head
+    cos, sin              [N, D], by which q and new_k are turned in place, or 0: they are as they should be
     k, v                  [slots, kv_heads, D], [slots, kv_heads, Dv]
     out                   [N, kv_heads * group, Dv]
     partial               float32 [rows of parts, heads, 2 + Dv]: the highest score in powers of 2, the sum of
@@ -82,6 +83,8 @@ class LayerInputs(NamedTuple):
     new_v: Any
     new_v_row: Any
     new_v_head: Any
+    cos: Any
+    sin: Any
     k: Any
     v: Any
     out: Any

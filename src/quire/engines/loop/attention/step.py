@@ -23,18 +23,27 @@ def attend(
     pools    K and V of one layer of a `KVPool`: [blocks, block_size, kv_heads, width]
     q        [N, heads, D]
     new      K [N, kv_heads, D] and V [N, kv_heads, Dv] of the rows
+             to be turned by `scoring.rotary`, they may be written over
     returns  [N, heads, Dv] in q's dtype: each row over its request's tokens up to itself
 
     Nothing of the pool is read but what the requests have written.
     """
-    if _compiles(pools, q, new):
+    if _compiles(pools, q, new, scoring):
         return _attend_compiled(plan, pools, q, new, scoring)
+    if scoring.rotary is not None:
+        q, new = turned(q, *scoring.rotary), (turned(new[0], *scoring.rotary), new[1])
     for pool, rows in zip(pools, new, strict=True):
         pool.flatten(0, 1)[plan.slots] = rows
     return attend_reference(plan, pools, q, scoring)
 
 
-def _compiles(pools: KV, q: torch.Tensor, new: KV) -> bool:
+def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return heads `[N, heads, D]` turned by their positions (https://arxiv.org/abs/2104.09864)."""
+    first, second = states.chunk(2, -1)
+    return states * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+
+
+def _compiles(pools: KV, q: torch.Tensor, new: KV, scoring: Scoring) -> bool:
     """Return whether there is a compiler, and code can be for these."""
     tensors = (*pools, q, *new)
     return (
@@ -46,6 +55,10 @@ def _compiles(pools: KV, q: torch.Tensor, new: KV) -> bool:
             for each in tensors
         )
         and all(pool.is_contiguous() for pool in pools)
+        and all(
+            each.dtype == q.dtype and each.is_contiguous() and each.shape == (len(q), q.shape[-1])
+            for each in scoring.rotary or ()
+        )
     )
 
 
@@ -65,6 +78,7 @@ def _attend_compiled(
     partial = np.empty((len(work.merged), heads, 2 + width), np.float32)
     claimed = np.zeros(3, np.int64)
     sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
+    cos, sin = (0, 0) if scoring.rotary is None else (each.data_ptr() for each in scoring.rotary)
     numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
 
     layer = LayerInputs(
@@ -85,6 +99,8 @@ def _attend_compiled(
         *_rows(q),
         *_rows(new[0]),
         *_rows(new[1]),
+        cos,
+        sin,
         k.data_ptr(),
         v.data_ptr(),
         out.data_ptr(),
@@ -94,7 +110,7 @@ def _attend_compiled(
     )
     shape = Shape(depth, width, 2 - group % 2, plan.block_size, q.dtype == torch.bfloat16)
     addresses = np.array(layer, np.int64)
-    kernel(shape)(_at(addresses), _fork() if threads > 1 else 0, threads)
+    kernel(shape)(_at(addresses), fork() if threads > 1 else 0, threads)
     return out
 
 
@@ -109,7 +125,7 @@ def _rows(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 @cache
-def _fork() -> int:
+def fork() -> int:
     """Return the address of GOMP_parallel of the OpenMP that torch runs on, whose threads are awake; 0: none."""
     found = find_spec("torch._C")
     held = CDLL(found and found.origin)  # a symbol is looked for in all that the library needs, too

@@ -1,7 +1,6 @@
 """Vector code, written down in Python and compiled by LLVM: loops, memory, and numbers 16 at a time.
 
-Compiling takes a fraction of a second and needs no compiler on the machine; where a CPU has narrower
-vectors, LLVM divides these.
+Where a CPU has narrower vectors, LLVM divides these.
 """
 
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
@@ -139,6 +138,11 @@ class Number:
     def narrowed(self, kind: Any = WORD) -> "Number":
         return Number(self.builder, self.builder.trunc(self.value, kind))
 
+    def widened(self) -> "Number":
+        """Take 16 bfloat16s as floats."""
+        words = Number(self.builder, self.builder.zext(self.value, WORDS))
+        return (words << 16).seen_as(FLOATS)
+
     def picked(self, places: Sequence[int], other: "Number | None" = None) -> "Number":
         """Take elements of this vector and, counted on, of another one."""
         order = ir.Constant(ir.VectorType(WORD, len(places)), list(places))
@@ -214,9 +218,10 @@ class Code:
         self.builder.store(value.value, self._pointer(address, value.type), align=2)
 
     def load_row(self, address: Number, count: int, kind: Any) -> list[Number]:
-        """Load `count` elements of 4 bytes; zeros behind them fill the last vector."""
+        """Load `count` elements; zeros behind them fill the last vector."""
+        size = getattr(kind, "width", 32) // 8
         found = [
-            self.load(address + 4 * at, ir.VectorType(kind, min(LANES, count - at)))
+            self.load(address + size * at, ir.VectorType(kind, min(LANES, count - at)))
             for at in range(0, count, LANES)
         ]
         last = found[-1].type.count
@@ -232,6 +237,18 @@ class Code:
             kept = min(LANES, count - at)
             part = vector if kept == LANES else vector.picked(range(kept))
             self.store(part, address + at * getattr(vector.type.element, "width", 32) // 8)
+
+    def load_floats(self, address: Number, count: int, *, bfloat16: bool) -> list[Number]:
+        """Load `count` elements of either type as floats; zeros behind them fill the last vector."""
+        if not bfloat16:
+            return self.load_row(address, count, FLOAT)
+        return [each.widened() for each in self.load_row(address, count, _HALF)]
+
+    def store_floats(
+        self, row: Sequence[Number], address: Number, count: int, *, bfloat16: bool
+    ) -> None:
+        """Store the first `count` of floats as elements of either type."""
+        self.store_row([self.rounded(each) for each in row] if bfloat16 else row, address, count)
 
     @contextmanager
     def loop(self, start: Number | int, stop: Number | int, step: int = 1) -> Generator[Number]:
@@ -347,30 +364,3 @@ class Code:
 
     def end(self) -> None:
         self.builder.ret_void()
-
-
-def compiled(module: ir.Module, name: str, *, host: bool = True) -> tuple[int, Any]:
-    """Compile a module; return the address of one of its functions, and what keeps that alive.
-
-    host  for this very CPU; else for any of its kind
-    """
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    features = binding.get_host_cpu_features().flatten() if host else ""
-    machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name() if host else "", features=features, opt=2, jit=True
-    )
-    parsed = binding.parse_assembly(str(module))
-    parsed.verify()
-    # What is written is vectors already: variables go to registers, and what is computed twice goes.
-    passes = binding.create_new_module_pass_manager()
-    passes.add_sroa_pass()
-    passes.add_instruction_combine_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_loop_rotate_pass()
-    passes.add_new_gvn_pass()
-    options = binding.create_pipeline_tuning_options(speed_level=2)
-    passes.run(parsed, binding.create_pass_builder(machine, options))
-    engine = binding.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    return engine.get_function_address(name), engine

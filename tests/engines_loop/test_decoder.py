@@ -1,0 +1,145 @@
+"""Plain decoders in few passes: which models are, and what each pass computes."""
+
+import copy
+
+import pytest
+import torch
+from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
+from test_attention import TOLERANCES, Step
+
+from quire.engines.loop import Engine
+from quire.engines.loop.attention import AttentionPlan, Scoring, attend
+from quire.engines.loop.attention import step as attention_step
+from quire.engines.loop.attention.step import turned
+from quire.engines.loop.decoder import is_plain
+from quire.engines.loop.pointwise import add_norm, gated
+from quire.engines.loop.proof import proven
+
+WIDTHS = (1, 15, 16, 40, 256)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request, monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    monkeypatch.setattr("quire.engines.loop.pointwise._ALONE", 0)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_rows_are_added_and_normed_in_one_pass(dtype, width):
+    torch.manual_seed(width)
+    hidden, added = torch.randn(2, 37, width).to(dtype)
+    weight, limit = torch.randn(width).to(dtype), TOLERANCES[dtype]
+    for other in (None, added):
+        given = hidden.clone()
+        found = add_norm(given, other, weight, 1e-3)
+        whole = hidden if other is None else hidden + other
+        assert torch.equal(given, whole)
+        right = torch.nn.functional.rms_norm(whole.float(), (width,), weight.float(), 1e-3)
+        torch.testing.assert_close(found, right.to(dtype), rtol=limit, atol=limit)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_rows_are_gated_in_one_pass(dtype, width):
+    torch.manual_seed(width)
+    gate, up = (torch.randn(2, 37, width) * 30).to(dtype)
+    limit, right = TOLERANCES[dtype], torch.nn.functional.silu(gate.float()) * up.float()
+    torch.testing.assert_close(gated(gate, up), right.to(dtype), rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_attention_turns_queries_and_keys_by_their_positions(monkeypatch, dtype, compiles):
+    monkeypatch.setattr(attention_step, "_COMPILES", compiles)
+    for width in (2, 8, 34, 64):
+        step = Step(width, size=16, widths=(width, 6), dtype=dtype)
+        plan = AttentionPlan(16)
+        plan.update(step.packed([[1, 2], [3]], [18, 5], [3, 40]))
+        q, new = step.rows(43)
+        angles = torch.from_numpy(step.rng.uniform(0, 6, (43, width)))
+        rotary = angles.cos().to(dtype), angles.sin().to(dtype)
+        pools = step.pool.k[0], step.pool.v[0]
+        right = attend(
+            plan, pools, turned(q, *rotary), (turned(new[0], *rotary), new[1]), Scoring(0.3)
+        )
+        keys = pools[0].clone()
+        found = attend(
+            plan, pools, q.clone(), (new[0].clone(), new[1]), Scoring(0.3, rotary=rotary)
+        )
+        limit = TOLERANCES[dtype]
+        torch.testing.assert_close(found, right, rtol=limit, atol=limit)
+        torch.testing.assert_close(pools[0], keys, rtol=limit, atol=limit, equal_nan=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "mistral+window", "qwen2"])
+def test_plain_decoders_are_known_by_their_parts_and_their_logits(family):
+    assert proven(tiny_model(family), 4).plain
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "olmo2", "gpt2", "mixtral"])
+def test_others_are_computed_by_themselves(family):
+    assert not proven(tiny_model(family), 4).plain
+
+
+def test_parts_that_fit_together_in_another_way_are_seen_by_their_logits():
+    model = tiny_model("granite", residual_multiplier=0.9)  # else it is a llama
+    assert is_plain(model)
+    assert not proven(model, 4).plain
+
+
+def test_a_model_that_is_changed_is_computed_by_itself_from_then_on():
+    model, prompt = copy.deepcopy(tiny_model("llama")), list(range(3, 30))
+    engine, seen = Engine(model, num_blocks=40), []
+    mlp = model.model.layers[1].mlp
+    answers = [engine.generate(prompt, GREEDY)[0].outputs[0].token_ids]
+    hook = mlp.register_forward_hook(lambda *_: seen.append(1))
+    answers.append(engine.generate(prompt, GREEDY)[0].outputs[0].token_ids)
+    assert seen
+    hook.remove()
+    with torch.no_grad():
+        model.model.layers[0].input_layernorm.weight.mul_(-3)
+    changed = engine.generate(prompt, GREEDY)[0].outputs[0].token_ids
+    nothing_held(engine)
+    assert answers[0] == answers[1]
+    assert changed != answers[0]
+    plain_answer.__globals__["_generated"].cache_clear()
+    assert ties(model, prompt, changed, 8) <= 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model.model.layers[0].mlp, "forward", torch.nn.Identity()),
+        lambda model: model.model.layers[0].self_attn.add_module("more", torch.nn.Identity()),
+        lambda model: setattr(model.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
+        lambda model: model.model.layers[1].mlp.up_proj.double(),
+        lambda model: model.lm_head.register_forward_pre_hook(print),
+        lambda model: model.model.layers[0].self_attn.q_proj.__setattr__("__class__", Mine),
+    ],
+    ids=["forward", "child", "activation", "type", "hook", "class"],
+)
+def test_what_somebody_has_changed_is_not_plain(change):
+    model = copy.deepcopy(tiny_model("llama"))
+    assert is_plain(model)
+    change(model)
+    assert not is_plain(model)
+
+
+class Mine(torch.nn.Linear):
+    """A layer of somebody's own."""
+
+
+def test_what_torch_does_everywhere_is_done_to_a_model_by_itself():
+    model = tiny_model("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_plain(model)
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not is_plain(model)
+    hook.remove()
+    assert is_plain(model)
