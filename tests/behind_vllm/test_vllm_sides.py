@@ -5,6 +5,7 @@ from sides_help import BLOCK, SmallEngine
 
 from quire.core import MediaItem, Scope
 from quire.engines.tiered.opening import open_free
+from quire.engines.vllm.parts import make_parts
 from quire.errors import ConfigError
 from quire.tiers import Disk, FaultPlan, Faulty, Host, StackSettings
 
@@ -168,6 +169,18 @@ def test_traffic_that_comes_once_is_not_stored_where_a_second_use_is_asked_for(t
     engine.run([3, *TEXT])
     engine.settle()
     assert engine.run([3, *TEXT])[0] == 0
+    engine.close()
+
+
+def test_after_a_reset_nothing_is_found_that_was_stored_before(tmp_path):
+    engine = SmallEngine([disk(tmp_path)])
+    engine.run(TEXT)
+    engine.settle()
+    assert engine.run(TEXT)[0] == WHOLE
+    engine.side.rename(make_parts([engine.workers[0].shapes], "new weights", BLOCK))
+    assert engine.run(TEXT)[0] == 0
+    engine.settle()
+    assert engine.run(TEXT)[0] == WHOLE
     engine.close()
 
 

@@ -21,7 +21,7 @@ __all__ = ["QuireConnector"]
 
 
 def __getattr__(name: str) -> object:
-    """PromptLoad the connector, and vLLM with it, when it is asked for."""
+    """Load the connector, and vLLM with it, when it is asked for."""
     if name != "QuireConnector":
         raise AttributeError(f"module 'quire.engines.vllm' has no attribute {name!r}")
     from quire.engines.vllm.connector import QuireConnector  # noqa: PLC0415 - it needs vLLM
