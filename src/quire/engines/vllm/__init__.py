@@ -1,6 +1,5 @@
 """quire behind vLLM: a KV connector whose blocks lie in quire's tiers. `docs/vllm.md` says how to use it.
 
-identity    what the KV is of: contents of weights and adapters, never their names
 arena       memory that vLLM's scheduler and workers share, for payloads on their way
 parts       which layer groups there are, and the records of their blocks
 prompts     the names of a request's blocks

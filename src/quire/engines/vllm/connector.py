@@ -23,17 +23,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from quire.config import parse_bytes
 from quire.core import MediaItem, Scope
-from quire.engines.vllm.copying import WorkerSide
-from quire.engines.vllm.identity import (
+from quire.engines.tiered.opening import open_free
+from quire.engines.tiered.weights import (
     Adapters,
     FileDigests,
     default_kept_at,
     fingerprint,
     weight_files,
 )
+from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.engines.vllm.parts import GroupShape, make_parts
-from quire.engines.vllm.scheduling import SchedulerSide, StepCopies, open_tiers
+from quire.engines.vllm.scheduling import SchedulerSide, StepCopies
 from quire.errors import ConfigError
 
 STAGING = "512MiB"
@@ -150,7 +151,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        stack = open_tiers(self._extra.get("tiers", ()), self._extra.get("settings"))
+        stack = open_free(self._extra.get("tiers", ()), self._extra.get("settings"))
         if stack is None:
             return
         try:

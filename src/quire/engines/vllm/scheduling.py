@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import Counter
@@ -13,21 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.core import MediaItem, Scope
-from quire.engines.tiered.opening import open_stack
 from quire.engines.vllm.arena import ArenaPlace, SharedArena
 from quire.engines.vllm.loading import Cost, Loading, PromptLoad
 from quire.engines.vllm.parts import GroupPart
 from quire.engines.vllm.prompts import PromptNames
-from quire.errors import TierBusy
-from quire.tiers.base import Tier
-from quire.tiers.opening import Spec, open_tier
-from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 
 IDLE_WAIT_S = 0.005
 """Where vLLM has nothing to compute, a step waits so long for what is being loaded: the engine would spin."""
-
-_log = logging.getLogger(__name__)
 
 
 class Copy(NamedTuple):
@@ -330,30 +322,3 @@ class SchedulerSide:
         load = next((each for each in waiting if each and not each.done.is_set()), None)
         if load is not None:
             load.done.wait(IDLE_WAIT_S)
-
-
-def open_tiers(specs: Sequence[Spec], settings: Mapping[str, object] | None) -> TierStack | None:
-    """Open the tiers of one engine; None where none is left.
-
-    A directory that another process has is left out, and a warning says so. Raises `ConfigError` for what cannot be.
-    """
-    opened: list[Tier | Spec] = []
-    try:
-        for spec in specs:
-            if _is_disk(spec):
-                try:
-                    opened.append(open_tier(spec))
-                except TierBusy as error:
-                    _log.warning("this engine runs without one of its tiers: %s", error)
-            else:
-                opened.append(spec)
-        return open_stack(opened, settings or StackSettings()) if opened else None
-    except BaseException:
-        for tier in opened:
-            if isinstance(tier, Tier):
-                tier.close()
-        raise
-
-
-def _is_disk(spec: Spec) -> bool:
-    return spec.startswith("disk:") if isinstance(spec, str) else spec.get("kind") == "disk"
