@@ -87,6 +87,16 @@ def test_it_finishes_what_runs_when_it_is_told_to_end_and_the_next_one_finds_wha
         server.quiet()
 
 
+@pytest.mark.parametrize(("mode", "warns"), [(0o644, True), (0o640, False), (0o600, False)])
+def test_a_file_of_keys_that_everybody_may_read_is_told_of(tmp_path, mode, warns):
+    file = tmp_path / "keys"
+    file.write_text("ann a-secret-key\n")
+    file.chmod(mode)
+    said = refusal("--keys", str(file), "--kv-memory", "900TiB")
+    assert ("chmod 600" in said) == warns
+    assert "a-secret-key" not in said
+
+
 def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
     assert "beyond loopback needs keys" in refusal("--host", "10.0.0.1")
     assert "--host is an IP address" in refusal("--host", "nowhere.example")
@@ -97,3 +107,22 @@ def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in refusal("--port", str(port))
+
+
+def test_its_events_tell_what_it_has_cached():
+    pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+    from quire.observe import Mirror
+    from quire.observe.zmq import Subscriber
+
+    with started("--events", "tcp://127.0.0.1:0") as (_, told):
+        prompt = list(range(100, 180))
+        asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 4}
+        mirror = Mirror()
+        httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).raise_for_status()
+        with Subscriber(told["events"], mirror, replay=told["events_replay"]) as events:
+            events.poll(1)
+            assert not events.is_degraded
+            assert mirror.lookup(prompt) == 80
+            again = httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
+            cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more

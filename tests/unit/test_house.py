@@ -21,6 +21,7 @@ ROOMS = (
     "scheduling",
     "engines",
     "serve",
+    "cluster",
 )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from quire.config import check_count
 from quire.core.kernel import Kernel, Leaving, Watcher
 from quire.core.node import Node
 from quire.core.scope import Scope
@@ -53,7 +55,7 @@ MAX_EVENTS = 10_000
 
 
 class EventLog(Watcher):
-    """Events since the last `take`. The oldest are dropped beyond `MAX_EVENTS`, and counted.
+    """Events since the last `take`. The oldest are dropped beyond `max_events`, and counted.
 
         manager = CacheManager(1000, watchers=[log := EventLog()])
 
@@ -64,8 +66,8 @@ class EventLog(Watcher):
 
     needs = (Digests,)
 
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        self._events: deque[Event] = deque(maxlen=check_count("max_events", max_events))
         self.num_dropped = 0
         self._has_begun = False
 
@@ -94,9 +96,11 @@ class EventLog(Watcher):
             self._add(BlockRemoved(self._digests.of(node)[: -len(blocks) - 1 : -1], why))
 
     def take(self) -> list[Event]:
-        """Return the events since the last call, and start anew."""
-        events = list(self._events)
-        self._events.clear()
+        """Return the events since the last call, and start anew. Any one thread may take them."""
+        events: list[Event] = []
+        with suppress(IndexError):
+            while True:
+                events.append(self._events.popleft())
         return events
 
     def _parent(self, node: Node) -> bytes | None:
@@ -106,7 +110,5 @@ class EventLog(Watcher):
         return self._digests.of(above)[-1]
 
     def _add(self, event: Event) -> None:
-        if len(self._events) >= MAX_EVENTS:
-            self._events.popleft()
-            self.num_dropped += 1
+        self.num_dropped += len(self._events) == self._events.maxlen
         self._events.append(event)

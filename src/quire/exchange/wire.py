@@ -8,7 +8,7 @@ type there is its type. What is written is what vLLM 0.32 writes, byte for byte.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
@@ -16,6 +16,8 @@ from quire.errors import RecordError
 
 BlockHash: TypeAlias = int | bytes
 """The name of a block and all before it: 64 bits of a hash, or all of it."""
+
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 class StoredEvent(msgspec.Struct, tag="BlockStored", omit_defaults=True, gc=False):
@@ -30,8 +32,8 @@ class StoredEvent(msgspec.Struct, tag="BlockStored", omit_defaults=True, gc=Fals
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
-    token_ids: list[int]
-    block_size: int
+    token_ids: list[TokenId]
+    block_size: Annotated[int, msgspec.Meta(ge=1)]
     lora_id: int | None
     medium: str | None
     lora_name: str | None

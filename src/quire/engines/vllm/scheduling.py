@@ -1,0 +1,324 @@
+"""The scheduler's side: it owns the tiers, says what is there, and what workers shall copy."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.core import MediaItem, Scope
+from quire.engines.vllm.arena import ArenaPlace, SharedArena
+from quire.engines.vllm.loading import Cost, Loading, PromptLoad
+from quire.engines.vllm.parts import GroupPart
+from quire.engines.vllm.prompts import PromptNames
+from quire.tiers.stack.stack import TierStack
+
+IDLE_WAIT_S = 0.005
+"""Where vLLM has nothing to compute, a step waits so long for what is being loaded: the engine would spin."""
+
+
+class Copy(NamedTuple):
+    """One block to copy, between a slot of the arena and block `block` of a layer group."""
+
+    group: int
+    block: int
+    slot: int
+
+
+class StepCopies(NamedTuple):
+    """What workers copy in one step: `loads` before the forward, `saves` behind it."""
+
+    step: int
+    place: ArenaPlace
+    loads: list[Copy]
+    saves: list[Copy]
+
+
+class _Saved(NamedTuple):
+    keys: list[bytes]
+    copies: list[Copy]
+    parts: list[GroupPart]
+
+
+class _Step(NamedTuple):
+    """A step that workers have not told to be done: slots to give back, blocks to store, what it computed."""
+
+    loaded: list[int]
+    saved: list[_Saved]
+    computed: tuple[int, int, float] | None
+
+
+class Following:
+    """One request: the names of its blocks, what is loaded for it, and how far it is saved."""
+
+    def __init__(self, names: PromptNames) -> None:
+        self.names = names
+        self.load: PromptLoad | None = None
+        self.asked_at_s = 0.0
+        self.num_saved = 0
+        self.is_passed_over = False
+
+
+class SchedulerSide:
+    """What one engine keeps in tiers, as its scheduler sees it. One thread uses it; vLLM's tells of a step after it.
+
+    stack   the tiers; closed with it
+    now     a clock, in seconds
+
+    A request waits while its prompt is looked for, until `Loading.deadline_s`; others go on. What it is told to have
+    lies verified in the arena, so that no load fails behind that. Blocks are copied out in the step that computed them,
+    so nothing has to be held for a store, and a request that is preempted, or ends, changes nothing.
+    """
+
+    def __init__(
+        self,
+        stack: TierStack,
+        parts: Sequence[GroupPart],
+        arena_bytes: int,
+        num_workers: int = 1,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stack = stack
+        self.counts: Counter[str] = Counter()
+        self._parts = parts
+        self._block_size = parts[0].namespace.block_size
+        self._arena = SharedArena(max(part.payload_bytes for part in parts), arena_bytes)
+        self._cost = Cost()
+        self._loading = Loading(stack, parts, self._arena, self._cost)
+        self._num_workers = num_workers
+        self._now = now
+        self._requests: dict[str, Following] = {}
+        self._loads: list[Copy] = []
+        self._steps: dict[int, _Step] = {}
+        self._acknowledged: Counter[int] = Counter()
+        self._num_steps = 0
+        self._under_way: set[bytes] = set()
+
+    # Requests
+
+    def follow(
+        self, request: str, tokens: Sequence[int], scope: Scope, media: Sequence[MediaItem] = ()
+    ) -> None:
+        """Begin to follow a request; one that is followed already is left alone."""
+        if request not in self._requests:
+            names = PromptNames(tokens, self._block_size, scope, media)
+            self._requests[request] = Following(names)
+
+    def matched(self, request: str, num_tokens: int, num_computed: int) -> int | None:
+        """Return the tokens behind `num_computed` that are loaded, or None while they are looked for.
+
+        At least one of `num_tokens` is left to compute.
+        """
+        following = self._requests.get(request)
+        if following is None:
+            return 0
+        first = num_computed // self._block_size
+        load = following.load
+        if load is not None and first < load.first:  # vLLM has lost blocks since
+            self._end_load(following)
+            load = None
+        most = max((num_tokens - 1) // self._block_size, first)
+        if load is None:
+            digests = following.names.digests[:most]
+            load = following.load = self._loading.begin(digests, first, num_tokens)
+            following.asked_at_s = self._now()
+        if most == first:
+            return 0  # nothing could come; its use is counted beside
+        if not load.done.is_set():
+            if self._now() - following.asked_at_s < self._loading.deadline_s:
+                return None
+            load.close()  # what comes later finds nobody
+            load.finish(load.first, {})
+            self.counts["late"] += 1
+        return max(load.end - first, 0) * self._block_size
+
+    def allocated(self, request: str, blocks: Sequence[Sequence[int]], num_external: int) -> None:
+        """Note the blocks that a request was given: what is loaded for it is copied there before the next forward.
+
+        `blocks`  ids by group and place
+        """
+        following = self._requests.get(request)
+        if following is None or not num_external or following.load is None:
+            return
+        load = following.load
+        self.counts["loaded_tokens"] += num_external
+        self.counts["loaded_requests"] += 1
+        first = load.end - num_external // self._block_size
+        saved_s = self._cost.saved(
+            first * self._block_size, load.end * self._block_size, load.num_tokens
+        )
+        if saved_s < math.inf:
+            self.stack.feeding.adjust_budget(saved_s)
+        spare: list[int] = []
+        for (group, at), slot in load.hand_over().items():
+            if at >= first:
+                self._loads.append(Copy(group, blocks[group][at], slot))
+            else:
+                spare.append(slot)
+        self._arena.give_back(spare)
+        self._end_load(following)
+
+    def ended(self, request: str) -> None:
+        """Forget a request."""
+        following = self._requests.pop(request, None)
+        if following is not None:
+            self._end_load(following)
+
+    def rename(self, parts: Sequence[GroupPart]) -> None:
+        """Keep what is computed from now on under other keys: nothing that is stored is found any more."""
+        for following in self._requests.values():
+            self._end_load(following)
+            following.is_passed_over = True  # what it has was computed before
+        self._loading.close()
+        self._parts = parts
+        self._loading = Loading(self.stack, parts, self._arena, self._cost)
+
+    # Steps
+
+    def step(
+        self,
+        scheduled: Mapping[str, tuple[int, int]],
+        tokens_of: Callable[[str], Sequence[int]],
+        blocks_of: Callable[[str], Sequence[Sequence[int]]],
+        null_block: int = 0,
+    ) -> StepCopies:
+        """Return what workers shall copy in a step that computes `scheduled`: first token and count, by request.
+
+        `tokens_of`  all tokens of a request that are known
+        `blocks_of`  ids of its blocks by group and place; `null_block` stands where there is none any more
+        """
+        saved: list[_Saved] = []
+        for request, (start, count) in scheduled.items():
+            following = self._requests.get(request)
+            if following is None:
+                continue
+            if following.load is not None and following.load.done.is_set():
+                self._end_load(following)  # it had nothing, or less than vLLM
+            whole = self._newly_whole(following, tokens_of(request), start + count)
+            if whole and not following.is_passed_over:
+                part = self._save(following, whole, blocks_of(request), null_block)
+                saved += [part] if part is not None else []
+        if not scheduled:
+            self._wait_for_loads()
+        loads, self._loads = self._loads, []
+        self._num_steps += 1
+        longest = max(scheduled.values(), key=lambda each: each[1], default=None)
+        computed = None
+        if longest is not None:
+            share = longest[1] / sum(count for _, count in scheduled.values())
+            computed = longest[0], longest[0] + longest[1], share
+        self._steps[self._num_steps] = _Step([each.slot for each in loads], saved, computed)
+        saves = [copy for each in saved for copy in each.copies]
+        return StepCopies(self._num_steps, self._arena.place, loads, saves)
+
+    def done(self, step: int, num_workers: int, seconds: float) -> None:
+        """Note that so many workers more have done a step; `seconds` of its forward, 0 if not known."""
+        self._acknowledged[step] += num_workers
+        if self._acknowledged[step] < self._num_workers:
+            return
+        del self._acknowledged[step]
+        loaded, saved, computed = self._steps.pop(step)
+        self._arena.give_back(loaded)
+        if computed is not None and seconds:
+            start, stop, share = computed
+            self._cost.observe(start, stop, seconds * share)
+        for each in saved:
+            num_bytes = sum(part.record_bytes for part in each.parts)
+            self._under_way.difference_update(each.keys)
+            self.stack.feeding.begin(each.keys, partial(self._store, each), num_bytes)
+
+    def take_counts(self) -> dict[str, int]:
+        """Return what was counted since the last call."""
+        counts, self.counts = dict(self.counts), Counter()
+        return counts
+
+    def close(self) -> None:
+        """Write what waits, within `close_timeout_s`, and close the tiers."""
+        self._loading.close()
+        self.stack.close()
+        for request in list(self._requests):
+            self.ended(request)
+        self._arena.close()
+
+    # Helpers
+
+    def _end_load(self, following: Following) -> None:
+        """Give back what a load has of the arena, if there is one, and count what it lacked."""
+        load, following.load = following.load, None
+        if load is not None:
+            load.close()
+            failed = sum(load.causes.values())
+            if failed:
+                self.counts["failed_blocks"] += failed
+
+    def _newly_whole(self, following: Following, tokens: Sequence[int], num_computed: int) -> range:
+        """Return the blocks that are whole, and whose tokens are known, behind this step and were not before."""
+        names = following.names
+        if len(tokens) > names.num_tokens and len(tokens) // self._block_size > len(names.digests):
+            names.extend(tokens[names.num_tokens :])
+        whole = range(
+            following.num_saved, min(num_computed // self._block_size, len(names.digests))
+        )
+        following.num_saved = max(following.num_saved, whole.stop)
+        return whole
+
+    def _save(
+        self,
+        following: Following,
+        whole: range,
+        blocks: Sequence[Sequence[int]],
+        null_block: int,
+    ) -> _Saved | None:
+        """Take slots for the blocks that tiers want; where there is no room, or no time, the request is passed over."""
+        digests = following.names.digests
+        places = [
+            (part, at)
+            for at in whole
+            for part in self._parts
+            if at < len(blocks[part.index]) and blocks[part.index][at] != null_block
+        ]
+        keys = [part.key(digests[at]) for part, at in places]
+        stack = self.stack
+        lacking = (stack.wanted(keys) != 0) & ~stack.feeding.has(keys)
+        chosen = [at for at in np.flatnonzero(lacking).tolist() if keys[at] not in self._under_way]
+        if not chosen:
+            return None
+        half = self._arena.place.num_slots * self._arena.place.slot_bytes // 2
+        slots = self._arena.take(len(chosen)) if stack.feeding.has_room(half) else []
+        if len(slots) < len(chosen):
+            following.is_passed_over = True  # behind a gap nothing is found
+            self.counts["passed_over_blocks"] += len(chosen) - len(slots)
+        copies = [
+            Copy(places[at][0].index, blocks[places[at][0].index][places[at][1]], slot)
+            for at, slot in zip(chosen, slots, strict=False)
+        ]
+        if not copies:
+            return None
+        taken = [keys[at] for at in chosen[: len(slots)]]
+        self._under_way.update(taken)
+        self.counts["saved_blocks"] += len(taken)
+        return _Saved(taken, copies, [self._parts[each.group] for each in copies])
+
+    def _store(self, saved: _Saved) -> None:
+        """Make records of what workers have copied, and store them. In the feeding thread."""
+        slots = [copy.slot for copy in saved.copies]
+        try:
+            records = self.stack.records([part.record_bytes for part in saved.parts])
+            for part, slot, record, key in zip(
+                saved.parts, slots, records, saved.keys, strict=True
+            ):
+                part.write(record, self._arena.view(slot, part.payload_bytes), key)
+        finally:
+            self._arena.give_back(slots)
+        self.stack.store(saved.keys, records)
+
+    def _wait_for_loads(self) -> None:
+        waiting = (each.load for each in self._requests.values())
+        load = next((each for each in waiting if each and not each.done.is_set()), None)
+        if load is not None:
+            load.done.wait(IDLE_WAIT_S)

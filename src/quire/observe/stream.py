@@ -1,0 +1,80 @@
+"""A manager's events as a numbered stream of batches, of which the last are kept."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from quire.config import check_count
+from quire.core import CacheManager
+from quire.errors import ConfigError
+from quire.exchange.events import EventLog
+from quire.exchange.wire import ClearedEvent, EventBatch, encode_batch
+from quire.observe.follower import Message
+from quire.observe.mirror import Mirror
+from quire.observe.telling import Telling
+
+MAX_EVENTS = 1000
+"""Events in one batch."""
+
+
+class BatchStream:
+    """What a manager's `EventLog` was told, as batches with numbers; it knows no sockets, and belongs to one thread.
+
+    max_batches  that are kept for replay
+    clock        seconds since the epoch; batches have rising times
+
+    It takes the events out of the log: nobody else may. Raises `ConfigError` for a manager without a log.
+    """
+
+    def __init__(
+        self,
+        manager: CacheManager,
+        max_batches: int = 10_000,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        log = manager.kernel.watchers.find(EventLog)
+        if log is None:
+            raise ConfigError(
+                "the manager tells no events: CacheManager(..., watchers=[EventLog()])"
+            )
+        self._log, self._telling, self._clock = log, Telling(manager), clock
+        self._kept: deque[Message] = deque(maxlen=check_count("max_batches", max_batches))
+        self._mirror = Mirror()
+        self._num_dropped = 0
+        self._is_whole = True
+        self._last_s = 0.0
+        self.next_number = 0
+
+    def take(self) -> list[Message]:
+        """Return what happened since the last call. Where the log dropped events, a number is left out."""
+        events = self._telling.told(self._log.take())
+        if self._log.num_dropped != self._num_dropped:
+            self._num_dropped = self._log.num_dropped
+            self.next_number += 1
+            self._is_whole = False
+        messages: list[Message] = []
+        for start in range(0, len(events), MAX_EVENTS):
+            some = events[start : start + MAX_EVENTS]
+            self._last_s = max(self._clock(), self._last_s + 1e-6)
+            batch = EventBatch(self._last_s, some, 0)
+            self._mirror.receive(batch)
+            self._is_whole |= any(isinstance(event, ClearedEvent) for event in some)
+            messages.append((self.next_number, encode_batch(batch)))
+            self.next_number += 1
+        self._kept += messages
+        return messages
+
+    def replay(self, start: int) -> list[Message]:
+        """Return the batches from a number on that are kept."""
+        return [message for message in self._kept if message[0] >= start]
+
+    def snapshot(self) -> list[Message]:
+        """Return batches that say what is cached, all of the number that comes next; none where events were dropped."""
+        if not self._is_whole:
+            return []
+        events = self._mirror.events()
+        starts = range(0, max(len(events), 1), MAX_EVENTS)
+        parts = [EventBatch(self._last_s, events[at : at + MAX_EVENTS], 0) for at in starts]
+        return [(self.next_number, encode_batch(part)) for part in parts]

@@ -1,0 +1,96 @@
+"""The events of a manager as other engines publish theirs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from quire.core import CacheManager, FullAttention, LayerGroup, Scope
+from quire.core.tokens import INT32
+from quire.exchange.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from quire.exchange.wire import (
+    BlockHash,
+    CacheEvent,
+    ClearedEvent,
+    RemovedEvent,
+    StoredEvent,
+    wire_hash,
+)
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
+from quire.observe.mirror import DEVICE
+
+
+class Telling:
+    """Puts a manager's events into the form of the wire, with what each layer group is.
+
+    Hashes are the low 64 bits of quire's own. LoRA names stand as they are. A salt stands as `salt_key` in the
+    extra keys of a prompt's first block: it may be a secret.
+    """
+
+    def __init__(self, manager: CacheManager) -> None:
+        groups = manager.settings.groups
+        self._groups = [_described(group, manager.block_size) for group in groups]
+        self._full = [
+            index for index, group in enumerate(groups) if isinstance(group.kind, FullAttention)
+        ]
+
+    def told(self, events: Iterable[Event]) -> list[CacheEvent]:
+        """Return events as they are published, in their order."""
+        return [each for event in events for each in self._told(event)]
+
+    def _told(self, event: Event) -> list[CacheEvent]:
+        match event:
+            case BlockStored():
+                return [self._stored(event, index) for index in self._full]
+            case BlockRemoved():
+                hashes: list[BlockHash] = list(map(wire_hash, event.block_hashes))
+                return [RemovedEvent(hashes, DEVICE, index) for index in range(len(self._groups))]
+            case AllBlocksCleared():
+                return [ClearedEvent()]
+
+    def _stored(self, event: BlockStored, index: int) -> StoredEvent:
+        scope, parent = event.scope, event.parent_hash
+        lora = None if scope.lora is None else str(scope.lora)
+        every = [] if lora is None else [lora]
+        first = [*every, *([] if scope.salt is None or parent else [salt_key(scope)])]
+        extra: list[Any] | None = None
+        if first:
+            extra = [first or None, *[every or None] * (len(event.block_hashes) - 1)]
+        kind, window = self._groups[index]
+        return StoredEvent(
+            list(map(wire_hash, event.block_hashes)),
+            None if parent is None else wire_hash(parent),
+            np.frombuffer(event.token_bytes, INT32).tolist(),
+            event.block_size,
+            None,
+            DEVICE,
+            lora,
+            extra,
+            index,
+            kind,
+            window,
+        )
+
+
+def salt_key(scope: Scope) -> str:
+    """Return what stands for the salt of a scope in events."""
+    return hashlib.sha256(repr(scope.salt).encode()).hexdigest()[:32]
+
+
+def _described(group: LayerGroup, block_size: int) -> tuple[str, int | None]:
+    """Return the kind of a layer group in vLLM's words, and its window in tokens."""
+    match group.kind:
+        case SlidingWindow():
+            # Consumers count the token to be computed among the window's, quire's groups do not.
+            return "sliding_window", group.kind.window + (group.kind.window % block_size == 1)
+        case ChunkedAttention():
+            return "chunked_local_attention", group.kind.chunk
+        case Recurrent():
+            return "mamba", None
+        case FullAttention():
+            return "full_attention", None
+        case _:
+            return "unknown", None
