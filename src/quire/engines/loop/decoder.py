@@ -24,6 +24,11 @@ none: all. Returns `[rows, heads, D]`."""
 
 _MODULES = cast("Any", torch.nn.modules.module)
 _DTYPES = (torch.float32, torch.bfloat16)
+_ONEDNN = (
+    cast("Any", torch.ops.mkldnn)._linear_pointwise.default
+    if torch.backends.mkldnn.is_available()
+    else None
+)
 _COMPILES = find_spec("llvmlite") is not None
 
 _MODEL = {"model": None, "lm_head": "Linear"}
@@ -110,10 +115,9 @@ def _heads(states: torch.Tensor, module: Any, width: int) -> torch.Tensor:
 
 def _linear(states: torch.Tensor, module: Any) -> torch.Tensor:
     """Return what a linear layer computes, by oneDNN where torch has it: in float32 that is faster than its own."""
-    weight, bias = module.weight, module.bias
-    if torch.backends.mkldnn.is_available():
-        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-    return torch.nn.functional.linear(states, weight, bias)
+    if _ONEDNN is None:
+        return torch.nn.functional.linear(states, module.weight, module.bias)
+    return _ONEDNN(states, module.weight, module.bias, "none", [], "")
 
 
 def _has(module: Any, kinds: Mapping[str, str | None], dtype: torch.dtype) -> bool:

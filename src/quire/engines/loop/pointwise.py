@@ -3,6 +3,7 @@
 # pyright: basic
 
 from collections.abc import Callable
+from ctypes import addressof, c_int64
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 class _RowInputs(NamedTuple):
-    """Addresses of rows of the same width, and numbers."""
+    """Addresses of rows of the same width, and numbers; how many were claimed is counted in the first place."""
 
     claimed: Any
     num_rows: Any
@@ -75,7 +76,7 @@ class _RowCode(Code):
         """Write code for each row, given its distance from the first in bytes."""
         given = self.given
         with (
-            self.claims(given.claimed, (given.num_rows + (_ROWS - 1)) // _ROWS) as some,
+            self.claims(self.arguments[0], (given.num_rows + (_ROWS - 1)) // _ROWS) as some,
             self.loop(some * _ROWS, (some * _ROWS + _ROWS).min(given.num_rows)) as row,
         ):
             write(row * (self.size * self.width))
@@ -156,8 +157,9 @@ def _run(
     """Run code over the rows of contiguous tensors of one type, which are all as wide as the first."""
     num_rows, width = tensors[0].shape
     threads = torch.get_num_threads() if tensors[0].numel() > _ALONE else 1
-    claimed = np.zeros(1, np.int64)
-    addresses = (claimed.ctypes.data, num_rows, *(each.data_ptr() for each in tensors), *numbers)
-    given = np.array(_RowInputs(*addresses), np.int64)
+    given = _GIVEN(0, num_rows, *(each.data_ptr() for each in tensors), *numbers)
     run = _compiled(write, width, tensors[0].dtype == torch.bfloat16)
-    run(given.ctypes.data, fork() if threads > 1 else 0, threads)
+    run(addressof(given), fork() if threads > 1 else 0, threads)
+
+
+_GIVEN = c_int64 * len(_RowInputs._fields)

@@ -59,7 +59,10 @@ def attend_many(code: LayerCode, task: Task) -> None:
         code.store(code.constant(0, FLOATS), sums + place)
     factor, stop = code.factor(), top.now + 1
     with code.loop(task.start.max(bottom.now), stop, KEYS) as start:
-        with code.loop(0, KEYS // 2) as pair:
+        # Of the last keys, those that any query sees, up to whole rows of a product.
+        num_keys = ((stop - start + (ROWS - 1)) // ROWS * ROWS).min(KEYS)
+        num_steps = num_keys // 2 if code.paired else num_keys
+        with code.loop(0, num_keys // 2) as pair:
             first = start + pair * 2
             slots = code.slots(task, [(first + i).min(stop - 1) for i in range(2)])
             for i, slot in enumerate(slots):
@@ -67,21 +70,21 @@ def attend_many(code: LayerCode, task: Task) -> None:
             rows = code.values(slots)
             for i, row in enumerate(rows):
                 code.store_row(row, values + (pair * len(rows) + i) * (4 * width), width)
-        with code.loop(0, KEYS, ROWS) as key:
+        with code.loop(0, num_keys, ROWS) as key:
             left = (keys + key * (4 * depth), 4 * depth, 4)
             _product(code, scores + key * _LINE, left, (queries, depth))
-        with code.when(layer.softcap > 0), code.loop(0, KEYS * _LINE, _VECTOR) as i:
+        with code.when(layer.softcap > 0), code.loop(0, num_keys * _LINE, _VECTOR) as i:
             place = scores + i
             code.cap(code.load(place), lambda value, place=place: code.store(value, place))
         unclear = (start < all_from.now) | (all_to.now - (KEYS - 1) < start)
-        with code.when(unclear), code.loop(0, KEYS) as key:
+        with code.when(unclear), code.loop(0, num_keys) as key:
             at = (start + key).narrowed().spread()
             for v in _VECTORS:
                 low, high = (code.load(each + _VECTOR * v, WORDS) for each in (lower, upper))
                 place = scores + key * _LINE + _VECTOR * v
                 code.store(code.load(place).where((low <= at) & (at <= high), UNSEEN), place)
         above = [Variable(code, code.constant(UNSEEN, FLOATS)) for _ in _VECTORS]
-        with code.loop(0, KEYS) as key:
+        with code.loop(0, num_keys) as key:
             for v in _VECTORS:
                 above[v].now = above[v].now.max(code.load(scores + key * _LINE + _VECTOR * v))
         fades: list[Number] = []
@@ -91,7 +94,7 @@ def attend_many(code: LayerCode, task: Task) -> None:
             highest[v].now = best
             total[v].now *= fades[v]
         below = [code.constant(0, FLOATS) - each.now for each in highest]
-        with code.loop(0, KEYS // 2) as pair:
+        with code.loop(0, num_keys // 2) as pair:
             for v in _VECTORS:
                 place = pair * (2 * _LINE) + _VECTOR * v
                 both = [code.load(scores + place + i * _LINE) for i in range(2)]
@@ -104,7 +107,7 @@ def attend_many(code: LayerCode, task: Task) -> None:
                         code.store(both[i], weights + place + i * _LINE)
         with code.loop(0, width, ROWS) as i:
             left = (values + i * 4, 4, 4 * width)
-            _product(code, sums + i * _LINE, left, (weights, steps), fades)
+            _product(code, sums + i * _LINE, left, (weights, num_steps), fades)
 
     for v in _VECTORS:
         code.store(highest[v].now, lower + _VECTOR * v)
@@ -130,7 +133,7 @@ def _product(
     code: LayerCode,
     to: Number,
     left: tuple[Number, int, int],
-    right: tuple[Number, int],
+    right: tuple[Number, Number | int],
     fades: Sequence[Number] = (),
 ) -> None:
     """Write `to = to * fades + left @ right`, for `ROWS` rows; without fades, `left @ right`.
