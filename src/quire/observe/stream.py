@@ -74,6 +74,7 @@ class BatchStream:
         """Return batches that say what is cached, all of the number that comes next; none where events were dropped."""
         if not self._is_whole:
             return []
+        self._last_s = max(self._clock(), self._last_s)
         events = self._mirror.events()
         starts = range(0, max(len(events), 1), MAX_EVENTS)
         parts = [EventBatch(self._last_s, events[at : at + MAX_EVENTS], 0) for at in starts]
