@@ -12,12 +12,17 @@ from quire import CacheManager, LayerGroup, Scope, ops
 from quire.core import FullAttention
 from quire.errors import OutOfBlocks
 from quire.exchange import EventLog
+from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from quire.observe import BatchStream, Follower, Mirror
 from quire.observe.telling import salt_key
 
 SIZE = 2
 GROUPS = [
     [("full", FullAttention())],
+    [("full", FullAttention()), ("window", SlidingWindow(3, interval=8))],
+    [("window", SlidingWindow(4)), ("full", FullAttention()), ("more", FullAttention())],
+    [("full", FullAttention()), ("state", Recurrent(interval=4))],
+    [("full", FullAttention()), ("chunk", ChunkedAttention(6)), ("state", Recurrent())],
 ]
 SCOPES = [None, Scope(salt="tenant"), Scope(lora="poet"), Scope(salt="tenant", lora="poet")]
 TEXT = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=5).map(
