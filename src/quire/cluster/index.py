@@ -132,9 +132,9 @@ class ClusterIndex:
         replica.is_degraded = False
         replica.expected = number + 1
 
-    def degrade(self, name: str) -> None:
-        """Note that events of a replica were missed."""
-        self._replica(name).is_degraded = True
+    def degrade(self, name: str, *, is_degraded: bool = True) -> None:
+        """Note whether events of a replica were missed, where another looks at their numbers."""
+        self._replica(name).is_degraded = is_degraded
 
     def forget(self, name: str) -> None:
         """Forget a replica and what it holds; one that was never heard of is none."""
