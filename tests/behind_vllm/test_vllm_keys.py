@@ -5,8 +5,8 @@ import os
 import pytest
 
 from quire.core import MediaItem, Scope
-from quire.engines.vllm import identity
-from quire.engines.vllm.identity import Adapters, FileDigests, fingerprint, weight_files
+from quire.engines.tiered import weights
+from quire.engines.tiered.weights import Adapters, FileDigests, fingerprint, weight_files
 from quire.engines.vllm.parts import GroupShape, make_parts
 from quire.engines.vllm.prompts import PromptNames
 from quire.errors import ConfigError
@@ -42,11 +42,11 @@ def test_weights_replaced_under_the_same_path_are_others(tmp_path):
 
 
 def test_a_file_is_read_once_as_long_as_it_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "SETTLED_S", -1e9)
+    monkeypatch.setattr(weights, "SETTLED_S", -1e9)
     kept = tmp_path / "digests.json"
     path = checkpoint(tmp_path / "model")
     before = digest(FileDigests(kept), path)
-    monkeypatch.setattr(identity, "file_digest", None)  # nothing may be read
+    monkeypatch.setattr(weights, "file_digest", None)  # nothing may be read
     assert digest(FileDigests(kept), path) == before
 
 

@@ -4,7 +4,8 @@ import pytest
 from sides_help import BLOCK, SmallEngine
 
 from quire.core import MediaItem, Scope
-from quire.engines.vllm.scheduling import open_tiers
+from quire.engines.tiered.opening import open_free
+from quire.engines.vllm.parts import make_parts
 from quire.errors import ConfigError
 from quire.tiers import Disk, FaultPlan, Faulty, Host, StackSettings
 
@@ -171,15 +172,27 @@ def test_traffic_that_comes_once_is_not_stored_where_a_second_use_is_asked_for(t
     engine.close()
 
 
+def test_after_a_reset_nothing_is_found_that_was_stored_before(tmp_path):
+    engine = SmallEngine([disk(tmp_path)])
+    engine.run(TEXT)
+    engine.settle()
+    assert engine.run(TEXT)[0] == WHOLE
+    engine.side.rename(make_parts([engine.workers[0].shapes], "new weights", BLOCK))
+    assert engine.run(TEXT)[0] == 0
+    engine.settle()
+    assert engine.run(TEXT)[0] == WHOLE
+    engine.close()
+
+
 def test_a_second_engine_on_a_directory_runs_without_it_and_says_so(tmp_path, caplog):
     lines = ["host:1MiB", f"disk:{tmp_path / 'kv'}?capacity=16MiB"]
-    with open_tiers(lines, {"busy_share": 1.0}) as first:
+    with open_free(lines, {"busy_share": 1.0}) as first:
         assert len(first.tiers) == 2
-        with open_tiers(lines, {}) as second:
+        with open_free(lines, {}) as second:
             assert second.names == ("host",) or list(second.names) == ["host"]
         assert "runs without one of its tiers" in caplog.text
-        assert open_tiers(lines[1:], {}) is None
+        assert open_free(lines[1:], {}) is None
     with pytest.raises(ConfigError, match="write"):
-        open_tiers(lines, {"write": "never"})
-    with open_tiers(lines, {}) as again:  # nothing was left open
+        open_free(lines, {"write": "never"})
+    with open_free(lines, {}) as again:  # nothing was left open
         assert len(again.tiers) == 2

@@ -44,7 +44,7 @@ def said(process):
     return json.loads(text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_servers_behind_one_address_and_one_of_them_is_killed_in_a_stream():
     serve = ("serve", "--kv-memory", "16MiB", "--dtype", "float32")
     with ExitStack() as stack:

@@ -87,6 +87,16 @@ def test_it_finishes_what_runs_when_it_is_told_to_end_and_the_next_one_finds_wha
         server.quiet()
 
 
+@pytest.mark.parametrize(("mode", "warns"), [(0o644, True), (0o640, False), (0o600, False)])
+def test_a_file_of_keys_that_everybody_may_read_is_told_of(tmp_path, mode, warns):
+    file = tmp_path / "keys"
+    file.write_text("ann a-secret-key\n")
+    file.chmod(mode)
+    said = refusal("--keys", str(file), "--kv-memory", "900TiB")
+    assert ("chmod 600" in said) == warns
+    assert "a-secret-key" not in said
+
+
 def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
     assert "beyond loopback needs keys" in refusal("--host", "10.0.0.1")
     assert "--host is an IP address" in refusal("--host", "nowhere.example")

@@ -65,6 +65,11 @@ def test_an_error_names_the_field_the_value_and_what_it_should_be():
     assert "float" in str(error)
 
 
+def test_an_error_shows_a_number_that_is_none_as_it_was_sent():
+    error = refusal(CompletionRequest, b'{"prompt": "a", "temperature": 1e999}')
+    assert str(error) == "temperature: Number out of range, got 1e999"
+
+
 def test_an_error_inside_a_list_has_its_place_and_long_values_are_cut():
     body = b'{"messages": [{"role": "user"}, {"role": %s}]}' % (b"[" + b"1," * 500 + b"1]")
     error = refusal(ChatRequest, body)
@@ -102,7 +107,11 @@ def test_a_body_that_is_no_request_is_refused(body):
         (b'"echo": true', "echo"),
         (b'"suffix": "x"', "suffix"),
         (b'"stream_options": {}', "stream_options"),
-        (b'"best_of": 3', "best_of"),
+        (b'"best_of": 0', "best_of"),
+        (b'"best_of": 3, "stream": true', "best_of"),
+        (b'"priority": -101', "priority"),
+        (b'"logprobs": 21', "logprobs"),
+        (b'"stop": [%s"a"]' % (b'"a",' * 64), "stop"),
     ],
 )
 def test_what_no_engine_is_asked_is_refused_by_its_name(given, param):

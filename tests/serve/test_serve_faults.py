@@ -1,6 +1,7 @@
 """What goes wrong around a server: nothing of it is held afterwards, and others are served on."""
 
 import json
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -162,16 +163,67 @@ def test_connections_that_are_opened_and_dropped_harm_nobody(server):
     server.quiet()
 
 
-def test_what_runs_longer_than_the_grace_is_ended():
-    with running(grace_s=0) as server:
+@pytest.mark.parametrize("how", ["grace", "second Ctrl-C"])
+def test_what_runs_longer_than_it_may_is_ended_with_an_error(how, capfd):
+    with (
+        running(grace_s=0 if how == "grace" else None) as server,
+        ThreadPoolExecutor(1) as crew,
+    ):
+        whole = crew.submit(server.post, "/v1/completions", LONG | {"prompt": "Twice"})
         stream = httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True})
         with stream as answer:
             lines = answer.iter_lines()
             next(lines)
-            server.server.should_exit = True
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(lines)
+            wait_for(lambda: server.service.num_inflight == 2)
+            for _ in range(2 if how != "grace" else 1):
+                server.server.handle_exit(signal.SIGINT, None)
+            *_, error, last = [line.removeprefix("data: ") for line in lines if line]
+        assert json.loads(error)["error"]["code"] == "shutting_down"
+        assert last == "[DONE]"
+        assert (whole.result().status_code, whole.result().headers["retry-after"]) == (503, "10")
         server.quiet(within_s=2)
+    said = capfd.readouterr().err
+    assert "2 sequences are finished; Ctrl-C again cuts them" in said
+    assert "Traceback" not in said
+
+
+def test_while_it_finishes_what_runs_all_else_is_told_so():
+    asked = LONG | {"stream": True, "max_tokens": 200}
+    with running() as server:
+        stream = httpx.stream("POST", f"{server.url}/v1/completions", json=asked)
+        with stream as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            assert server.get("/health").status_code == 200
+            server.server.should_exit = True
+            wait_for(lambda: server.service.is_ending)
+            assert server.get("/health").status_code == 503
+            refused = short(server)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+            assert server.get("/v1/cache").status_code == 200
+            *_, last, _ = [line.removeprefix("data: ") for line in lines if line]
+        assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+
+
+def test_one_key_leaves_places_to_the_others():
+    with running(keys=KEYS, bounds=Bounds(max_inflight=8)) as server:
+
+        def asked(key, n, **more):
+            headers = {"Authorization": f"Bearer key-of-{key}"}
+            return {"json": LONG | {"n": n} | more, "headers": headers, "timeout": 20}
+
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, **asked("ann", 6, stream=True)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            more = httpx.post(url, **asked("ann", 1))
+            assert more.status_code == 429
+            assert "2 are kept for other keys" in more.json()["error"]["message"]
+            assert httpx.post(url, **asked("ann", 7)).status_code == 400
+            assert httpx.post(url, **asked("bob", 2, max_tokens=1)).status_code == 200
+            assert httpx.post(url, **asked("bob", 3, max_tokens=1)).status_code == 429
+        server.quiet()
 
 
 def test_an_error_in_the_models_forward_is_told_and_the_server_lives():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 
 import openai
@@ -192,6 +193,29 @@ def test_a_tool_that_must_be_called_is_called_whole_and_streamed(client):
     assert streamed.function.arguments == call.function.arguments
     assert not any(each.delta.content for each in chunks)
     assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_a_tool_that_is_none_of_those_given_is_shown_as_it_was_sent(client):
+    none = {"type": "function", "function": {"name": "subtract"}}
+    with pytest.raises(
+        openai.BadRequestError, match=re.escape('got {"function":{"name":"subtract"')
+    ):
+        chat(client, tools=[ADD], tool_choice=none)
+
+
+def test_the_best_of_many_answers_are_the_likeliest_ones(client):
+    given = {"temperature": 1.5, "seed": 11, "max_tokens": 6, "logprobs": 0}
+    said = complete(client, n=5, **given).choices
+    means = [sum(ps) / len(ps) for ps in (each.logprobs.token_logprobs for each in said)]
+    likeliest = sorted(range(5), key=lambda at: -means[at])[:2]
+    best = complete(client, n=2, best_of=5, **given).choices
+    assert [each.text for each in best] == [said[at].text for at in likeliest]
+    assert [each.index for each in best] == [0, 1]
+    del given["logprobs"]
+    (alone,) = complete(client, n=1, best_of=5, **given).choices
+    assert (alone.text, alone.logprobs) == (best[0].text, None)
+    with pytest.raises(openai.BadRequestError, match="best_of is 1, below n, 2"):
+        complete(client, n=2, best_of=1)
 
 
 def test_tools_that_need_not_be_called_leave_an_answer_as_it_is(client):

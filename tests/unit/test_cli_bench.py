@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,16 +80,6 @@ def test_a_served_turn_publishes_the_same_whatever_is_switched_on(monkeypatch):
     assert all(row["median_us"] > 0 for row in rows)
     assert len({row["hit_rate"] for row in rows}) == 1
     assert rows[0]["published_blocks"] > 60
-
-
-def test_the_rows_of_one_checkout_run_on_the_core_of_another():
-    root = Path(__file__).parents[2]
-    script = [str(root / "benchmarks" / "rows_on_core.py"), str(root / "src")]
-    done = subprocess.run(
-        [sys.executable, *script, "--rows", "match_1k"], check=True, capture_output=True
-    )
-    (row,) = json.loads(done.stdout)
-    assert row["median_us"] > 0
 
 
 def test_tiers_of_which_none_can_be_timed_are_no_success():

@@ -31,10 +31,7 @@ PLAIN = Features()
 
 
 def build(num_tokens: int, features: Features) -> tuple[CacheManager, Callable[[], object]]:
-    """Make a manager of one full-attention group, and the call that takes the events it has recorded.
-
-    As this core spells the features: `benchmarks/rows_on_core.py` replaces it for older ones.
-    """
+    """Make a manager of one full-attention group, and the call that takes the events it has recorded."""
     log = EventLog()
     watchers = [log] * features.events + [LiveCurve()] * features.curve
     num_blocks = num_tokens // load.BLOCK_SIZE

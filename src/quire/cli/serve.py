@@ -66,8 +66,12 @@ def serve(
       quire serve --tier disk:./kv?capacity=20GiB
     """
     require("serve", "a server")
-    from quire.serve.auth import is_loopback, read_keys
+    from quire.serve.auth import is_loopback, is_open_to_all, read_keys
 
+    if keys is not None and is_open_to_all(keys):
+        output.stderr().print(
+            f"everybody on this machine can read {keys}; chmod 600 keeps it yours"
+        )
     exposed = not is_loopback(host)
     known = read_keys(keys, exposed=exposed)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)

@@ -118,7 +118,7 @@ class ClientRoutes:
 
     async def health(self, request: Request) -> Response:
         """`/health`: whether the engine takes requests."""
-        return Response(status_code=200 if self._service.running.is_alive else 503)
+        return Response(status_code=200 if self._service.is_taking else 503)
 
 
 def _response(answer: Any) -> Response:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import hmac
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
@@ -28,6 +29,8 @@ class ApiKeys:
     `tenants`    (name, key) pairs; several keys may stand for one tenant
     `operator`   the key for `/metrics`, `/v1/cache` and the page
     `exposed`    whether the server listens beyond loopback
+
+    `names`      of the tenants
 
     A server without keys serves whoever reaches it, and only on loopback. Raises `ConfigError`.
     """
@@ -57,6 +60,7 @@ class ApiKeys:
                 f"a server beyond loopback needs keys: --keys FILE, or the environment's {KEY_ENV}"
             )
         self._exposed = exposed
+        self.names = frozenset(name for name, _ in tenants)
 
     def tenant(self, headers: Mapping[str, str]) -> str | None:
         """Return the tenant of a request, None on a server without keys. Raises `ApiError` 401."""
@@ -108,6 +112,11 @@ def read_keys(file: Path | None, *, exposed: bool) -> ApiKeys:
     if own := os.environ.get(KEY_ENV):
         tenants.append(("default", own))
     return ApiKeys(tenants, os.environ.get(OPERATOR_ENV) or None, exposed=exposed)
+
+
+def is_open_to_all(file: Path) -> bool:
+    """Whether any user of this machine may read a file."""
+    return file.is_file() and bool(file.stat().st_mode & stat.S_IROTH)
 
 
 def scope_of(tenant: str | None, salt: str | None) -> Scope:

@@ -8,7 +8,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from quire.serve.protocol import SEEN, ApiError, ChatMessage, ChatRequest, Tool
+from quire.serve.protocol import (
+    SEEN,
+    ApiError,
+    ChatMessage,
+    ChatRequest,
+    PromptRequest,
+    Tool,
+    shown,
+)
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "json"]
 
@@ -40,7 +48,7 @@ def tool_format(template: object) -> ToolFormat:
     return "hermes"
 
 
-def prompt_of(tokenizer: Any, chat: ChatRequest) -> str:
+def prompt_of(tokenizer: Any, chat: ChatRequest | PromptRequest) -> str:
     """Return a conversation as the model's text, ready for the answer. Raises `ApiError`."""
     if not chat.messages:
         raise ApiError(400, "messages is empty; send at least one", param="messages")
@@ -64,7 +72,7 @@ def prompt_of(tokenizer: Any, chat: ChatRequest) -> str:
         raise ApiError(400, f"the chat template refuses this: {error}", param="messages") from None
 
 
-def tools_of(chat: ChatRequest) -> list[Tool]:
+def tools_of(chat: ChatRequest | PromptRequest) -> list[Tool]:
     """Return the tools that an answer may call: none where the choice is "none"."""
     return [] if chat.tool_choice == "none" else chat.tools or []
 
@@ -79,7 +87,7 @@ def forced_schema(chat: ChatRequest) -> dict[str, Any] | None:
     if not functions or (isinstance(choice, str) and choice != "required"):
         raise ApiError(
             400,
-            f"tool_choice is none, auto, required, or a function among the tools; got {choice!r}",
+            f"tool_choice is none, auto, required, or a function among the tools; got {shown(choice)}",
             param="tool_choice",
         )
     calls = [

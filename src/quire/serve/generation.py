@@ -1,19 +1,20 @@
 """Completions and chats: from a request to an answer, whole or as a stream, that ends with its client."""
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engines.loop import SamplingParams
+from quire.engines.loop import RequestOutput, SamplingParams
+from quire.errors import RequestFailed
 from quire.serve import chat
 from quire.serve.auth import scope_of
 from quire.serve.clients import EventStream, until_gone
 from quire.serve.protocol import ApiError, ChatRequest, CompletionRequest, refused
 from quire.serve.replies import Reply, ReplyChoice, sse
-from quire.serve.service import Ids, ServedModel
+from quire.serve.service import Ids, ServedModel, ending
 
 PARAMS = {*SamplingParams.__struct_fields__} - {"max_tokens", "logprobs"}
 
@@ -29,17 +30,19 @@ async def answered(
     service.check_model(asked.model)
     given = asked.prompts() if isinstance(asked, CompletionRequest) else [asked]
     prompts = [await service.ids(each) for each in given]
+    places = service.admitted(tenant, len(prompts) * asked.num_answers)
     params, tools = sampling_of(service, asked, prompts)
     usage = asked.stream_options is not None and asked.stream_options.include_usage
     reply = Reply(
         service.model,
         [ReplyChoice(at, service.tokenizer, tools=tools) for at in range(len(prompts) * asked.n)],
+        n=asked.n,
         chat=isinstance(asked, ChatRequest),
         top=params.logprobs,
         usage=usage,
     )
     options = asked.options() | {"scope": scope_of(tenant, asked.cache_salt)}
-    told = _told(service, reply, prompts, params, options)
+    told = _told(service, reply, places, service.outputs(prompts, params, options))
     if not asked.stream:
         await until_gone(request, _drained(told))
         return reply.whole()
@@ -86,25 +89,28 @@ def sampling_of(
 async def _told(
     service: ServedModel,
     reply: Reply,
-    prompts: Sequence[Ids],
-    params: SamplingParams,
-    options: dict[str, Any],
+    places: AbstractAsyncContextManager[None],
+    outputs: AsyncGenerator[tuple[int, RequestOutput]],
 ) -> AsyncGenerator[ReplyChoice]:
     """Yield the choices that have news, as long as the engine works for them."""
     begun = set[int]()
     took = service.metrics.took()
-    outputs = service.outputs(prompts, params, options)
-    async with service.admitted(len(reply.choices)), aclosing(outputs):
-        async for place, output in outputs:
-            took(output)
-            if place not in begun:
-                begun.add(place)
-                reply.prompt_tokens += len(prompts[place])
-                reply.cached_tokens += output.num_cached_tokens
-            for made in output.outputs:
-                choice = reply.choices[place * params.n + made.index]
-                choice.take(made)
-                yield choice
+    async with places, aclosing(outputs):
+        try:
+            async for place, output in outputs:
+                took(output)
+                if place not in begun:
+                    begun.add(place)
+                    reply.prompt_tokens += len(output.prompt_token_ids)
+                    reply.cached_tokens += output.num_cached_tokens
+                for made in output.outputs:
+                    choice = reply.choices[place * reply.n + made.index]
+                    choice.take(made)
+                    yield choice
+        except RequestFailed as error:
+            if service.is_ending:
+                raise ending() from error
+            raise
 
 
 async def _drained(told: AsyncGenerator[ReplyChoice]) -> None:

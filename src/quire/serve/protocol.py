@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta, Raw
 
 from quire.core import Hint
 from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks, ScopeError, TokensError
@@ -21,6 +22,8 @@ KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 
 Body = TypeVar("Body")
 Number: TypeAlias = float | None
+Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Likeliest: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class ApiError(Exception):
@@ -66,12 +69,6 @@ class ResponseFormat(msgspec.Struct):
     json_schema: JsonSchema | None = None
 
 
-def check_logprobs(name: str, count: int | None) -> None:
-    """Raise `ApiError` for a number of likeliest tokens that is not told."""
-    if count is not None and not 0 <= count <= MAX_LOGPROBS:
-        raise ApiError(400, f"{name} is from 0 to {MAX_LOGPROBS}, got {count}", param=name)
-
-
 class Generation(msgspec.Struct, kw_only=True):
     """What both kinds of completions take; fields that OpenAI does not have are vLLM's or quire's.
 
@@ -80,8 +77,8 @@ class Generation(msgspec.Struct, kw_only=True):
     """
 
     model: str | None = None
-    n: int = 1
-    best_of: int | None = None
+    n: Choices = 1
+    best_of: Choices | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: Number = None
@@ -93,7 +90,7 @@ class Generation(msgspec.Struct, kw_only=True):
     frequency_penalty: Number = None
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -104,20 +101,12 @@ class Generation(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     reuse: Literal["unknown", "session", "never"] | None = None
     ttl_s: Number = None
-    priority: int = 0
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     deadline_s: Number = None
     response_format: ResponseFormat | None = None
 
     def check(self) -> None:
         """Raise `ApiError` for what no engine is asked about."""
-        if not 1 <= self.n <= MAX_CHOICES:
-            raise ApiError(400, f"n is from 1 to {MAX_CHOICES}, got {self.n}", param="n")
-        if abs(self.priority) > MAX_PRIORITY:
-            raise ApiError(
-                400,
-                f"priority is from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {self.priority}",
-                param="priority",
-            )
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options")
         form = self.response_format
@@ -125,16 +114,14 @@ class Generation(msgspec.Struct, kw_only=True):
             raise ApiError(
                 400, "type json_schema needs json_schema.schema", param="response_format"
             )
-        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
-            raise ApiError(
-                400, f"stop has {len(self.stop)} texts, the limit is {MAX_STOPS}", param="stop"
-            )
-        if self.best_of not in (None, self.n):
-            raise ApiError(
-                400,
-                f"best_of is not offered beyond n, {self.n}, got {self.best_of}",
-                param="best_of",
-            )
+        if self.stream and self.num_answers > self.n:
+            said = f"best_of is {self.best_of}, above n, {self.n}, which is known at the end only: leave out stream"
+            raise ApiError(400, said, param="best_of")
+
+    @property
+    def num_answers(self) -> int:
+        """Sequences that are made for each prompt."""
+        return max(self.n, self.best_of or 0)
 
     def options(self) -> dict[str, Any]:
         """Return what the engine takes beside prompt and parameters. Raises `ConfigError`."""
@@ -152,13 +139,12 @@ class CompletionRequest(Generation, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     max_tokens: int | None = 16
-    logprobs: int | None = None
+    logprobs: Likeliest | None = None
     echo: bool = False
     suffix: str | None = None
 
     def check(self) -> None:
         super().check()
-        check_logprobs("logprobs", self.logprobs)
         for name in ("echo", "suffix"):
             if getattr(self, name):
                 raise ApiError(400, f"{name} is not offered; leave it out", param=name)
@@ -223,7 +209,7 @@ class ChatRequest(Generation, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: Likeliest | None = None
     tool_choice: str | Tool | None = None
 
     def most_tokens(self) -> int | None:
@@ -234,7 +220,6 @@ class ChatRequest(Generation, kw_only=True):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        check_logprobs("top_logprobs", self.top_logprobs)
 
 
 class PromptRequest(msgspec.Struct, kw_only=True):
@@ -248,6 +233,8 @@ class PromptRequest(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    tool_choice: str | Tool | None = None
     model: str | None = None
     tenant: str | None = None
     cache_salt: str | None = None
@@ -279,7 +266,10 @@ def read(kind: type[Body], body: bytes) -> Body:
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$")
         names = re.findall(r"\.(\w+)|\[(\d+)\]", path)
-        value = _shown(body, [name or int(index) for name, index in names])
+        try:
+            value = shown(_at(body, [name or int(index) for name, index in names]))
+        except (msgspec.DecodeError, RecursionError, LookupError):
+            value = "what cannot be shown"
         param = path.rstrip("`").lstrip(".") or None
         raise ApiError(400, f"{param or 'the body'}: {said}, got {value}", param=param) from None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -301,13 +291,16 @@ def refused(error: Exception) -> ApiError:
     return ApiError(500, f"the engine failed at this request: {error or type(error).__name__}")
 
 
-def _shown(body: bytes, path: list[str | int]) -> str:
-    """Return the value at a path of a document, cut."""
-    try:
-        value = msgspec.json.decode(body)
-        for step in path:
-            value = value[step]
-    except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
-        return "what cannot be shown"
-    text = msgspec.json.encode(value).decode()
+def shown(value: object) -> str:
+    """Return a value as JSON, cut."""
+    text = msgspec.json.encode(value).decode("utf-8", "replace")
     return text if len(text) <= SEEN else text[:SEEN] + "..."
+
+
+def _at(body: bytes, path: list[str | int]) -> Raw:
+    """Return what stands at a path of a document, as it was sent."""
+    found = Raw(body)
+    for step in path:
+        kind: Any = dict[str, Raw] if isinstance(step, str) else list[Raw]
+        found = msgspec.json.decode(found, type=kind)[step]
+    return found

@@ -85,6 +85,7 @@ class ReplyChoice:
 class Reply:
     """An answer of one request, with as many choices as it asked for, in either of OpenAI's two shapes.
 
+    `n`      choices of each prompt
     `chat`   chat completions, else completions
     `top`    log-probabilities of so many of the likeliest tokens are shown; None for none at all
     `usage`  a stream ends with the usage; its other events have none, and say so
@@ -95,11 +96,12 @@ class Reply:
         model: str,
         choices: Iterable[ReplyChoice],
         *,
+        n: int = 1,
         chat: bool,
         top: int | None,
         usage: bool = False,
     ) -> None:
-        self.choices = list(choices)
+        self.choices, self.n = list(choices), n
         self._chat, self._top, self._usage = chat, top, usage
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.prompt_tokens = self.cached_tokens = 0

@@ -1,8 +1,12 @@
 """From an engine to a server that runs, and its end: what runs is finished first."""
 
+import asyncio
+import logging
 import signal
 import socket
+import time
 from collections.abc import Callable
+from math import inf
 from types import FrameType
 
 import uvicorn
@@ -11,8 +15,13 @@ from quire.engines.loop import AsyncEngine, Engine
 from quire.serve.app import make_app
 from quire.serve.service import ServedModel
 
+logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
+
 IDLE_S = 30
 """Seconds for which a connection that asks nothing stays open."""
+
+LAST_S = 5.0
+"""Seconds in which clients have to take what they were answered, when the server ends."""
 
 
 def serve(
@@ -37,13 +46,41 @@ def server_of(service: ServedModel, grace_s: int | None = None) -> uvicorn.Serve
         access_log=False,
         server_header=False,
         timeout_keep_alive=IDLE_S,
-        timeout_graceful_shutdown=grace_s,
     )
-    return _Server(config)
+    return _Server(config, service, inf if grace_s is None else grace_s)
 
 
 class _Server(uvicorn.Server):
+    """Ends in three parts: what runs is finished, and all else is told so (503); what is left is cut, its clients are told; the port is closed."""
+
+    def __init__(self, config: uvicorn.Config, service: ServedModel, grace_s: float) -> None:
+        super().__init__(config)
+        self._service, self._grace_s = service, grace_s
+        self._is_hurried, self._until = False, inf
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End when what runs is finished, at Ctrl-C again at once; uvicorn's own would kill the process then, unsaved."""
-        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self._is_hurried |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the port is to be closed: not before what runs is finished."""
+        ends, service, now = await super().on_tick(counter), self._service, time.monotonic()
+        if ends and not service.is_ending:
+            service.is_ending, self._until = True, now + self._grace_s
+            if service.num_inflight:
+                logger.warning(
+                    "%d sequences are finished; Ctrl-C again cuts them", service.num_inflight
+                )
+        return ends and (self._is_hurried or now >= self._until or not service.num_inflight)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._service.num_inflight:
+            self._service.running.stop()
+        asyncio.get_running_loop().call_later(LAST_S, self._cut)
+        await super().shutdown(sockets)
+
+    def _cut(self) -> None:
+        """Drop the connections of those who do not take their answer, or never asked to the end."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

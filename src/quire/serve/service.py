@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
@@ -20,6 +21,16 @@ from quire.serve.protocol import ApiError, ChatRequest, PromptRequest
 Ids = list[int]
 
 
+def ending() -> ApiError:
+    """Return what clients are told whom a server that ends does not answer."""
+    return ApiError(
+        503,
+        "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another",
+        code="shutting_down",
+        headers={"Retry-After": "10"},
+    )
+
+
 class Bounds(msgspec.Struct, frozen=True):
     """What a server takes on.
 
@@ -34,13 +45,18 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class ServedModel:
-    """An engine as a server has it. `num_inflight`: the sequences of all requests that were admitted and have not ended."""
+    """An engine as a server has it.
+
+    `inflight`   the sequences of each tenant's requests that were admitted and have not ended
+    `is_ending`  whether what runs is finished, and nothing new is taken
+    """
 
     def __init__(self, running: AsyncEngine, model: str, keys: ApiKeys, bounds: Bounds) -> None:
         self.running, self.model, self.keys, self.bounds = running, model, keys, bounds
         self.metrics = Metrics(running)
         self.max_model_len = running.engine.max_model_len
-        self.num_inflight = 0
+        self.inflight = Counter[str | None]()
+        self.is_ending = False
         self.created = int(time.time())
         self.tokenizer: Any = deepcopy(running.engine.tokenizer)  # its thread is not the engine's
         # What is longer than the model's tokens can be is not read: it would hold up the texts of others.
@@ -49,6 +65,16 @@ class ServedModel:
             getattr(self.tokenizer, "chat_template", None)
         )
         self._crew = ThreadPoolExecutor(1, "quire-text")
+
+    @property
+    def num_inflight(self) -> int:
+        """The sequences of all tenants."""
+        return self.inflight.total()
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether requests are taken."""
+        return self.running.is_alive and not self.is_ending
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` unless a model that a request names is this one."""
@@ -94,17 +120,9 @@ class ServedModel:
         if isinstance(asked, PromptRequest):
             if (asked.prompt is None) == (asked.messages is None):
                 raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-            special, talk = asked.add_special_tokens, asked.messages
-            asked = (
-                ChatRequest(
-                    messages=talk,
-                    tools=asked.tools,
-                    add_generation_prompt=asked.add_generation_prompt,
-                )
-                if talk is not None
-                else asked.prompt or ""
-            )
-        if isinstance(asked, ChatRequest):
+            special = asked.add_special_tokens
+            asked = asked if asked.prompt is None else asked.prompt
+        if isinstance(asked, ChatRequest | PromptRequest):
             special, asked = False, chat.prompt_of(self.tokenizer, asked)
         if not isinstance(asked, str):
             return asked
@@ -118,25 +136,32 @@ class ServedModel:
         return self.tokenizer(asked, add_special_tokens=special)["input_ids"]
 
     @asynccontextmanager
-    async def admitted(self, count: int) -> AsyncGenerator[None]:
-        """Hold places for so many sequences. Raises `ApiError` 429 where there are none."""
-        limit = self.bounds.max_inflight
-        if count > limit:
-            said = f"{count} sequences are asked for at once, the limit is {limit}; ask for fewer"
+    async def admitted(self, tenant: str | None, count: int) -> AsyncGenerator[None]:
+        """Hold places for so many sequences of a tenant. Raises `ApiError` where there are none, or none any more.
+
+        Half of all places is divided among the tenants; each gets its own, whatever others ask for.
+        """
+        limit, others = self.bounds.max_inflight, self.keys.names - {tenant}
+        own = limit // (2 * (len(others) + 1))
+        if count > (most := limit - own * len(others)):
+            said = f"{count} sequences are asked for at once, the limit is {most}; ask for fewer"
             raise ApiError(400, said, param="n")
-        if self.num_inflight + count > limit:
+        if self.is_ending:
+            raise ending()
+        kept = sum(max(own - self.inflight[other], 0) for other in others)
+        if self.num_inflight + count > limit - kept:
             raise ApiError(
                 429,
                 f"{self.num_inflight} sequences run or wait and {count} more are asked for, the limit "
-                f"is {limit}; come back later",
+                f"is {limit}, of which {kept} are kept for other keys; come back later",
                 code="overloaded",
                 headers={"Retry-After": "1"},
             )
-        self.num_inflight += count
+        self.inflight[tenant] += count
         try:
             yield
         finally:
-            self.num_inflight -= count
+            self.inflight[tenant] -= count
 
     async def outputs(
         self, prompts: Sequence[Ids], params: SamplingParams, options: dict[str, Any]

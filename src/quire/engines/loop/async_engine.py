@@ -90,9 +90,13 @@ class AsyncEngine:
             self._refuse(self._ended)
         return await future
 
-    def close(self) -> None:
-        """Abort what runs, and end the thread when its step is done. Who waits gets `RequestFailed`."""
+    def stop(self) -> None:
+        """Begin to end: when the step that runs is done, whoever waits gets `RequestFailed`."""
         self._calls.put(None)
+
+    def close(self) -> None:
+        """Stop, and wait until all is aborted, tiers have what is cached, and the thread has ended."""
+        self.stop()
         self._thread.join()
 
     # -- on the thread ---------------------------------------------------------------------
@@ -108,15 +112,18 @@ class AsyncEngine:
         try:
             while self._answer_calls():
                 self._deliver(self.engine.step())
-            self.engine.close()
         except BaseException as error:  # noqa: BLE001 - whoever waits is to know
             ended = RequestFailed(
                 f"the engine broke down, {type(error).__name__}: {error}; make another one"
             )
             ended.__cause__ = error
-        self.engine.turn.release()
         self._ended = ended
         self._refuse(ended)
+        try:
+            if ended.__cause__ is None:
+                self.engine.close()  # only now: tiers may take long, and who waits need not
+        finally:
+            self.engine.turn.release()
 
     def _answer_calls(self) -> bool:
         """Do what was called for, and wait for calls while nothing runs; return whether to go on."""

@@ -243,7 +243,7 @@ class Engine:
         job = job_for(ids, max_tokens, scope, options, self._clock())
         eos_ids = () if params.ignore_eos else self.eos_ids
         request = EngineRequest(request_id, (text, ids), params, job.max_tokens, eos_ids)
-        for index in range(params.n):
+        for index in range(params.num_answers):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, index, stream))
         first = request.answers[0]

@@ -26,6 +26,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     n: Positive = 1  # answers to one prompt, each with random numbers of its own
+    best_of: Positive | None = (
+        None  # so many are made, and the n likeliest (per token) are told, at the end
+    )
     max_tokens: Positive | None = 16  # new tokens; None: as many as there is room for
     min_tokens: Count = 0  # so many come before the answer may end
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # 0: always the likeliest token
@@ -64,6 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(
                 f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}"
             )
+        if self.best_of is not None and self.best_of < self.n:
+            raise ConfigError(f"best_of is {self.best_of}, below n, {self.n}")
         if self.json_schema is not None and self.regex is not None:
             raise ConfigError("json_schema and regex were both given; give one of them")
         if self.guided and (self.min_tokens or self.ignore_eos):
@@ -78,6 +83,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def greedy(self) -> bool:
         """Whether the likeliest token is chosen."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that are made, of which n are told."""
+        return self.best_of or self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest are looked at beside each token; None: not even that one."""
+        return 0 if self.logprobs is None and self.num_answers > self.n else self.logprobs
 
     @property
     def guided(self) -> bool:
@@ -98,7 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def plain(self) -> bool:
         """Whether each token is the likeliest one by the model alone, and nothing is told of it."""
         asks = (self.logit_bias, self.min_tokens, self.guided, self.penalised)
-        return self.greedy and self.logprobs is None and not any(asks)
+        return self.greedy and self.num_logprobs is None and not any(asks)
 
 
 _KINDS = get_type_hints(SamplingParams, include_extras=True)

@@ -2,6 +2,8 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -53,10 +55,21 @@ class EngineRequest:
             self.prompt,
             self.prompt_ids,
             first.num_cached if first is not None else 0,
-            [answer.output() for answer in self.answers],
+            self._told(),
             self.finished,
             self.error,
         )
+
+    def _told(self) -> list[CompletionOutput]:
+        """Return its answers: of those among which the best are chosen, none before all have ended."""
+        num_told = self.params.n
+        if len(self.answers) == num_told:
+            return [answer.output() for answer in self.answers]
+        if not self.finished:
+            return []
+        best = sorted(self.answers, key=lambda answer: -answer.likeliness)[:num_told]
+        told = [replace(answer.output(), index=index) for index, answer in enumerate(best)]
+        return [replace(e, logprobs=None) for e in told] if self.params.logprobs is None else told
 
 
 class Answer:
@@ -73,7 +86,7 @@ class Answer:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self._logprobs: list[Any] | None = None if request.params.logprobs is None else []
+        self._logprobs: list[Any] | None = None if request.params.num_logprobs is None else []
         self._stream = stream
         self._num_read = 0
         self._text = ""
@@ -82,6 +95,13 @@ class Answer:
     def num_left(self) -> int:
         """Tokens that it may still have."""
         return self.request.max_tokens - (self.job.num_generated if self.job is not None else 0)
+
+    @property
+    def likeliness(self) -> float:
+        """The mean log-probability of its tokens; -inf without any."""
+        told = (self._logprobs or [])[: self.num_tokens]
+        values = [next(iter(each.values())).logprob for each in told]  # its own stands first
+        return sum(values) / len(values) if values else -inf
 
     def told(self, logprobs: Sequence[Any]) -> None:
         """Take what is told of its next tokens."""
@@ -158,7 +178,7 @@ class AnswerBatch:
         self.siblings = [
             (answer, other)
             for answer in answers
-            if answer.request.params.n > 1
+            if len(answer.request.answers) > 1
             for other in answer.request.answers
             if other.job is None
         ]

@@ -284,17 +284,17 @@ def _logprobs(
     places: list[_Place], logits: Tensor, tokens: np.ndarray
 ) -> list[dict[int, Logprob] | None] | None:
     """Return for each row of logits what its request wants to be told; None if none wants anything."""
-    those = [place for place in places if place.row.params.logprobs is not None]
+    those = [place for place in places if place.row.params.num_logprobs is not None]
     if not those:
         return None
     at = [place.at for place in those]
     x = logits[at].float().log_softmax(dim=-1)
     own = x.gather(-1, _like(x, tokens[at, None], torch.int64))
-    best = x.topk(max(place.row.params.logprobs or 0 for place in those))
+    best = x.topk(max(place.row.params.num_logprobs or 0 for place in those))
     columns = [part.cpu().numpy() for part in (own[:, 0], (x >= own).sum(dim=-1), *best)]
     told: list[dict[int, Logprob] | None] = [None] * len(tokens)
     for place, logprob, rank, values, ids in zip(those, *columns, strict=True):
         mine = told[place.at] = {int(tokens[place.at]): Logprob(float(logprob), int(rank))}
-        for i in range(place.row.params.logprobs or 0):
+        for i in range(place.row.params.num_logprobs or 0):
             mine.setdefault(int(ids[i]), Logprob(float(values[i]), i + 1))
     return told

@@ -1,6 +1,7 @@
 """KV that outlives the pool: what engines share that keep blocks in tiers.
 
 opening    a stack of tiers from what people write
+weights    what KV is of: contents of weights and adapters, never their names
 parts      which bytes of a block go into one record, and the record's key
 search     which of a prompt's blocks the tiers have, and how much of it is of use
 cost       what computing a prompt takes, learned from what it took

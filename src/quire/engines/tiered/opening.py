@@ -1,15 +1,18 @@
 """A stack of tiers from what people write."""
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, TierBusy
 from quire.tiers.addresses import unquoted
 from quire.tiers.base import Tier
-from quire.tiers.opening import Spec, open_tiers
+from quire.tiers.opening import Spec, open_tier, open_tiers
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
+
+_log = logging.getLogger(__name__)
 
 Tiers = TierStack | Sequence[Tier | Spec]
 """A stack, which stays its maker's to close, or tiers, fastest first: objects, or as `open_tier` reads them."""
@@ -38,3 +41,30 @@ def open_stack(
             if tier is not given:
                 tier.close()
         raise
+
+
+def open_free(specs: Sequence[Spec], settings: Mapping[str, object] | None) -> TierStack | None:
+    """Open the tiers of one engine; None where none is left.
+
+    A directory that another process has is left out, and a warning says so. Raises `ConfigError` for what cannot be.
+    """
+    opened: list[Tier | Spec] = []
+    try:
+        for spec in specs:
+            if _is_disk(spec):
+                try:
+                    opened.append(open_tier(spec))
+                except TierBusy as error:
+                    _log.warning("this engine runs without one of its tiers: %s", error)
+            else:
+                opened.append(spec)
+        return open_stack(opened, settings or StackSettings()) if opened else None
+    except BaseException:
+        for tier in opened:
+            if isinstance(tier, Tier):
+                tier.close()
+        raise
+
+
+def _is_disk(spec: Spec) -> bool:
+    return spec.startswith("disk:") if isinstance(spec, str) else spec.get("kind") == "disk"

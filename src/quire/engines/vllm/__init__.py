@@ -1,6 +1,5 @@
 """quire behind vLLM: a KV connector whose blocks lie in quire's tiers. `docs/vllm.md` says how to use it.
 
-identity    what the KV is of: contents of weights and adapters, never their names
 arena       memory that vLLM's scheduler and workers share, for payloads on their way
 parts       which layer groups there are, and the records of their blocks
 prompts     the names of a request's blocks
@@ -22,7 +21,7 @@ __all__ = ["QuireConnector"]
 
 
 def __getattr__(name: str) -> object:
-    """PromptLoad the connector, and vLLM with it, when it is asked for."""
+    """Load the connector, and vLLM with it, when it is asked for."""
     if name != "QuireConnector":
         raise AttributeError(f"module 'quire.engines.vllm' has no attribute {name!r}")
     from quire.engines.vllm.connector import QuireConnector  # noqa: PLC0415 - it needs vLLM

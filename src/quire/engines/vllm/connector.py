@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -22,17 +23,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from quire.config import parse_bytes
 from quire.core import MediaItem, Scope
-from quire.engines.vllm.copying import WorkerSide
-from quire.engines.vllm.identity import (
+from quire.engines.tiered.opening import open_free
+from quire.engines.tiered.weights import (
     Adapters,
     FileDigests,
     default_kept_at,
     fingerprint,
     weight_files,
 )
+from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.engines.vllm.parts import GroupShape, make_parts
-from quire.engines.vllm.scheduling import SchedulerSide, StepCopies, open_tiers
+from quire.engines.vllm.scheduling import SchedulerSide, StepCopies
 from quire.errors import ConfigError
 
 STAGING = "512MiB"
@@ -91,6 +93,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         self._extra: dict[str, Any] = self._kv_transfer_config.kv_connector_extra_config or {}
         self._groups = kv_cache_config.kv_cache_groups
         check_supported(vllm_config, self._groups, self._extra)
+        self._block_size = self._groups[0].kv_cache_spec.block_size
+        self._shapes: list[list[GroupShape]] = []
         self._side: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._done: dict[int, tuple[int, float]] = {}
@@ -147,15 +151,14 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        stack = open_tiers(self._extra.get("tiers", ()), self._extra.get("settings"))
+        stack = open_free(self._extra.get("tiers", ()), self._extra.get("settings"))
         if stack is None:
             return
         try:
-            shapes = [metadata[rank].shapes for rank in sorted(metadata)]
-            block_size = self._groups[0].kv_cache_spec.block_size
-            parts = make_parts(shapes, self._model, block_size)
+            self._shapes = [metadata[rank].shapes for rank in sorted(metadata)]
+            parts = make_parts(self._shapes, self._model, self._block_size)
             staging = parse_bytes(self._extra.get("staging", STAGING))
-            self._side = SchedulerSide(stack, parts, staging, len(shapes))
+            self._side = SchedulerSide(stack, parts, staging, len(self._shapes))
         except BaseException:
             stack.close()
             raise
@@ -207,6 +210,14 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         if self._side is not None:
             self._side.ended(request.request_id)
         return False, None
+
+    def reset_cache(self) -> bool | None:
+        """Find nothing any more that is stored: vLLM's weights may have been replaced where they are."""
+        if self._side is not None:
+            self._side.rename(
+                make_parts(self._shapes, f"{self._model} {uuid4().hex}", self._block_size)
+            )
+        return True
 
     def shutdown(self) -> None:
         if self._side is not None:

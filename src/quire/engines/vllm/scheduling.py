@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,21 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.core import MediaItem, Scope
-from quire.engines.tiered.opening import open_stack
 from quire.engines.vllm.arena import ArenaPlace, SharedArena
 from quire.engines.vllm.loading import Cost, Loading, PromptLoad
 from quire.engines.vllm.parts import GroupPart
 from quire.engines.vllm.prompts import PromptNames
-from quire.errors import TierBusy
-from quire.tiers.base import Tier
-from quire.tiers.opening import Spec, open_tier
-from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 
 IDLE_WAIT_S = 0.005
 """Where vLLM has nothing to compute, a step waits so long for what is being loaded: the engine would spin."""
-
-_log = logging.getLogger(__name__)
 
 
 class Copy(NamedTuple):
@@ -49,6 +42,7 @@ class StepCopies(NamedTuple):
 class _Saved(NamedTuple):
     keys: list[bytes]
     copies: list[Copy]
+    parts: list[GroupPart]
 
 
 class _Step(NamedTuple):
@@ -126,8 +120,8 @@ class SchedulerSide:
         first = num_computed // self._block_size
         load = following.load
         if load is not None and first < load.first:  # vLLM has lost blocks since
-            load.close()
-            load = following.load = None
+            self._end_load(following)
+            load = None
         if load is None:
             most = max((num_tokens - 1) // self._block_size, first)
             digests = following.names.digests[:most]
@@ -149,10 +143,15 @@ class SchedulerSide:
         following = self._requests.get(request)
         if following is None or not num_external or following.load is None:
             return
-        load, following.load = following.load, None
+        load = following.load
         self.counts["loaded_tokens"] += num_external
         self.counts["loaded_requests"] += 1
         first = load.end - num_external // self._block_size
+        saved_s = self._cost.saved(
+            first * self._block_size, load.end * self._block_size, load.num_tokens
+        )
+        if saved_s < math.inf:
+            self.stack.feeding.adjust_budget(saved_s)
         spare: list[int] = []
         for (group, at), slot in load.hand_over().items():
             if at >= first:
@@ -160,12 +159,22 @@ class SchedulerSide:
             else:
                 spare.append(slot)
         self._arena.give_back(spare)
+        self._end_load(following)
 
     def ended(self, request: str) -> None:
         """Forget a request."""
         following = self._requests.pop(request, None)
-        if following is not None and following.load is not None:
-            following.load.close()
+        if following is not None:
+            self._end_load(following)
+
+    def rename(self, parts: Sequence[GroupPart]) -> None:
+        """Keep what is computed from now on under other keys: nothing that is stored is found any more."""
+        for following in self._requests.values():
+            self._end_load(following)
+            following.is_passed_over = True  # what it has was computed before
+        self._loading.close()
+        self._parts = parts
+        self._loading = Loading(self.stack, parts, self._arena, self._cost)
 
     # Steps
 
@@ -187,8 +196,7 @@ class SchedulerSide:
             if following is None:
                 continue
             if following.load is not None and following.load.done.is_set():
-                following.load.close()  # it had nothing, or less than vLLM
-                following.load = None
+                self._end_load(following)  # it had nothing, or less than vLLM
             whole = self._newly_whole(following, tokens_of(request), start + count)
             if whole and not following.is_passed_over:
                 part = self._save(following, whole, blocks_of(request), null_block)
@@ -218,7 +226,7 @@ class SchedulerSide:
             start, stop, share = computed
             self._cost.observe(start, stop, seconds * share)
         for each in saved:
-            num_bytes = sum(self._parts[copy.group].record_bytes for copy in each.copies)
+            num_bytes = sum(part.record_bytes for part in each.parts)
             self._under_way.difference_update(each.keys)
             self.stack.feeding.begin(each.keys, partial(self._store, each), num_bytes)
 
@@ -233,8 +241,18 @@ class SchedulerSide:
         self.stack.close()
         for request in list(self._requests):
             self.ended(request)
+        self._arena.close()
 
     # Helpers
+
+    def _end_load(self, following: Following) -> None:
+        """Give back what a load has of the arena, if there is one, and count what it lacked."""
+        load, following.load = following.load, None
+        if load is not None:
+            load.close()
+            failed = sum(load.causes.values())
+            if failed:
+                self.counts["failed_blocks"] += failed
 
     def _newly_whole(self, following: Following, tokens: Sequence[int], num_computed: int) -> range:
         """Return the blocks that are whole, and whose tokens are known, behind this step and were not before."""
@@ -282,15 +300,16 @@ class SchedulerSide:
         taken = [keys[at] for at in chosen[: len(slots)]]
         self._under_way.update(taken)
         self.counts["saved_blocks"] += len(taken)
-        return _Saved(taken, copies)
+        return _Saved(taken, copies, [self._parts[each.group] for each in copies])
 
     def _store(self, saved: _Saved) -> None:
         """Make records of what workers have copied, and store them. In the feeding thread."""
         slots = [copy.slot for copy in saved.copies]
         try:
-            parts = [self._parts[copy.group] for copy in saved.copies]
-            records = self.stack.records([part.record_bytes for part in parts])
-            for part, slot, record, key in zip(parts, slots, records, saved.keys, strict=True):
+            records = self.stack.records([part.record_bytes for part in saved.parts])
+            for part, slot, record, key in zip(
+                saved.parts, slots, records, saved.keys, strict=True
+            ):
                 part.write(record, self._arena.view(slot, part.payload_bytes), key)
         finally:
             self._arena.give_back(slots)
@@ -301,30 +320,3 @@ class SchedulerSide:
         load = next((each for each in waiting if each and not each.done.is_set()), None)
         if load is not None:
             load.done.wait(IDLE_WAIT_S)
-
-
-def open_tiers(specs: Sequence[Spec], settings: Mapping[str, object] | None) -> TierStack | None:
-    """Open the tiers of one engine; None where none is left.
-
-    A directory that another process has is left out, and a warning says so. Raises `ConfigError` for what cannot be.
-    """
-    opened: list[Tier | Spec] = []
-    try:
-        for spec in specs:
-            if _is_disk(spec):
-                try:
-                    opened.append(open_tier(spec))
-                except TierBusy as error:
-                    _log.warning("this engine runs without one of its tiers: %s", error)
-            else:
-                opened.append(spec)
-        return open_stack(opened, settings or StackSettings()) if opened else None
-    except BaseException:
-        for tier in opened:
-            if isinstance(tier, Tier):
-                tier.close()
-        raise
-
-
-def _is_disk(spec: Spec) -> bool:
-    return spec.startswith("disk:") if isinstance(spec, str) else spec.get("kind") == "disk"

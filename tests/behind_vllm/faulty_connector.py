@@ -1,0 +1,23 @@
+"""The connector over tiers with faults, which the environment variable `QUIRE_FAULTS` plans."""
+
+import json
+import os
+
+from quire.engines.vllm import connector
+from quire.engines.vllm.scheduling import open_tiers
+from quire.tiers import FaultPlan, Faulty, TierStack, open_tier
+
+
+def open_faulty(lines, settings):
+    with open_tiers(["host:1MiB"], settings) as checked:
+        settings = checked.settings
+    plan = FaultPlan(**json.loads(os.environ["QUIRE_FAULTS"]))
+    return TierStack(
+        [Faulty(open_tier(line), plan, seed=at) for at, line in enumerate(lines)], settings
+    )
+
+
+class FaultyConnector(connector.QuireConnector):
+    def set_xfer_handshake_metadata(self, metadata):
+        connector.open_tiers = open_faulty
+        super().set_xfer_handshake_metadata(metadata)

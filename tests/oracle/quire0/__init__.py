@@ -1,1 +1,0 @@
-"""The core as it was, for `lockstep`."""
