@@ -99,6 +99,6 @@ def test_flags_that_cannot_be_are_refused():
     assert "beyond loopback needs keys" in refusal(*one, "--host", "10.0.0.1")
     assert "an upstream is http" in refusal("--upstream", "127.0.0.1:1")
     assert "given once" in refusal(*one, "--upstream", "http://127.0.0.1:1/")
-    assert "1 --events for 2 upstreams" in refusal(*one, *two, "--events", "tcp://127.0.0.1:9")
+    assert "1 --follow for 2 upstreams" in refusal(*one, *two, "--follow", "tcp://127.0.0.1:9")
     assert "did you mean prefix" in refusal(*one, "--router", "prefx")
     assert "load limit" in refusal(*one, "--load-limit", "0.1")

@@ -22,6 +22,7 @@ from quire.cli import (
     serve,
     simulate,
     trace,
+    watch,
 )
 
 
@@ -94,6 +95,7 @@ app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.command("route")(route.route)
+app.command("watch")(watch.watch)
 app.command("inspect")(inspection.inspect)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)

@@ -22,7 +22,7 @@ def route(
         list[str],
         typer.Option(help="A server, http://HOST:PORT; once for each.", show_default=False),
     ],
-    events: Annotated[
+    follow: Annotated[
         list[str] | None,
         typer.Option(
             help="Where that server publishes KV events: tcp://HOST:PORT[,tcp://HOST:REPLAY_PORT].",
@@ -39,7 +39,7 @@ def route(
 ) -> None:
     """Pass requests on to the server that holds most of their prompt and is not too busy.
 
-    Give --events as often as --upstream, in the same order, and what is cached is known from the servers; else it is
+    Give --follow as often as --upstream, in the same order, and what is cached is known from the servers; else it is
     supposed from what they were sent. Servers may start later, and go: a request that one fails before it
     answers goes to another. At /v1/upstreams is who is well. Beyond loopback there have to be keys: from --keys, or
     one in QUIRE_API_KEY; they are passed on.
@@ -47,7 +47,7 @@ def route(
     [bold]Examples[/bold]
 
       quire route --upstream http://127.0.0.1:8000 --upstream http://127.0.0.1:8001
-      quire route --upstream http://a:8000 --events tcp://a:5557,tcp://a:5558
+      quire route --upstream http://a:8000 --follow tcp://a:5557
       quire route --upstream http://a:8000 --upstream http://b:8000 --router session
     """
     require("route", "a router")
@@ -65,15 +65,15 @@ def route(
     names = [each.name for each in servers]
     if len(set(names)) < len(names):
         raise ConfigError(f"each upstream is given once, got {', '.join(upstream)}")
-    if events and len(events) != len(names):
+    if follow and len(follow) != len(names):
         raise ConfigError(
-            f"{len(events)} --events for {len(names)} upstreams; give one for each, or none"
+            f"{len(follow)} --follow for {len(names)} upstreams; give one for each, or none"
         )
     limit = parse_bytes(max_body)
     listening, url = listen(host, port)
-    if events:
-        require("events", "--events")
-        prefixes = ToldPrefixes(PREFIX_BLOCKS, dict(zip(names, events, strict=True)))
+    if follow:
+        require("events", "--follow")
+        prefixes = ToldPrefixes(PREFIX_BLOCKS, dict(zip(names, follow, strict=True)))
     else:
         prefixes = SentPrefixes(PREFIX_BLOCKS)
     proxy = Proxy(servers, chosen, prefixes, known, max_body=limit)

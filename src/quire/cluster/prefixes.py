@@ -94,14 +94,16 @@ class SentPrefixes:
 class ToldPrefixes:
     """Follows the events of upstreams; what is cached is known by its tokens, which an upstream makes of a prompt.
 
-        ToldPrefixes(1 << 20, {"http://a:8000": "tcp://a:5557,tcp://a:5558"})
+        ToldPrefixes(1 << 20, {"http://a:8000": "tcp://a:5557"})
 
-    An endpoint is where events are published and, behind a comma, where they can be asked for again. A
+    An endpoint is where events are published and, behind a comma, where they can be asked for again (else at the next port). A
     thread for each upstream takes them. Raises `ConfigError` for an endpoint that is none.
     """
 
     def __init__(self, num_blocks: int, endpoints: Mapping[str, str]) -> None:
-        from quire.observe.zmq import Subscriber  # noqa: PLC0415 - only who has events needs ZeroMQ
+        # only who has events needs ZeroMQ
+        from quire.observe.zmq import Subscriber  # noqa: PLC0415
+        from quire.observe.zmq.publisher import beside  # noqa: PLC0415
 
         self.index = ClusterIndex(num_blocks)
         self._lock, self._ending = Lock(), Event()
@@ -109,7 +111,7 @@ class ToldPrefixes:
         for name, endpoint in endpoints.items():
             events, _, replay = endpoint.partition(",")
             teller = _Teller(self.index, self._lock, name)
-            subscriber = Subscriber(events, teller, replay=replay or None)
+            subscriber = Subscriber(events, teller, replay=replay or beside(events))
             self._threads.append(
                 Thread(target=self._follow, args=(name, subscriber), name="quire-told", daemon=True)
             )
