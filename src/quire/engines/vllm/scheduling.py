@@ -122,11 +122,13 @@ class SchedulerSide:
         if load is not None and first < load.first:  # vLLM has lost blocks since
             self._end_load(following)
             load = None
+        most = max((num_tokens - 1) // self._block_size, first)
         if load is None:
-            most = max((num_tokens - 1) // self._block_size, first)
             digests = following.names.digests[:most]
             load = following.load = self._loading.begin(digests, first, num_tokens)
             following.asked_at_s = self._now()
+        if most == first:
+            return 0  # nothing could come; its use is counted beside
         if not load.done.is_set():
             if self._now() - following.asked_at_s < self._loading.deadline_s:
                 return None
