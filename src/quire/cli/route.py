@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -84,8 +85,12 @@ def route(
     sys.stdout.flush()
     config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False, server_header=False)
     for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn sends itself what ended it, at the end
-        signal.signal(each, lambda *_: sys.exit(0))
+        signal.signal(each, _end)
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:
         prefixes.close()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)

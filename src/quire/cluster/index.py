@@ -124,8 +124,8 @@ class ClusterIndex:
             else:
                 self.num_ignored += 1
 
-    def resync(self, name: str, events: Iterable[CacheEvent], number: int) -> None:
-        """Take a snapshot in place of all that is known of a replica; `number` is of the last batch in it."""
+    def resync(self, name: str, events: Iterable[CacheEvent], number: int = -1) -> None:
+        """Take a snapshot in place of all that is known of a replica; `number` is of the last batch in it, where they have any."""
         self._clear(self._replica(name))
         self.apply(name, events)
         replica = self._replicas[name]

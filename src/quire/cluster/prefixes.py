@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.cluster.index import ClusterIndex, Held
 from quire.core.tokens import IntArray
-from quire.exchange.wire import ClearedEvent, EventBatch
+from quire.exchange.wire import EventBatch
 
 if TYPE_CHECKING:
     from quire.observe.zmq import Subscriber
@@ -156,8 +156,9 @@ class _Teller:
         with self._lock:
             self._index.apply(self._name, batch.events)
 
-    def clear(self) -> None:
-        self.receive(EventBatch(0.0, [ClearedEvent()]))
+    def begin(self, batches: Sequence[EventBatch]) -> None:
+        with self._lock:
+            self._index.resync(self._name, [event for batch in batches for event in batch.events])
 
 
 def _pieces(asked: Asked, client: str) -> tuple[IntArray, list[Any]]:
