@@ -107,3 +107,22 @@ def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in refusal("--port", str(port))
+
+
+def test_its_events_tell_what_it_has_cached():
+    pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+    from quire.observe import Mirror
+    from quire.observe.zmq import Subscriber
+
+    with started("--events", "tcp://127.0.0.1:0") as (_, told):
+        prompt = list(range(100, 180))
+        asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 4}
+        mirror = Mirror()
+        httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).raise_for_status()
+        with Subscriber(told["events"], mirror, replay=told["events_replay"]) as events:
+            events.poll(1)
+            assert not events.is_degraded
+            assert mirror.lookup(prompt) == 80
+            again = httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
+            cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more

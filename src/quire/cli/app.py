@@ -21,6 +21,7 @@ from quire.cli import (
     serve,
     simulate,
     trace,
+    watch,
 )
 
 
@@ -92,6 +93,7 @@ def options(
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
+app.command("watch")(watch.watch)
 app.command("inspect")(inspection.inspect)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,9 @@ from quire.cli.tiers import TierFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 from quire.extras import require
+
+MAX_EVENTS = 1_000_000
+"""Events that wait to be published; beyond these the oldest are dropped, and subscribers see a gap."""
 
 SAVING_S = 30.0
 """Seconds that tiers have at the end for what is to be written, unless their settings say otherwise."""
@@ -51,6 +55,13 @@ def serve(
     tier: TierLines = None,
     tier_file: TierFile = None,
     dtype: options.Dtype = "auto",
+    events: Annotated[
+        str | None,
+        typer.Option(
+            help="Publish what is stored and removed at tcp://HOST:PORT; it answers at the next port.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve a model as OpenAI's API does; prefixes that requests share are computed and read once.
@@ -67,8 +78,11 @@ def serve(
       quire serve --model ./my-model --kv-memory 8GiB --port 8080
       quire serve --host 0.0.0.0 --keys keys.txt
       quire serve --tier disk:./kv?capacity=20GiB
+      quire serve --events tcp://127.0.0.1:5557
     """
     require("serve", "a server")
+    if events is not None:
+        require("events", "--events")
     from quire.serve.auth import is_loopback, is_open_to_all, read_keys
 
     if keys is not None and is_open_to_all(keys):
@@ -84,9 +98,10 @@ def serve(
             f"--kv-memory is {format_bytes(size)}, {format_bytes(free)} are available; give less"
         )
     listening = _listen(host, port)
-    with opened(tier, tier_file, close_timeout_s=SAVING_S) as stack:
+    with opened(tier, tier_file, close_timeout_s=SAVING_S) as stack, ExitStack() as publishing:
         with output.progress(f"loading {model}"):
             from quire.engines.loop import AsyncEngine, Engine
+            from quire.exchange import EventLog
             from quire.foresight import LiveCurve
             from quire.serve.metrics import Heat
             from quire.serve.server import serve as run
@@ -101,9 +116,17 @@ def serve(
                 max_running=max_running,
                 max_step_tokens=max_step_tokens,
                 max_model_len=max_model_len,
-                watchers=[LiveCurve(), Heat()],
+                watchers=[LiveCurve(), Heat(), *([EventLog(MAX_EVENTS)] if events else [])],
                 tiers=stack,
             )
+        told = {}
+        if events is not None:
+            from quire.observe.zmq import Publisher, beside
+
+            publisher = publishing.enter_context(
+                Publisher(engine.manager, events, replay=beside(events))
+            )
+            told = {"events": publisher.endpoint, "events_replay": publisher.replay}
         called = name or (
             Path(model).expanduser().resolve().name if Path(model).is_dir() else model
         )
@@ -114,7 +137,7 @@ def serve(
             service = ServedModel(running, called, known, bounds)
             if as_json:
                 output.print_json(
-                    {"url": url, "model": called, "max_model_len": engine.max_model_len}
+                    {"url": url, "model": called, "max_model_len": engine.max_model_len} | told
                 )
             else:
                 output.stdout().print(f"{called} at {url}/v1, its cache at {url}", highlight=False)

@@ -10,6 +10,10 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire.exchange.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from quire.exchange.wire import EventBatch, UnknownEvent
+
+PRIVATE = ("token_ids", "extra_keys", "session_id")
+"""Fields of events that say what was asked, or by whom."""
 
 
 def save_events(path: str | Path, events: Iterable[Event], time_s: float, rank: int = 0) -> int:
@@ -24,16 +28,32 @@ def save_events(path: str | Path, events: Iterable[Event], time_s: float, rank: 
     Raises `ConfigError` for a file that cannot be written.
     """
     maps = [_map(event) for event in events]
-    if not maps:
-        return 0
+    if maps:
+        _append(path, [time_s, maps, rank])
+    return len(maps)
+
+
+def save_batch(path: str | Path, batch: EventBatch) -> None:
+    """Append a batch that an engine published to a log that `quire replay` reads: neither tokens nor salts stay in it.
+
+    Raises `ConfigError` for a file that cannot be written.
+    """
+    maps: list[dict[str, Any]] = [
+        {name: value for name, value in msgspec.to_builtins(event).items() if name not in PRIVATE}
+        for event in batch.events
+        if not isinstance(event, UnknownEvent)
+    ]
+    _append(path, [batch.time_s, maps, batch.rank])
+
+
+def _append(path: str | Path, line: list[Any]) -> None:
     path = Path(path).expanduser()
     try:
         with path.open("ab") as log:
-            log.write(msgspec.json.encode([time_s, maps, rank]) + b"\n")
+            log.write(msgspec.json.encode(line) + b"\n")
     except OSError as error:
         msg = f"cannot write events to {str(path)!r}: {error.strerror}"
         raise ConfigError(msg) from error
-    return len(maps)
 
 
 def _map(event: Event) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from typing import Literal, Protocol, TypeAlias
 
 from quire.errors import RecordError
@@ -24,8 +25,8 @@ class Consumer(Protocol):
         """Take in the events of a batch."""
         ...
 
-    def clear(self) -> None:
-        """Forget everything: what follows begins with an empty cache."""
+    def begin(self, batches: Items[EventBatch]) -> None:
+        """Forget everything: what is in these batches is cached, and nothing else."""
         ...
 
 
@@ -106,10 +107,8 @@ class Follower:
     def restore(self, next_number: int, batches: Iterable[bytes]) -> None:
         """Take a snapshot of what was cached before the batch of this number. Raises `RecordError`."""
         decoded = [decode_batch(payload) for payload in batches]
-        self._start(next_number)
-        for batch in decoded:
-            self.consumer.receive(batch)
-            self._newest_s = batch.time_s
+        self._start(next_number, decoded)
+        self._newest_s = max((batch.time_s for batch in decoded), default=self._newest_s)
         self._catch_up()
 
     def skip(self) -> None:
@@ -124,9 +123,9 @@ class Follower:
         if self.next_number is not None:
             self.unsure, self.wish = True, "replay"
 
-    def _start(self, next_number: int) -> None:
-        """Begin with an empty consumer before this number."""
-        self.consumer.clear()
+    def _start(self, next_number: int, cached: Items[EventBatch] = ()) -> None:
+        """Begin before this number, with what was cached then."""
+        self.consumer.begin(cached)
         self.next_number = next_number
         self.unsure = self.lost = False
         self._times.clear()
@@ -134,7 +133,7 @@ class Follower:
     def _begin_anew(self) -> None:
         """Another publisher is there, whose cache began empty."""
         self.num_restarts += 1
-        self.consumer.clear()
+        self.consumer.begin(())
         self.ahead.clear()
         self._times.clear()
         self.next_number, self.wish = None, "snapshot"

@@ -73,6 +73,12 @@ class Mirror:
         for event in batch.events:
             self.apply(event)
 
+    def begin(self, batches: Items[EventBatch]) -> None:
+        """Forget everything but what is in these batches."""
+        self.clear()
+        for batch in batches:
+            self.receive(batch)
+
     def apply(self, event: CacheEvent) -> None:
         """Take in one event; one of an unknown type changes nothing."""
         match event:
@@ -129,6 +135,20 @@ class Mirror:
             ),
             0,
         )
+
+    def prefix(self, name: BlockHash) -> array[int] | None:
+        """Return the tokens up to the end of a block; None where some were never told, or are not cached."""
+        parts: list[bytes] = []
+        each: BlockHash | None = name
+        while each is not None:
+            block = self.blocks.get(each)
+            if block is None or block.key is None:
+                return None
+            parts.append(block.key[3])
+            if len(parts) > len(self.blocks):
+                return None  # who follows whom goes round in a circle
+            each = block.key[0]
+        return array("i", b"".join(reversed(parts)))
 
     def held(self, medium: str = DEVICE, group: int = 0) -> set[BlockHash]:
         """Return the hashes of the blocks that a layer group has on a medium."""
@@ -229,10 +249,10 @@ class Mirror:
         """Return blocks with their counts, each after the one before it where that is among them."""
         done: dict[BlockHash, int] = {}
         for name in copies:
-            chain: list[BlockHash] = []
+            chain: dict[BlockHash, None] = {}
             each: BlockHash | None = name
-            while each is not None and each in copies and each not in done:
-                chain.append(each)
+            while each is not None and each in copies and each not in done and each not in chain:
+                chain[each] = None
                 key = self.blocks[each].key
                 each = key[0] if key else None
             done.update((each, copies[each]) for each in reversed(chain))

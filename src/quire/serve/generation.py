@@ -22,12 +22,10 @@ PARAMS = {*SamplingParams.__struct_fields__} - {"max_tokens", "logprobs"}
 
 
 async def answered(
-    service: ServedModel,
-    request: Request,
-    tenant: str | None,
-    asked: ChatRequest | CompletionRequest,
+    service: ServedModel, request: Request, asked: ChatRequest | CompletionRequest
 ) -> Response | dict[str, Any]:
-    """Return the answer to a request. Raises `ApiError` and what the engine refuses."""
+    """Return the answer to a request of `request.state.tenant`. Raises `ApiError` and what the engine refuses."""
+    tenant: str | None = request.state.tenant
     asked.check()
     service.check_model(asked.model)
     given = asked.prompts() if isinstance(asked, CompletionRequest) else [asked]

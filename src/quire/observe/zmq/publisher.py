@@ -123,6 +123,14 @@ class Publisher:
         return [self._topic, number.to_bytes(8, "big"), payload]
 
 
+def beside(endpoint: str) -> str | None:
+    """Return the endpoint where replays are offered unless another is named: the next port, None without a port."""
+    host, colon, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdecimal():
+        return None
+    return f"{host}{colon}{int(port) + 1 if int(port) else 0}"
+
+
 def _name(socket: zmq.Socket[bytes]) -> str:
     """Return the endpoint at which a socket is found."""
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)

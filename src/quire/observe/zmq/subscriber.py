@@ -16,8 +16,8 @@ from quire.observe.zmq.publisher import END, SNAPSHOT
 ANSWER_S = 5.0
 """Seconds in which an answer has to be there."""
 
-RETRY_S = 1.0
-"""Seconds from a request that nobody answered to the next."""
+RETRY_S = 5.0
+"""Seconds from a request that did not help to the next."""
 
 
 class Subscriber:
@@ -112,7 +112,11 @@ class Subscriber:
             if self._replay is not None:
                 self.following.doubt()
         wish = self.following.wish
-        if wish is None or time.monotonic() < self._retry_at:
+        if time.monotonic() < self._retry_at:
+            return
+        if wish is None and self.following.lost and self._replay is not None:
+            wish = self.following.wish = "snapshot"
+        if wish is None:
             return
         if self._replay is None:
             self.following.skip()
@@ -127,10 +131,9 @@ class Subscriber:
             answer = self._ask(self._request(each))
             if answer is None:
                 break
-            if self._has_mended(each, answer):
+            if self._has_mended(each, answer) and not self.following.lost:
                 return
-        else:
-            self.following.skip()
+        self.following.skip()
         self._retry_at = time.monotonic() + RETRY_S
 
     def _request(self, wish: Wish) -> bytes:
