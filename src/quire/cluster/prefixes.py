@@ -26,7 +26,7 @@ POLL_S = 0.2
 Tokens: TypeAlias = Callable[[], Awaitable[list[int]]]
 
 
-class Asked(msgspec.Struct):
+class Question(msgspec.Struct):
     """What a proxy reads of a request; all else is the upstream's."""
 
     model: Any = None
@@ -57,14 +57,14 @@ class Prefixes(Protocol):
 
     index: ClusterIndex
 
-    async def held(self, asked: Asked, client: str, tokens: Tokens) -> Held:
+    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
         """Return what upstreams hold of a request's prompt, by their names; nothing where it cannot be read.
 
         `client` is who asks: with no other client anything is shared. `tokens` has an upstream read the prompt.
         """
         ...
 
-    def sent(self, asked: Asked, client: str, name: str) -> None:
+    def sent(self, asked: Question, client: str, name: str) -> None:
         """Note that an upstream answers a request."""
         ...
 
@@ -79,12 +79,12 @@ class SentPrefixes:
     def __init__(self, num_blocks: int) -> None:
         self.index = ClusterIndex(num_blocks, PIECE)
 
-    async def held(self, asked: Asked, client: str, tokens: Tokens) -> Held:
+    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
         overlap = self.index.lookup(*_pieces(asked, client))
         self.index.touch(overlap)
         return overlap.held
 
-    def sent(self, asked: Asked, client: str, name: str) -> None:
+    def sent(self, asked: Question, client: str, name: str) -> None:
         self.index.routed(name, *_pieces(asked, client))
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class ToldPrefixes:
         for thread in self._threads:
             thread.start()
 
-    async def held(self, asked: Asked, client: str, tokens: Tokens) -> Held:
+    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
         prompt = asked.first_prompt
         try:
             ids = np.array(prompt if isinstance(prompt, list) else await tokens(), np.int32)
@@ -130,7 +130,7 @@ class ToldPrefixes:
             self.index.touch(overlap)
         return overlap.held
 
-    def sent(self, asked: Asked, client: str, name: str) -> None:
+    def sent(self, asked: Question, client: str, name: str) -> None:
         """Nothing: the upstream tells."""
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class _Teller:
             self._index.resync(self._name, [event for batch in batches for event in batch.events])
 
 
-def _pieces(asked: Asked, client: str) -> tuple[IntArray, list[Any]]:
+def _pieces(asked: Question, client: str) -> tuple[IntArray, list[Any]]:
     """Return a prompt as numbers, and what tells it from the same numbers of others."""
     prompt = asked.first_prompt
     kind, numbers = "text", np.empty(0, np.int64)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from quire.cluster.prefixes import Asked, Prefixes
+from quire.cluster.prefixes import Prefixes, Question
 from quire.cluster.upstreams import PATIENCE_S, Upstream
 from quire.routing import Router, Target
 from quire.serve.auth import ApiKeys
@@ -132,7 +132,7 @@ class Proxy:
         asked, held, client = None, {}, _client(request)
         if request.url.path in ROUTED:
             try:
-                asked = msgspec.json.decode(body, type=Asked)
+                asked = msgspec.json.decode(body, type=Question)
             except (msgspec.MsgspecError, UnicodeError, RecursionError):
                 asked = None  # the upstream says what is wrong with it
         if asked is not None and self._router.sees_prefix:
@@ -164,7 +164,7 @@ class Proxy:
         )
 
     def _chosen(
-        self, tried: list[Upstream], held: dict[str, tuple[int, int, int]], asked: Asked | None
+        self, tried: list[Upstream], held: dict[str, tuple[int, int, int]], asked: Question | None
     ) -> Upstream | None:
         """Return the upstream to ask next; where none is well, one that may have come up since it was looked at."""
         left = [each for each in self.upstreams if each not in tried]
@@ -199,7 +199,7 @@ class Proxy:
         stream.headers.update(kept)
         return stream
 
-    async def _tokens(self, request: Request, asked: Asked) -> list[int]:
+    async def _tokens(self, request: Request, asked: Question) -> list[int]:
         """Return a prompt as tokens, as an upstream reads it. Raises `httpx.HTTPError`, `msgspec.MsgspecError`."""
         upstream = min(self.upstreams, key=lambda each: (not each.is_well, each.num_inflight))
         document = {"model": asked.model, "prompt": asked.first_prompt}
