@@ -1,12 +1,17 @@
 """The scheduler's and the workers' side of the connector, with real tiers and without vLLM."""
 
 import pytest
+import torch
 from sides_help import BLOCK, SmallEngine
 
 from quire.core import MediaItem, Scope
 from quire.engines.tiered.opening import open_free
+from quire.engines.vllm.arena import SharedArena
+from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.parts import make_parts
+from quire.engines.vllm.scheduling import Copy, StepCopies
 from quire.errors import ConfigError
+from quire.exchange.hashing import block_hashes
 from quire.tiers import Disk, FaultPlan, Faulty, Host, StackSettings
 
 TEXT = [(7 * at) % 50 + 1 for at in range(30)]
@@ -61,8 +66,6 @@ def test_a_window_that_is_not_whole_lowers_the_hit(tmp_path):
     engine = SmallEngine([disk(tmp_path)], "hybrid")
     engine.run(TEXT)
     engine.settle()
-    from quire.exchange.hashing import block_hashes
-
     digests = block_hashes(TEXT, BLOCK)
     engine.stack.delete(
         [engine.parts[1].key(digests[5])]
@@ -71,6 +74,39 @@ def test_a_window_that_is_not_whole_lowers_the_hit(tmp_path):
     assert num == 5 * BLOCK
     engine.holds(TEXT, blocks, num)
     engine.close()
+
+
+def test_what_a_window_has_left_behind_is_not_stored_again(tmp_path):
+    engine = SmallEngine([disk(tmp_path)], "hybrid")
+    engine.run(TEXT)
+    engine.settle()
+    gone = [engine.parts[1].key(each) for each in block_hashes(TEXT, BLOCK)[:4]]
+    engine.stack.delete(gone)
+    assert engine.run(TEXT)[0] == WHOLE
+    engine.settle()
+    assert engine.stack.tiers[0].contains(gone) == [False] * 4
+    engine.close()
+
+
+def test_behind_a_gap_nothing_of_a_request_is_stored(tmp_path):
+    engine = SmallEngine([disk(tmp_path)], arena_bytes=4 * 1024)
+    ids = [list(range(1, 9))]
+    engine.side.follow("r", TEXT, Scope())
+    assert engine.loaded("r", TEXT) == 0
+
+    def saved(start, count):
+        copies = engine.side.step({"r": (start, count)}, lambda _: TEXT, lambda _: ids)
+        return copies.step, [each.block for each in copies.saves]
+
+    first, blocks = saved(0, 16)
+    assert blocks == [1, 2, 3, 4]
+    assert saved(16, 8)[1] == [5]  # there are five slots
+    engine.side.done(first, 1, 0.0)
+    engine.settle()
+    assert engine.side._arena.num_free == 4
+    assert saved(24, 4)[1] == []
+    engine.side.ended("r")
+    engine.side.close()
 
 
 def test_what_vllm_has_itself_is_not_loaded(tmp_path):
@@ -88,6 +124,28 @@ def test_what_vllm_has_itself_is_not_loaded(tmp_path):
     engine.side.ended("r")
     engine.side._arena.check()
     engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_kernels_with_smaller_blocks_and_any_dtype_give_what_they_were_given(dtype):
+    values = torch.arange(6 * 2 * 2 * 8) % 100
+    cache = values.view(6, 2, 2, 8).to(dtype)  # three blocks, each two of the kernel's
+    given = cache.clone()
+    worker = WorkerSide({"a": cache}, [(("a",), 0, "plain")], 3)
+    part = make_parts([worker.shapes], "m", 4)[0]
+    arena = SharedArena(part.payload_bytes, 1 << 12)
+    worker.save(StepCopies(1, arena.place, [], [Copy(0, 0, 4), Copy(0, 2, 1)]))
+    cache.copy_(torch.zeros(cache.shape))
+    worker.load(StepCopies(2, arena.place, [Copy(0, 2, 4), Copy(0, 0, 1)], []))
+    assert torch.equal(cache[4:].float(), given[:2].float())
+    assert torch.equal(cache[:2].float(), given[4:].float())
+    assert not cache[2:4].float().any()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (7, 2, 4, 6)])
+def test_caches_of_other_forms_are_refused(shape):
+    with pytest.raises(ConfigError, match="has shape"):
+        WorkerSide({"a": torch.zeros(shape)}, [(("a",), 0, "plain")], 3)
 
 
 def test_a_request_that_is_preempted_is_served_again(tmp_path):
@@ -177,7 +235,11 @@ def test_after_a_reset_nothing_is_found_that_was_stored_before(tmp_path):
     engine.run(TEXT)
     engine.settle()
     assert engine.run(TEXT)[0] == WHOLE
+    engine.side.follow("r", TEXT, Scope())
+    engine.side.step({"r": (0, 8)}, lambda _: TEXT, lambda _: [list(range(1, 9))])
     engine.side.rename(make_parts([engine.workers[0].shapes], "new weights", BLOCK))
+    copies = engine.side.step({"r": (8, 20)}, lambda _: TEXT, lambda _: [list(range(1, 9))])
+    assert not copies.saves  # its first blocks are of the old weights
     assert engine.run(TEXT)[0] == 0
     engine.settle()
     assert engine.run(TEXT)[0] == WHOLE

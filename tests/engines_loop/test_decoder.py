@@ -2,18 +2,20 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 from test_attention import TOLERANCES, Step
 
 from quire.engines.loop import Engine
-from quire.engines.loop.attention import AttentionPlan, Scoring, attend
+from quire.engines.loop.attention import AttentionPlan, Packed, Scoring, attend
 from quire.engines.loop.attention import step as attention_step
 from quire.engines.loop.attention.step import turned
 from quire.engines.loop.decoder import is_plain
 from quire.engines.loop.pointwise import add_norm, gated
 from quire.engines.loop.proof import proven
+from quire.tensors.pool import KVPool
 
 WIDTHS = (1, 15, 16, 40, 256)
 
@@ -75,6 +77,41 @@ def test_attention_turns_queries_and_keys_by_their_positions(monkeypatch, dtype,
         limit = TOLERANCES[dtype]
         torch.testing.assert_close(found, right, rtol=limit, atol=limit)
         torch.testing.assert_close(pools[0], keys, rtol=limit, atol=limit, equal_nan=True)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_plan_of_some_rows_attends_as_that_of_all(window):
+    step = Step(3, size=4)
+    plan = AttentionPlan(4, window, min_saved_tokens=0)
+    plan.update(step.packed([[1, 2], [1, 2, 3], [4], [5]], [8, 9, 4, 3], [1, 40, 6, 3]))
+    q, new = step.rows(50)
+    pools = step.pool.k[0], step.pool.v[0]
+    right = attend(plan, pools, q, new, Scoring(0.3))
+    rows = np.array([0, 40, 47, 48, 49])
+    some = plan.of(rows)
+    assert torch.equal(some.slots, plan.slots[rows])
+    found = attend(some, pools, q[rows], (new[0][rows], new[1][rows]), Scoring(0.3))
+    torch.testing.assert_close(found, right[rows], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_rows_that_nobody_asks_for_end_at_their_last_keys_and_values(dtype):
+    packed = proven(tiny_model("llama", dtype=dtype), 4)
+    table, ids = np.arange(5, dtype=np.int32)[None], torch.arange(3, 20)
+    plans, found = packed.plans(), []
+    for rows in (None, [16], [], [15, 16]):
+        pools = [KVPool(group.memory, 5, packed.device) for group in packed.layout.groups]
+        for pool in pools:
+            pool.k.zero_(), pool.v.zero_()
+        plans[0].update(Packed(table, np.zeros(1, np.int64), np.full(1, 17)))
+        asked = None if rows is None else torch.tensor(rows, dtype=torch.int64)
+        logits = packed.forward(ids, torch.arange(17), asked, plans, pools)
+        found.append((logits if rows is not None else logits[[15, 16]], pools[0].k, pools[0].v))
+    whole, limit = found[0], TOLERANCES[dtype]
+    for (logits, *kept), rows in zip(found[1:], ([1], [], [0, 1]), strict=True):
+        torch.testing.assert_close(logits, whole[0][rows], rtol=limit, atol=limit)
+        for pool, right in zip(kept, whole[1:], strict=True):
+            torch.testing.assert_close(pool, right, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "mistral+window", "qwen2"])

@@ -18,8 +18,9 @@ from quire.engines.hf.sight import only_looks
 Attend: TypeAlias = Callable[
     [Any, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], torch.Tensor
 ]
-"""Takes the module, q `[N, heads, D]`, K and V `[N, kv_heads, D]`, and as transformers' attention does `scaling`, but
-also `rotary`, for it has q and K as they were not turned yet; returns `[N, heads, D]`."""
+"""Takes the module, q `[N, heads, D]`, K and V `[N, kv_heads, D]`, and as transformers' attention does `scaling`; but
+`rotary` too, cosines and sines `[N, D]` by which q and K are to be turned; and `rows`, those that have queries, or
+none: all. Returns `[rows, heads, D]`."""
 
 _MODULES = cast("Any", torch.nn.modules.module)
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -83,19 +84,28 @@ def compute(
 
     for layer in base.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        states = normed(layer.input_layernorm)
-        q, k, v = (
-            _linear(states, each).view(len(states), -1, attention.head_dim)
-            for each in (attention.q_proj, attention.k_proj, attention.v_proj)
+        states, how = (
+            normed(layer.input_layernorm),
+            {"scaling": attention.scaling, "rotary": rotary},
         )
-        found = attend(attention, q, k, v, {"scaling": attention.scaling, "rotary": rotary})
+        keys, values = (
+            _heads(states, each, attention.head_dim)
+            for each in (attention.k_proj, attention.v_proj)
+        )
+        if layer is base.layers[-1] and rows is not None and len(rows) < len(ids):
+            # Nothing is asked of other rows behind their last K and V.
+            states, hidden, how["rows"] = states[rows], hidden[rows], rows
+        queries = _heads(states, attention.q_proj, attention.head_dim)
+        found = attend(attention, queries, keys, values, how)
         added = _linear(found.flatten(1), attention.o_proj)
         states = normed(layer.post_attention_layernorm)
         gate, up = _linear(states, mlp.gate_proj), _linear(states, mlp.up_proj)
         added = _linear(gated(gate, up), mlp.down_proj)
-    if rows is not None:
-        hidden, added = hidden[rows], None if added is None else added[rows]
     return _linear(normed(base.norm), model.lm_head)
+
+
+def _heads(states: torch.Tensor, module: Any, width: int) -> torch.Tensor:
+    return _linear(states, module).view(len(states), module.out_features // width, width)
 
 
 def _linear(states: torch.Tensor, module: Any) -> torch.Tensor:

@@ -122,11 +122,13 @@ class SchedulerSide:
         if load is not None and first < load.first:  # vLLM has lost blocks since
             self._end_load(following)
             load = None
+        most = max((num_tokens - 1) // self._block_size, first)
         if load is None:
-            most = max((num_tokens - 1) // self._block_size, first)
             digests = following.names.digests[:most]
             load = following.load = self._loading.begin(digests, first, num_tokens)
             following.asked_at_s = self._now()
+        if most == first:
+            return 0  # nothing could come; its use is counted beside
         if not load.done.is_set():
             if self._now() - following.asked_at_s < self._loading.deadline_s:
                 return None
@@ -207,7 +209,7 @@ class SchedulerSide:
         self._num_steps += 1
         longest = max(scheduled.values(), key=lambda each: each[1], default=None)
         computed = None
-        if longest is not None:
+        if longest is not None and longest[1] > 1:  # what prompts cost, not single tokens
             share = longest[1] / sum(count for _, count in scheduled.values())
             computed = longest[0], longest[0] + longest[1], share
         self._steps[self._num_steps] = _Step([each.slot for each in loads], saved, computed)

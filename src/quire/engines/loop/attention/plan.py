@@ -81,6 +81,16 @@ class AttentionPlan:
         blocks = self.packed.tables[of_row, columns].astype(np.int64)
         self.slots = torch.as_tensor(blocks * size + self.position % size)
 
+    def of(self, rows: Ints) -> "AttentionPlan":
+        """Return a plan of some rows of the step, in order, which are the last ones of their requests."""
+        packed = self.packed
+        ends = np.cumsum(packed.lengths)
+        counts = np.diff(np.searchsorted(rows, ends), prepend=0)
+        kept, starts = counts > 0, packed.context + packed.lengths - counts
+        plan = AttentionPlan(self.block_size, self.window, self.chunk, self.min_saved_tokens)
+        plan.update(Packed(packed.tables[kept], starts[kept], counts[kept]))
+        return plan
+
     def work(self, group: int, num_threads: int) -> Work:
         """Return the tasks of a step in which `group` query heads read one kv head."""
         if (group, num_threads) not in self._works:

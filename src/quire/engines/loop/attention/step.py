@@ -32,9 +32,14 @@ def attend(
         return _attend_compiled(plan, pools, q, new, scoring)
     if scoring.rotary is not None:
         q, new = turned(q, *scoring.rotary), (turned(new[0], *scoring.rotary), new[1])
+    write(plan, pools, new)
+    return attend_reference(plan, pools, q, scoring)
+
+
+def write(plan: AttentionPlan, pools: KV, new: KV) -> None:
+    """Write the new rows' K and V to the pool."""
     for pool, rows in zip(pools, new, strict=True):
         pool.flatten(0, 1)[plan.slots] = rows
-    return attend_reference(plan, pools, q, scoring)
 
 
 def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
