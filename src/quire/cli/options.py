@@ -65,7 +65,7 @@ RecordTo: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--record",
-        help="Write the requests, without their content, as a trace for "
+        help="Write what is seen, without content, as a trace for "
         "[bold]quire replay[/bold]: a new file.",
         show_default=False,
     ),
