@@ -87,8 +87,10 @@ def measure(system, place, model):
     figures["hit_cached"] = sum(cached for _, cached in hits) / (ASKED * PROMPT)
     seconds = [served(drawn(16, 480), 32)[0] for _ in range(3)]
     figures["no_reuse_tokens_per_s"] = 16 * 512 / min(seconds)
-    print("FIGURES", json.dumps(figures), flush=True)
+    began = time.perf_counter()
     llm.llm_engine.engine_core.shutdown()
+    figures["stop_s"] = time.perf_counter() - began
+    print("FIGURES", json.dumps(figures), flush=True)
 
 
 def run(system, place, model):

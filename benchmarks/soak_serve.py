@@ -16,7 +16,7 @@ fails once in so many forwards. Clients ask at once, each for one thing after an
 Again and again all clients wait until nothing runs, and the server is looked at: its invariants, blocks and sequences
 held, asyncio tasks, threads, open files, resident memory. It fails where something is held or not answered, where tasks,
 threads or files grow, or where memory grows by more than 2 % in the last third of the run. What torch keeps of shapes that
-it has seen (oneDNN's primitives, 1,024 of them, about 150 MiB) is kept small, since it would hide everything else.
+it has seen (oneDNN's primitives) is kept as small as `quire serve` keeps it.
 """
 
 import argparse
@@ -35,6 +35,8 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+
+from quire.cli.serve import PRIMITIVES
 
 BLOCKS, SLOW_S, FAILS, STUCK_S = 160, 1.5, 300, 60.0
 TEXT = "A list in Python is a thing that holds other things, in an order which it keeps. " * 4
@@ -352,7 +354,7 @@ def main():
         serve()
         return
     command = [sys.executable, __file__, "--serve"]
-    environment = os.environ | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
+    environment = os.environ | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": PRIMITIVES}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as server:

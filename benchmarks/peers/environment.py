@@ -31,7 +31,7 @@ class Peer:
 PEERS = {
     "sglang": Peer(
         "0.5.23",
-        "anyio msgspec orjson packaging pillow psutil pybase64 pydantic pyzmq requests starlette tqdm",
+        "anyio msgspec orjson packaging pillow psutil pybase64 pydantic pyzmq requests starlette tqdm xxhash",
     ),
     "vllm": Peer(
         "0.33.0",

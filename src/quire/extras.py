@@ -46,6 +46,7 @@ EXTRAS = {
     "events": Extra(("zmq",), "KV events of running engines"),
     "engine": Extra((*_HF, "llvmlite"), "the engine at its full speed on a CPU"),
     "serve": Extra(_SERVE, "quire serve"),
+    "route": Extra((*_CLI, "starlette", "uvicorn", "httpx"), "quire route"),
     "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
     "images": Extra((*_RUN, "PIL"), "generate --image"),
     "lora": Extra((*_RUN, "peft"), "generate --lora"),

@@ -3,13 +3,13 @@
 import json
 import os
 
+from quire.engines.tiered.opening import open_free
 from quire.engines.vllm import connector
-from quire.engines.vllm.scheduling import open_tiers
 from quire.tiers import FaultPlan, Faulty, TierStack, open_tier
 
 
 def open_faulty(lines, settings):
-    with open_tiers(["host:1MiB"], settings) as checked:
+    with open_free(["host:1MiB"], settings) as checked:
         settings = checked.settings
     plan = FaultPlan(**json.loads(os.environ["QUIRE_FAULTS"]))
     return TierStack(
@@ -19,5 +19,5 @@ def open_faulty(lines, settings):
 
 class FaultyConnector(connector.QuireConnector):
     def set_xfer_handshake_metadata(self, metadata):
-        connector.open_tiers = open_faulty
+        connector.open_free = open_faulty
         super().set_xfer_handshake_metadata(metadata)

@@ -95,14 +95,14 @@ def server(tmp_path):
 def prompts(count):
     """Prompts of conversations whose turns continue each other, and that share their beginnings."""
     rng = random.Random(7)
-    systems = [[rng.randrange(5, 2000) for _ in range(64)] for _ in range(4)]
+    systems = [[rng.randrange(5, 250) for _ in range(64)] for _ in range(4)]
     talks = [list(rng.choice(systems)) for _ in range(20)]
     made = []
     for _ in range(count):
         at = rng.randrange(len(talks))
         if len(talks[at]) > 400:
             talks[at] = list(rng.choice(systems))
-        talks[at] = talks[at] + [rng.randrange(5, 2000) for _ in range(rng.randrange(5, 60))]
+        talks[at] = talks[at] + [rng.randrange(5, 250) for _ in range(rng.randrange(5, 60))]
         made.append(talks[at])
     return made
 

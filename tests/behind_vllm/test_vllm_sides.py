@@ -1,11 +1,15 @@
 """The scheduler's and the workers' side of the connector, with real tiers and without vLLM."""
 
 import pytest
+import torch
 from sides_help import BLOCK, SmallEngine
 
 from quire.core import MediaItem, Scope
 from quire.engines.tiered.opening import open_free
+from quire.engines.vllm.arena import SharedArena
+from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.parts import make_parts
+from quire.engines.vllm.scheduling import Copy, StepCopies
 from quire.errors import ConfigError
 from quire.exchange.hashing import block_hashes
 from quire.tiers import Disk, FaultPlan, Faulty, Host, StackSettings
@@ -120,6 +124,28 @@ def test_what_vllm_has_itself_is_not_loaded(tmp_path):
     engine.side.ended("r")
     engine.side._arena.check()
     engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_kernels_with_smaller_blocks_and_any_dtype_give_what_they_were_given(dtype):
+    values = torch.arange(6 * 2 * 2 * 8) % 100
+    cache = values.view(6, 2, 2, 8).to(dtype)  # three blocks, each two of the kernel's
+    given = cache.clone()
+    worker = WorkerSide({"a": cache}, [(("a",), 0, "plain")], 3)
+    part = make_parts([worker.shapes], "m", 4)[0]
+    arena = SharedArena(part.payload_bytes, 1 << 12)
+    worker.save(StepCopies(1, arena.place, [], [Copy(0, 0, 4), Copy(0, 2, 1)]))
+    cache.copy_(torch.zeros(cache.shape))
+    worker.load(StepCopies(2, arena.place, [Copy(0, 2, 4), Copy(0, 0, 1)], []))
+    assert torch.equal(cache[4:].float(), given[:2].float())
+    assert torch.equal(cache[:2].float(), given[4:].float())
+    assert not cache[2:4].float().any()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (7, 2, 4, 6)])
+def test_caches_of_other_forms_are_refused(shape):
+    with pytest.raises(ConfigError, match="has shape"):
+        WorkerSide({"a": torch.zeros(shape)}, [(("a",), 0, "plain")], 3)
 
 
 def test_a_request_that_is_preempted_is_served_again(tmp_path):

@@ -56,7 +56,7 @@ def test_rounds_alternate_in_order_and_a_peer_that_is_not_installed_has_the_reas
         order.append(system)
         return real(system, names)
 
-    monkeypatch.setattr(run.core_rows, "rows", ours)
+    monkeypatch.setattr(run, "our_rows", ours)
     monkeypatch.setattr(run, "adapter_rows", theirs)
     rounds = [run.one_round(["vllm-16"], ["match_1k"], number) for number in range(2)]
     assert order == ["quire", "vllm-16", "vllm-16", "quire"]

@@ -54,7 +54,7 @@ def test_a_gap_that_no_replay_fills_is_mended_by_a_snapshot():
     following = followed(0, 3)
     following.refill([message(2)])
     assert (following.is_degraded, following.wish) == (True, "replay")
-    following.restore(3, [message(7)[1]])
+    following.restore(3, [message(7, at=2)[1]])
     assert (held(following), following.is_degraded) == ([3, 7], False)
 
 

@@ -8,6 +8,7 @@ from functools import cache
 
 import httpx
 import openai
+import pytest
 
 from quire import demo_model, ops
 from quire.engines.loop import AsyncEngine, Engine
@@ -27,6 +28,23 @@ def loaded():
 
 
 tiny = cache(loaded)
+
+
+def fixtures(**options):
+    """Return two fixtures: a server for a whole file, and that after each test nothing of it is held."""
+
+    @pytest.fixture(scope="module")
+    def server():
+        with running(**options) as made:
+            yield made
+            made.quiet()
+
+    @pytest.fixture(autouse=True)
+    def nothing_stays(server):
+        yield
+        server.quiet()
+
+    return server, nothing_stays
 
 
 class Running:

@@ -16,6 +16,8 @@ from serve_help import running
 from typer.testing import CliRunner
 
 from quire.cli.app import app
+from quire.cli.serve import PRIMITIVES
+from quire.errors import ConfigError
 
 SERVE = [
     sys.executable,
@@ -95,6 +97,22 @@ def test_a_file_of_keys_that_everybody_may_read_is_told_of(tmp_path, mode, warns
     said = refusal("--keys", str(file), "--kv-memory", "900TiB")
     assert ("chmod 600" in said) == warns
     assert "a-secret-key" not in said
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_little_is_kept_of_shapes_unless_it_is_asked_for(monkeypatch, own):
+    name, seen = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", []
+    monkeypatch.setenv(name, own or "")
+    if own is None:
+        monkeypatch.delenv(name)
+
+    def load(*_):
+        seen.append(os.environ[name])
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("quire.cli.serve.load", load)
+    assert "enough" in refusal("--port", "0")
+    assert seen == [own or PRIMITIVES]
 
 
 def test_flags_are_checked_before_a_model_is_loaded(tmp_path):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from serve_help import loaded, running
+from serve_help import fixtures, loaded, running
 
 from quire.serve.auth import ApiKeys
 from quire.serve.service import Bounds
@@ -29,18 +29,7 @@ TEXT = "This prompt is long enough to fill some blocks of sixteen tokens each."
 KEYS = ApiKeys([("ann", "key-of-ann"), ("bob", "key-of-bob")], "the-operators")
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running(bounds=Bounds(max_inflight=4, max_body=1 << 16, slow_s=1.0)) as made:
-        yield made
-        made.quiet()
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays(server):
-    """After every fault the invariants hold, and no block is held."""
-    yield
-    server.quiet()
+server, nothing_stays = fixtures(bounds=Bounds(max_inflight=4, max_body=1 << 16, slow_s=1.0))
 
 
 def short(server, **more):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import openai
 import pytest
 import torch
-from serve_help import running, tiny
+from serve_help import fixtures, tiny
 
 from quire.serve.operator import Operator
 
@@ -16,18 +16,7 @@ TALK = [{"role": "user", "content": "What is a list?"}]
 TEXT = "A list is a"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running() as made:
-        yield made
-        made.quiet()
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays(server):
-    """After every request, also a bad one, the invariants hold, and no block is held."""
-    yield
-    server.quiet()
+server, nothing_stays = fixtures()
 
 
 @pytest.fixture(scope="module")

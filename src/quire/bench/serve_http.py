@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -23,6 +21,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from quire.bench.process import BenchProcess
 from quire.bench.serve_loads import AnyLoad, ServeRequest, scaled
 from quire.bench.serve_systems import (
     KV_MEMORY,
@@ -49,13 +48,7 @@ class ServerProcess:
         with socket.create_server((HOST, 0)) as found:
             self.port = int(found.getsockname()[1])
         self._command = command[0]
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as it runs
-        self._process = subprocess.Popen(  # noqa: S603 - an interpreter that the caller names
-            [*command, "--port", str(self.port)],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        self._process = BenchProcess([*command, "--port", str(self.port)], environment)
         try:
             self._wait()
         except BaseException:
@@ -64,22 +57,15 @@ class ServerProcess:
 
     def close(self) -> None:
         """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
+        self._process.close()
 
     def _wait(self) -> None:
         until = time.monotonic() + START_S
-        while time.monotonic() < until and self._process.poll() is None:
+        while time.monotonic() < until and self._process.is_running:
             with suppress(OSError), urllib.request.urlopen(f"http://{HOST}:{self.port}/health"):
                 return
             time.sleep(0.1)
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace")[-600:].strip()
+        said = self._process.last_words()
         raise ConfigError(f"{self._command} did not become a server: {said}")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+from quire.bench.process import BenchProcess
 from quire.bench.timing import Stamp
 from quire.config import parse_bytes
 from quire.engines.hf import PrefixCache
@@ -158,41 +157,27 @@ class VllmServed:
 
     def __init__(self, files: ServedModelFiles, mode: str) -> None:
         script = Path(__file__).with_name("vllm_serve.py")
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - open as long as it runs
-        self._process = subprocess.Popen(  # noqa: S603 - the interpreter that the caller names
-            [str(files.vllm), str(script), str(files.folder), files.dtype, mode, str(MAX_RUNNING)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=vllm_environment(files.vllm),
+        words = [str(files.vllm), str(script), str(files.folder), files.dtype, mode]
+        self._process = BenchProcess(
+            [*words, str(MAX_RUNNING)], vllm_environment(files.vllm), is_asked=True
         )
         self._answer()
 
     def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
         """Generate for all prompts at once; the times of tokens are vLLM's own."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "num_new": num_new}) + "\n")
-        self._process.stdin.flush()
+        self._process.input.write(json.dumps({"prompts": prompts, "num_new": num_new}) + "\n")
+        self._process.input.flush()
         return ServedRun(**self._answer())
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._log.close()
+        self._process.close()
 
     def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._process.output:
             if line.startswith("RESULT "):
                 return json.loads(line.removeprefix("RESULT "))
-        self._log.seek(0)
-        raise ConfigError(f"vLLM ended without a result: {self._log.read()[-600:].strip()}")
+        raise ConfigError(f"vLLM ended without a result: {self._process.last_words()}")
 
 
 def vllm_environment(python: Path) -> dict[str, str]:

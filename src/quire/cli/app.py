@@ -18,6 +18,7 @@ from quire.cli import (
     inspection,
     plan,
     replay,
+    route,
     serve,
     simulate,
     trace,
@@ -93,6 +94,7 @@ def options(
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
+app.command("route")(route.route)
 app.command("watch")(watch.watch)
 app.command("inspect")(inspection.inspect)
 app.command("doctor")(doctor.doctor)

@@ -67,6 +67,17 @@ def figures(turns: list[Call], sample: Call) -> dict[str, Any]:
     }
 
 
+class Side(NamedTuple):
+    """What was generated from one prompt on one side: `said` is the same on both where nothing differs."""
+
+    replies: list[str]
+    said: Any
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    total_s: float
+
+
 class SideBySide:
     """A model, and the same model behind a `PrefixCache`; each has its own conversations.
 
@@ -106,14 +117,12 @@ class SideBySide:
         question = QUESTIONS[ascii_uppercase.index(label)][turn - 1]
         for talk in (before, after):
             talk.append(message("user", question))
-        return self._call(label, turn, before, after, do_sample=False)
+        return self._call(label, turn, before, after)
 
     def sample(self) -> Call:
         """Draw four replies to one question, seeded, under the same system prompt."""
         talk = [self._system, message("user", SAMPLED_QUESTION)]
-        return self._call(
-            "samples", 1, talk, list(talk), do_sample=True, num_return_sequences=NUM_SAMPLES
-        )
+        return self._call("samples", 1, talk, list(talk), num_samples=NUM_SAMPLES)
 
     def ended(self) -> dict[str, Any]:
         """Return the pool and the counters, when all is asked."""
@@ -125,28 +134,42 @@ class SideBySide:
         return {"pool": pool, "stats": snapshot["stats"]}
 
     def _call(
-        self, label: str, turn: int, before: Messages, after: Messages, **arguments: Any
+        self, label: str, turn: int, before: Messages, after: Messages, num_samples: int = 0
     ) -> Call:
         question = before[-1]["content"]
-        plain = self._timed(self.model.generate, self._ids(before), **arguments)
-        reused = self._timed(self.cache.generate, self._ids(after), **arguments)
-        for talk, made in ((before, plain), (after, reused)):
-            talk.append(message("assistant", reply_text(self.tokenizer, made.new_ids[0])))
-        report = self.cache.last
+        plain, reused = self._sides(before, after, num_samples)
+        for talk, side in ((before, plain), (after, reused)):
+            talk.append(message("assistant", side.replies[0]))
         return {
             "conversation": label,
             "turn": turn,
-            "prompt_tokens": report.prompt_tokens,
-            "cached_tokens": report.cached_tokens,
+            "prompt_tokens": reused.prompt_tokens,
+            "cached_tokens": reused.cached_tokens,
             "ttft_before_ms": plain.ttft_s * 1e3,
             "ttft_after_ms": reused.ttft_s * 1e3,
             "total_before_ms": plain.total_s * 1e3,
             "total_after_ms": reused.total_s * 1e3,
-            "identical": plain.new_ids == reused.new_ids,
+            "identical": plain.said == reused.said and not plain.cached_tokens,
             "question": question,
-            "replies": [reply_text(self.tokenizer, ids) for ids in reused.new_ids],
+            "replies": reused.replies,
             "speedup": plain.ttft_s / reused.ttft_s,
         }
+
+    def _sides(self, before: Messages, after: Messages, num_samples: int) -> tuple[Side, Side]:
+        """Return what is generated from a prompt on either side: the likeliest, or so many samples."""
+        drawn: Any = {"do_sample": num_samples > 0}
+        if num_samples:
+            drawn["num_return_sequences"] = num_samples
+        plain = self._timed(self.model.generate, self._ids(before), **drawn)
+        reused = self._timed(self.cache.generate, self._ids(after), **drawn)
+        report = self.cache.last
+
+        def side(made: Timed, cached_tokens: int) -> Side:
+            replies = [reply_text(self.tokenizer, ids) for ids in made.new_ids]
+            counts = report.prompt_tokens, cached_tokens
+            return Side(replies, made.new_ids, *counts, made.ttft_s, made.total_s)
+
+        return side(plain, 0), side(reused, report.cached_tokens)
 
     def _timed(self, generate: Callable[..., Any], ids: Any, **arguments: Any) -> Timed:
         import torch

@@ -30,6 +30,11 @@ MaybeDtype: TypeAlias = Annotated[
 _GPU = "An accelerator: h100, mi300x, cpu, ...; or a .json file of yours."
 Gpu: TypeAlias = Annotated[str, typer.Option("--gpu", help=_GPU)]
 MaybeGpu: TypeAlias = Annotated[str | None, typer.Option("--gpu", help=_GPU, show_default="h100")]
+Host: TypeAlias = Annotated[str, typer.Option("--host", help="The address to listen at.")]
+Keys: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--keys", help="Who may ask: a file of lines NAME KEY.", show_default=False),
+]
 KV_MEMORY = "Memory for cached K and V."
 KvMemory: TypeAlias = Annotated[str, typer.Option("--kv-memory", help=KV_MEMORY)]
 MaybeKvMemory: TypeAlias = Annotated[
@@ -39,6 +44,7 @@ LoadLimit: TypeAlias = Annotated[
     float,
     typer.Option("--load-limit", help="The prefix router's limit: times a replica's even share."),
 ]
+MaxBody: TypeAlias = Annotated[str, typer.Option("--max-body", help="Size of a request.")]
 MaxNewTokens: TypeAlias = Annotated[
     int, typer.Option("--max-new-tokens", min=1, help="Tokens of a reply, at most.")
 ]
@@ -53,12 +59,13 @@ MaybeModel: TypeAlias = Annotated[
 NumGpus: TypeAlias = Annotated[
     int, typer.Option("--num-gpus", min=1, help="Accelerators that share the model's tensors.")
 ]
+Port: TypeAlias = Annotated[int, typer.Option("--port", min=0, max=65535, help="Its port; 0: any.")]
 Quick: TypeAlias = Annotated[bool, typer.Option("--quick", help="Fewer rows and rounds.")]
 RecordTo: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--record",
-        help="Write the requests, without their content, as a trace for "
+        help="Write what is seen, without content, as a trace for "
         "[bold]quire replay[/bold]: a new file.",
         show_default=False,
     ),

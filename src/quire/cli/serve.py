@@ -1,5 +1,6 @@
 """`quire serve`: an OpenAI-compatible server over a model of transformers."""
 
+import os
 import socket
 import sys
 from contextlib import ExitStack
@@ -23,6 +24,13 @@ SAVING_S = 30.0
 """Seconds that tiers have at the end for what is to be written, unless their settings say otherwise."""
 
 
+PRIMITIVES = "64"
+"""Products of which oneDNN keeps the code, one per shape, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
+
+Its own 1,024 take about 200 MiB as steps of ever other sizes come, and make them no faster.
+"""
+
+
 def serve(
     *,
     model: options.Model = TINY,
@@ -30,12 +38,9 @@ def serve(
         str | None,
         typer.Option(help="What clients call the model.", show_default="the folder's, or the id"),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0: any.")] = 8000,
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="Who may ask: a file of lines NAME KEY.", show_default=False),
-    ] = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    keys: options.Keys = None,
     kv_memory: options.KvMemory = "1GiB",
     max_model_len: Annotated[
         int | None,
@@ -46,7 +51,7 @@ def serve(
     max_inflight: Annotated[
         int, typer.Option(min=1, help="Sequences that run or wait; more are told to come back.")
     ] = 256,
-    max_body: Annotated[str, typer.Option(help="Size of a request.")] = "4MiB",
+    max_body: options.MaxBody = "4MiB",
     grace: Annotated[
         int | None,
         typer.Option(min=0, help="Seconds that what runs has at the end.", show_default="no limit"),
@@ -97,7 +102,8 @@ def serve(
         raise ConfigError(
             f"--kv-memory is {format_bytes(size)}, {format_bytes(free)} are available; give less"
         )
-    listening = _listen(host, port)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
+    listening, url = listen(host, port)
     with opened(tier, tier_file, close_timeout_s=SAVING_S) as stack, ExitStack() as publishing:
         with output.progress(f"loading {model}"):
             from quire.engines.loop import AsyncEngine, Engine
@@ -130,7 +136,6 @@ def serve(
         called = name or (
             Path(model).expanduser().resolve().name if Path(model).is_dir() else model
         )
-        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
         def service_of(running: AsyncEngine) -> ServedModel:
             bounds = Bounds(max_inflight=max_inflight, max_body=limit)
@@ -147,11 +152,12 @@ def serve(
         run(engine, service_of, listening, grace)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises `OSError` with the address."""
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """Return a socket that listens, and its URL. Raises `OSError` with the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        made = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         error.filename = f"{host}:{port}"
         raise
+    return made, f"http://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}"

@@ -4,26 +4,16 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import httpx
 import openai
 
 from quire.bench.serve_http import HOST, ServerProcess
 from quire.cli.chat import Messages, message
-from quire.cli.comparison import NUM_SAMPLES, Call, DemoSize, SideBySide
+from quire.cli.comparison import DemoSize, Side, SideBySide
 
 _TIMEOUT_S = 300
-
-
-class Answered(NamedTuple):
-    """A stream as its client saw it: texts, tokens of the prompt and of these the cached ones, seconds."""
-
-    replies: list[str]
-    prompt_tokens: int
-    cached_tokens: int
-    ttft_s: float
-    total_s: float
 
 
 class ServedSides(SideBySide):
@@ -59,32 +49,14 @@ class ServedSides(SideBySide):
         state = self._http.get("/v1/cache").raise_for_status().json()
         return {"pool": state["groups"][0], "stats": state["stats"]}
 
-    def _call(
-        self, label: str, turn: int, before: Messages, after: Messages, **arguments: Any
-    ) -> Call:
+    def _sides(self, before: Messages, after: Messages, num_samples: int) -> tuple[Side, Side]:
         asked: dict[str, Any] = {"temperature": 0, "max_tokens": self._size.max_new_tokens}
-        if arguments["do_sample"]:
-            asked |= {"n": NUM_SAMPLES, "temperature": 1, "seed": self._size.seed}
+        if num_samples:
+            asked |= {"n": num_samples, "temperature": 1, "seed": self._size.seed}
         plain = self._ask(before, uuid.uuid4().hex, **asked)
-        reused = self._ask(after, None, **asked)
-        for talk, said in ((before, plain), (after, reused)):
-            talk.append(message("assistant", said.replies[0]))
-        return {
-            "conversation": label,
-            "turn": turn,
-            "prompt_tokens": reused.prompt_tokens,
-            "cached_tokens": reused.cached_tokens,
-            "ttft_before_ms": plain.ttft_s * 1e3,
-            "ttft_after_ms": reused.ttft_s * 1e3,
-            "total_before_ms": plain.total_s * 1e3,
-            "total_after_ms": reused.total_s * 1e3,
-            "identical": plain.replies == reused.replies and not plain.cached_tokens,
-            "question": before[-2]["content"],
-            "replies": reused.replies,
-            "speedup": plain.ttft_s / reused.ttft_s,
-        }
+        return plain, self._ask(after, None, **asked)
 
-    def _ask(self, talk: Messages, salt: str | None, **asked: Any) -> Answered:
+    def _ask(self, talk: Messages, salt: str | None, **asked: Any) -> Side:
         """Ask for the next reply; what has a salt of its own shares nothing, and nothing of it is kept for others."""
         more = {} if salt is None else {"cache_salt": salt, "reuse": "never"}
         usage: Any = None
@@ -102,7 +74,7 @@ class ServedSides(SideBySide):
                     replies[choice.index] += choice.delta.content
         total_s = time.perf_counter() - began_s
         cached = usage.prompt_tokens_details.cached_tokens
-        return Answered(replies, usage.prompt_tokens, cached, ttft_s or total_s, total_s)
+        return Side(replies, replies, usage.prompt_tokens, cached, ttft_s or total_s, total_s)
 
     def _count(self, text: str) -> int:
         told = self._http.post("/tokenize", json={"prompt": text}).raise_for_status().json()

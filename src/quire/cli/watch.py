@@ -44,14 +44,7 @@ def watch(
     batches: Annotated[
         int | None, typer.Option(min=1, help="Batches of events.", show_default="no limit")
     ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the events, without their content, as a trace for "
-            "[bold]quire replay[/bold]: a new file.",
-            show_default=False,
-        ),
-    ] = None,
+    record: options.RecordTo = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what the cache of a running engine does: quire serve --events, vLLM, SGLang, Dynamo.

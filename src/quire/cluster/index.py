@@ -124,17 +124,17 @@ class ClusterIndex:
             else:
                 self.num_ignored += 1
 
-    def resync(self, name: str, events: Iterable[CacheEvent], number: int) -> None:
-        """Take a snapshot in place of all that is known of a replica; `number` is of the last batch in it."""
+    def resync(self, name: str, events: Iterable[CacheEvent], number: int = -1) -> None:
+        """Take a snapshot in place of all that is known of a replica; `number` is of the last batch in it, where they have any."""
         self._clear(self._replica(name))
         self.apply(name, events)
         replica = self._replicas[name]
         replica.is_degraded = False
         replica.expected = number + 1
 
-    def degrade(self, name: str) -> None:
-        """Note that events of a replica were missed."""
-        self._replica(name).is_degraded = True
+    def degrade(self, name: str, *, is_degraded: bool = True) -> None:
+        """Note whether events of a replica were missed, where another looks at their numbers."""
+        self._replica(name).is_degraded = is_degraded
 
     def forget(self, name: str) -> None:
         """Forget a replica and what it holds; one that was never heard of is none."""

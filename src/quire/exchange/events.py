@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Items
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from quire.config import check_count
+from quire.core.blocks import GAP
 from quire.core.kernel import Kernel, Leaving, Watcher
 from quire.core.node import Node
 from quire.core.scope import Scope
@@ -23,7 +26,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
     """Blocks became findable: a run that follows `parent_hash` (None: starts at the root).
 
     `token_bytes` are the tokens of all these blocks, native int32; a media position holds a
-    negative number.
+    negative number. `group` is the layer group, the first of full attention for all of these.
     """
 
     block_hashes: list[bytes]
@@ -31,6 +34,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
     token_bytes: bytes
     block_size: int
     scope: Scope
+    group: int = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -39,10 +43,11 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
-    """Blocks are findable no more; deepest first."""
+    """Blocks are findable no more in a layer group, or (None) in any; deepest first."""
 
     block_hashes: list[bytes]
     reason: RemovalReason
+    group: int | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
@@ -60,8 +65,8 @@ class EventLog(Watcher):
         manager = CacheManager(1000, watchers=[log := EventLog()])
 
     A consumer that sees `num_dropped` grow has missed events and must rebuild its index.
-    Events follow the nodes of the tree: a block that one sparse group drops or heals by itself
-    makes none, so that with such groups a consumer knows where at best to look for a prefix.
+    Of groups with windows and states, the kinds of `quire.groups` tell what they drop and what they have again; a
+    kind from elsewhere does where it has `listeners`.
     """
 
     needs = (Digests,)
@@ -76,17 +81,24 @@ class EventLog(Watcher):
 
     def begin(self, kernel: Kernel) -> None:
         self._tree, self._digests = kernel.tree, kernel.watchers.of(Digests)
+        for group in kernel.tree.sparse:
+            listeners: list[Any] = getattr(group, "listeners", [])
+            listeners.append(partial(self._changed, group.index))
         if self._has_begun:
             self._events.clear()
             self._add(AllBlocksCleared())
         self._has_begun = True
 
     def stored(self, seq: Sequence, node: Node, num_blocks: int) -> None:
-        digests, size = self._digests.of(node), self._tree.block_bytes
-        first = len(digests) - num_blocks
-        parent = digests[first - 1] if first else self._parent(node)
-        tokens = bytes(node.key[first * size :])
-        self._add(BlockStored(digests[first:], parent, tokens, size // TOKEN_BYTES, seq.scope))
+        tree = self._tree
+        first, places = node.end - num_blocks, range(node.end - num_blocks, node.end)
+        if tree.full:
+            self._store(node, places, seq.scope, tree.full[0][0])
+        for window in tree.windows:
+            ids = node.blocks[window.index][first - node.start :]
+            there = [at for at, block in zip(places, ids, strict=True) if block != GAP]
+            for run in _runs(there):
+                self._store(node, run, seq.scope, window.index)
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
         if why == "cleared":
@@ -94,6 +106,28 @@ class EventLog(Watcher):
                 self._add(AllBlocksCleared())
         elif group is None:
             self._add(BlockRemoved(self._digests.of(node)[: -len(blocks) - 1 : -1], why))
+
+    def _changed(self, group: int, node: Node, places: Items[int], is_there: bool) -> None:
+        """A sparse group has blocks of a node again, or no more, while the node stays."""
+        if is_there:
+            root = node.holding(-1)
+            scope = next(scope for scope, each in self._tree.roots.items() if each is root)
+            for run in _runs(places):
+                self._store(node, run, scope, group)
+        else:
+            digests, start = self._digests.of(node), node.start
+            gone = [digests[at - start] for at in reversed(places)]
+            self._add(BlockRemoved(gone, "evicted", group))
+
+    def _store(self, node: Node, places: range, scope: Scope, group: int) -> None:
+        """Tell of a run of blocks of a node in a group."""
+        digests, size = self._digests.of(node), self._tree.block_bytes
+        first, last = places.start - node.start, places.stop - node.start
+        parent = digests[first - 1] if first else self._parent(node)
+        tokens = bytes(node.key[first * size : last * size])
+        self._add(
+            BlockStored(digests[first:last], parent, tokens, size // TOKEN_BYTES, scope, group)
+        )
 
     def take(self) -> list[Event]:
         """Return the events since the last call, and start anew. Any one thread may take them."""
@@ -112,3 +146,14 @@ class EventLog(Watcher):
     def _add(self, event: Event) -> None:
         self.num_dropped += len(self._events) == self._events.maxlen
         self._events.append(event)
+
+
+def _runs(places: Items[int]) -> list[range]:
+    """Return rising numbers as runs of consecutive ones."""
+    runs: list[range] = []
+    for at in places:
+        if runs and runs[-1].stop == at:
+            runs[-1] = range(runs[-1].start, at + 1)
+        else:
+            runs.append(range(at, at + 1))
+    return runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,6 +13,9 @@ from quire.core.node import FOREVER, Node
 from quire.core.sparse import Drop, Site, SparseGroup, Tell
 
 Queue: TypeAlias = OrderedDict[Node, None]
+
+Listener: TypeAlias = Callable[[Node, Sequence[int], bool], None]
+"""Is told of blocks of a node, counted from the root, rising, that its group has now, or has no more, while the node stays."""
 
 
 class Part(msgspec.Struct, gc=False, eq=False):
@@ -45,6 +49,7 @@ class SheddingGroup(SparseGroup):
         self._passing: Queue = OrderedDict()
         self._kept: defaultdict[tuple[bool, int], Queue] = defaultdict(OrderedDict)
         self._next_expiry = FOREVER
+        self.listeners: list[Listener] = []
 
     @abstractmethod
     def sweep(self, node: Node, part: Any, num_blocks: int, tell: Tell | None) -> int:

@@ -77,6 +77,8 @@ class SnapshotGroup(SheddingGroup, StateGroup):
             self.list_passing(node, part)
         self._recount(node, part)
         self.file(node, part)
+        for told in self.listeners:
+            told(node, [node.end - 1], True)
 
     def rename(self, node: Node, renamed: IntArray) -> None:
         part = self._part(node)
@@ -174,6 +176,8 @@ class SnapshotGroup(SheddingGroup, StateGroup):
             if tell is not None:
                 tell(node, range(at - 1, at), self.index)
             self._free(part, at)
+            for told in self.listeners:
+                told(node, [at - 1], False)
 
     def _free(self, part: StatePart, at: int) -> None:
         block = part.snapshots.pop(at)

@@ -250,6 +250,8 @@ class WindowGroup(SheddingGroup, TableGroup):
         self.pool.cache(num_healed)
         self._guards.recount(node, part)
         self.enter(node, part)
+        for tell in self.listeners:
+            tell(node, (node.start + (gaps & (merged != GAP)).nonzero()[0]).tolist(), True)
 
     # -- guards ----------------------------------------------------------------------------
 
@@ -345,6 +347,8 @@ class WindowGroup(SheddingGroup, TableGroup):
             self.pool.drop(memoryview(run))
             ids[low:high] = array("i", [GAP]) * (high - low)
             part.num_held -= len(run)
+            for tell in self.listeners:
+                tell(node, range(first, end), False)
         return len(run)
 
     def _sinks_in(self, node: Node) -> int:

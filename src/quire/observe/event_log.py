@@ -65,6 +65,7 @@ def _map(event: Event) -> dict[str, Any]:
                 "parent_block_hash": event.parent_hash and event.parent_hash.hex(),
                 "block_size": event.block_size,
                 "medium": "GPU",
+                "group_idx": event.group,
             }
         case BlockRemoved():
             return {

@@ -35,7 +35,7 @@ class Follower:
 
     It knows no sockets: `receive` takes what was published, and where there is a `wish`, whoever has the sockets asks
     for a snapshot, or for a replay from `replay_from` on, and gives the answer to `restore` or `refill`; `skip` where
-    neither is to be had. A wish stays until it is met.
+    neither is to be had. A wish stays until it is met. Times of batches have to rise, also from one publisher to the next.
 
     `next_number`  of the batch that is to come; None before it is known
     `ahead`        batches that came early, by their numbers
@@ -74,23 +74,27 @@ class Follower:
         except RecordError:
             self.num_unreadable += 1  # as if it had been lost
             return
+        if self.unsure:
+            self._keep(number, batch)
+            return
         if self.next_number is not None and number < self.next_number:
             if not self._is_of_another_life(number, batch):
                 self.num_doubled += 1
                 return
             self._begin_anew()
+        if batch.time_s < self._newest_s:
+            self.num_doubled += 1  # on its way since before the publisher began anew
+            return
         if self.next_number is None and number == 0:
             self._start(0)
-        if number == self.next_number and not self.unsure:
+        if number == self.next_number:
             self._take(batch)
             self._catch_up()
             return
         if not self.ahead and self.wish is None:
             self.num_gaps += 1
             self.wish = "replay"
-        self.ahead[number] = batch
-        if len(self.ahead) > MAX_AHEAD:
-            self.skip()
+        self._keep(number, batch)
 
     def refill(self, messages: Iterable[Message]) -> None:
         """Take the answer to a replay. Where the wish stays, it had not all that is missing."""
@@ -120,8 +124,13 @@ class Follower:
 
     def doubt(self) -> None:
         """The connection broke: the publisher that is there now may have begun anew."""
-        if self.next_number is not None:
-            self.unsure, self.wish = True, "replay"
+        self.unsure, self.wish = True, "replay"
+
+    def _keep(self, number: int, batch: EventBatch) -> None:
+        """Keep a batch until what is before it is there."""
+        self.ahead[number] = batch
+        if len(self.ahead) > MAX_AHEAD:
+            self.skip()
 
     def _start(self, next_number: int, cached: Items[EventBatch] = ()) -> None:
         """Begin before this number, with what was cached then."""
@@ -168,9 +177,10 @@ class Follower:
         if self.next_number is None or self.unsure:
             return
         for number in sorted(self.ahead):
-            if number > self.next_number:
-                return
-            batch = self.ahead.pop(number)
-            if number == self.next_number:
+            batch = self.ahead[number]
+            if number <= self.next_number or batch.time_s < self._newest_s:
+                del self.ahead[number]
+            if number == self.next_number and batch.time_s >= self._newest_s:
                 self._take(batch)
-        self.wish = None
+        if not self.ahead:
+            self.wish = None

@@ -43,13 +43,16 @@ class BatchStream:
         self._kept: deque[Message] = deque(maxlen=check_count("max_batches", max_batches))
         self._mirror = Mirror()
         self._num_dropped = 0
-        self._is_whole = True
+        self._is_whole, self._is_described = True, False
         self._last_s = 0.0
         self.next_number = 0
 
     def take(self) -> list[Message]:
         """Return what happened since the last call. Where the log dropped events, a number is left out."""
         events = self._telling.told(self._log.take())
+        if events and not self._is_described:
+            self._is_described = True
+            events = self._telling.described() + events
         if self._log.num_dropped != self._num_dropped:
             self._num_dropped = self._log.num_dropped
             self.next_number += 1
@@ -74,6 +77,7 @@ class BatchStream:
         """Return batches that say what is cached, all of the number that comes next; none where events were dropped."""
         if not self._is_whole:
             return []
+        self._last_s = max(self._clock(), self._last_s)
         events = self._mirror.events()
         starts = range(0, max(len(events), 1), MAX_EVENTS)
         parts = [EventBatch(self._last_s, events[at : at + MAX_EVENTS], 0) for at in starts]

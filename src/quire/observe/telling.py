@@ -31,11 +31,17 @@ class Telling:
     """
 
     def __init__(self, manager: CacheManager) -> None:
-        groups = manager.settings.groups
+        groups, self._block_size = manager.settings.groups, manager.block_size
         self._groups = [_described(group, manager.block_size) for group in groups]
         self._full = [
             index for index, group in enumerate(groups) if isinstance(group.kind, FullAttention)
         ]
+
+    def described(self) -> list[CacheEvent]:
+        """Return events that store nothing, and say what each group is, where there are several."""
+        nothing = BlockStored([], None, b"", self._block_size, Scope())
+        several = range(len(self._groups) if len(self._groups) > 1 else 0)
+        return [self._stored(nothing, index) for index in several]
 
     def told(self, events: Iterable[Event]) -> list[CacheEvent]:
         """Return events as they are published, in their order."""
@@ -44,10 +50,12 @@ class Telling:
     def _told(self, event: Event) -> list[CacheEvent]:
         match event:
             case BlockStored():
-                return [self._stored(event, index) for index in self._full]
+                alike = self._full if event.group in self._full else [event.group]
+                return [self._stored(event, index) for index in alike]
             case BlockRemoved():
                 hashes: list[BlockHash] = list(map(wire_hash, event.block_hashes))
-                return [RemovedEvent(hashes, DEVICE, index) for index in range(len(self._groups))]
+                every = range(len(self._groups)) if event.group is None else [event.group]
+                return [RemovedEvent(hashes, DEVICE, index) for index in every]
             case AllBlocksCleared():
                 return [ClearedEvent()]
 

@@ -1,8 +1,8 @@
 """All routes as one application, and how errors are answered."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,48 +27,42 @@ from quire.serve.protocol import (
 )
 from quire.serve.service import ServedModel
 
+Answer: TypeAlias = Callable[[Any, Request], Awaitable[Any]]
+Admit: TypeAlias = Callable[[Mapping[str, str]], str | None]
+
 
 def make_app(service: ServedModel) -> Starlette:
-    """Return the application: what clients with a key may ask, and what the operator may."""
-    client, operator = ClientRoutes(service), Operator(service)
+    """Return the application: what clients with a key may ask, and what the operator may.
 
-    def of_client(
-        path: str, kind: Any, answer: Callable[[Any, Request, str | None], Awaitable[Any]]
-    ) -> Route:
+    Each answer gets the request's document, of the struct that stands beside it, and the request, whose state has the tenant.
+    """
+    keys, client, operator = service.keys, ClientRoutes(service), Operator(service)
+
+    def route(path: str, kind: Any, answer: Answer, admit: Admit, method: str = "") -> Route:
         async def handle(request: Request) -> Response:
-            tenant = service.keys.tenant(request.headers)
-            asked = read(kind, await service.body(request)) if kind else None
-            return _response(await answer(asked, request, tenant))
-
-        return Route(path, handle, methods=["POST" if kind else "GET"])
-
-    def of_operator(
-        path: str, kind: Any, answer: Callable[[Any, Request], Awaitable[Any]], method: str = ""
-    ) -> Route:
-        async def handle(request: Request) -> Response:
-            service.keys.check_operator(request.headers)
+            request.state.tenant = admit(request.headers)
             asked = read(kind, await service.body(request)) if kind else None
             return _response(await answer(asked, request))
 
         return Route(path, handle, methods=[method or ("POST" if kind else "GET")])
 
     routes = [
-        of_client("/v1/completions", CompletionRequest, client.generate),
-        of_client("/v1/chat/completions", ChatRequest, client.generate),
-        of_client("/v1/models", None, client.models),
-        of_client("/v1/models/{name:path}", None, client.model),
-        of_client("/tokenize", PromptRequest, client.tokenize),
-        of_client("/detokenize", Detokenize, client.detokenize),
-        Route("/health", client.health),
-        of_operator("/", None, operator.page),
-        of_operator("/metrics", None, operator.metrics),
-        of_operator("/v1/cache", None, operator.state),
-        of_operator("/v1/cache/what-if", None, operator.what_if),
-        of_operator("/v1/cache/explain", PromptRequest, operator.explain),
-        of_operator("/v1/cache/pin", PinRequest, operator.pin),
-        of_operator("/v1/cache/pins", None, operator.pins),
-        of_operator("/v1/cache/pins/{number:int}", None, operator.unpin, "DELETE"),
-        of_operator("/v1/cache/evict", EvictRequest, operator.evict),
+        route("/v1/completions", CompletionRequest, client.generate, keys.tenant),
+        route("/v1/chat/completions", ChatRequest, client.generate, keys.tenant),
+        route("/v1/models", None, client.models, keys.tenant),
+        route("/v1/models/{name:path}", None, client.model, keys.tenant),
+        route("/tokenize", PromptRequest, client.tokenize, keys.tenant),
+        route("/detokenize", Detokenize, client.detokenize, keys.tenant),
+        route("/health", None, client.health, anybody),
+        route("/", None, operator.page, keys.check_operator),
+        route("/metrics", None, operator.metrics, keys.check_operator),
+        route("/v1/cache", None, operator.state, keys.check_operator),
+        route("/v1/cache/what-if", None, operator.what_if, keys.check_operator),
+        route("/v1/cache/explain", PromptRequest, operator.explain, keys.check_operator),
+        route("/v1/cache/pin", PinRequest, operator.pin, keys.check_operator),
+        route("/v1/cache/pins", None, operator.pins, keys.check_operator),
+        route("/v1/cache/pins/{number:int}", None, operator.unpin, keys.check_operator, "DELETE"),
+        route("/v1/cache/evict", EvictRequest, operator.evict, keys.check_operator),
     ]
 
     @asynccontextmanager
@@ -82,22 +76,20 @@ def make_app(service: ServedModel) -> Starlette:
 
 
 class ClientRoutes:
-    """What clients ask: each method takes a request's document, the request and its tenant."""
+    """What clients ask."""
 
     def __init__(self, service: ServedModel) -> None:
         self._service = service
 
-    async def generate(
-        self, asked: ChatRequest | CompletionRequest, request: Request, tenant: str | None
-    ) -> Any:
+    async def generate(self, asked: ChatRequest | CompletionRequest, request: Request) -> Any:
         """`/v1/completions` and `/v1/chat/completions`."""
-        return await answered(self._service, request, tenant, asked)
+        return await answered(self._service, request, asked)
 
-    async def models(self, asked: None, request: Request, tenant: str | None) -> Any:
+    async def models(self, asked: None, request: Request) -> Any:
         """`/v1/models`."""
         return {"object": "list", "data": [self._model()]}
 
-    async def model(self, asked: None, request: Request, tenant: str | None) -> Any:
+    async def model(self, asked: None, request: Request) -> Any:
         """`/v1/models/NAME`."""
         self._service.check_model(request.path_params["name"])
         return self._model()
@@ -106,19 +98,23 @@ class ClientRoutes:
         own = {"id": self._service.model, "object": "model", "created": self._service.created}
         return own | {"owned_by": "quire", "max_model_len": self._service.max_model_len}
 
-    async def tokenize(self, asked: PromptRequest, request: Request, tenant: str | None) -> Any:
+    async def tokenize(self, asked: PromptRequest, request: Request) -> Any:
         """`/tokenize`."""
         self._service.check_model(asked.model)
         ids = await self._service.ids(asked)
         return {"count": len(ids), "max_model_len": self._service.max_model_len, "tokens": ids}
 
-    async def detokenize(self, asked: Detokenize, request: Request, tenant: str | None) -> Any:
+    async def detokenize(self, asked: Detokenize, request: Request) -> Any:
         """`/detokenize`."""
         return {"prompt": await self._service.text(asked.tokens)}
 
-    async def health(self, request: Request) -> Response:
-        """`/health`: whether the engine takes requests."""
+    async def health(self, asked: None, request: Request) -> Response:
+        """`/health`: whether requests are taken; of anybody, from anywhere."""
         return Response(status_code=200 if self._service.is_taking else 503)
+
+
+def anybody(headers: Mapping[str, str]) -> None:
+    """Admit whoever asks."""
 
 
 def _response(answer: Any) -> Response:

@@ -1,33 +1,29 @@
 """Completions and chats: from a request to an answer, whole or as a stream, that ends with its client."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engines.loop import RequestOutput, SamplingParams
 from quire.errors import RequestFailed
 from quire.serve import chat
 from quire.serve.auth import scope_of
+from quire.serve.clients import EventStream, until_gone
 from quire.serve.protocol import ApiError, ChatRequest, CompletionRequest, refused
 from quire.serve.replies import Reply, ReplyChoice, sse
 from quire.serve.service import Ids, ServedModel, ending
 
-Got = TypeVar("Got")
 PARAMS = {*SamplingParams.__struct_fields__} - {"max_tokens", "logprobs"}
 
 
 async def answered(
-    service: ServedModel,
-    request: Request,
-    tenant: str | None,
-    asked: ChatRequest | CompletionRequest,
+    service: ServedModel, request: Request, asked: ChatRequest | CompletionRequest
 ) -> Response | dict[str, Any]:
-    """Return the answer to a request. Raises `ApiError` and what the engine refuses."""
+    """Return the answer to a request of `request.state.tenant`. Raises `ApiError` and what the engine refuses."""
+    tenant: str | None = request.state.tenant
     asked.check()
     service.check_model(asked.model)
     given = asked.prompts() if isinstance(asked, CompletionRequest) else [asked]
@@ -86,44 +82,6 @@ def sampling_of(
             code="context_length_exceeded",
         )
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given), tools
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events; a client that takes nothing for so many seconds is given up."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes], slow_s: float) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events, self._slow_s = events, slow_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(self._slow_s):
-                await send(message)
-
-        with suppress(TimeoutError):
-            async with aclosing(self._events):  # whatever ends it, its requests end too
-                await super().__call__(scope, receive, bounded)
-
-
-async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
-    """Await something for a client; cancel it, and raise `ClientDisconnect`, once that is gone."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, watching = asyncio.ensure_future(work), asyncio.create_task(gone())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def _told(

@@ -6,12 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from quire._version import __version__
 from quire.serve.chat import ToolCall, ToolFormat, held_from, parse_tools
 
 FINGERPRINT = f"quire-{__version__}"
 DONE = b"data: [DONE]\n\n"
+
+_BYTES: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""The letters of byte-level BPE, each with its byte."""
 
 
 def sse(document: Any) -> bytes:
@@ -225,14 +229,3 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
 def _number(value: Any) -> float:
     return float(getattr(value, "logprob", value))
-
-
-def _byte_letters() -> dict[str, int]:
-    """Return the letters of byte-level BPE (GPT-2's table), each with its byte."""
-    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in kept]
-    letters = {chr(byte): byte for byte in kept}
-    return letters | {chr(256 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTES = _byte_letters()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing import active_children, get_context
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol, TypeAlias, TypeVar
+from traceback import format_exception
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from quire.config import check_count
-from quire.errors import ConfigError
+from quire.errors import ConfigError, QuireError
 from quire.extras import lacking
 from quire.sim.names import unknown
 
@@ -49,7 +50,10 @@ class Serial:
 
 
 class Processes:
-    """In `num_workers` new Python processes of this machine (spawned: nothing is inherited)."""
+    """In `num_workers` new Python processes of this machine (spawned: nothing is inherited).
+
+    No thread of this process takes part, and workers share no lock: whoever ends one can wait for it.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = check_count("the number of workers", num_workers, limit=4096)
@@ -58,32 +62,19 @@ class Processes:
         if len(tasks) < 2 or self._num_workers == 1:
             yield from Serial().run(function, tasks)
             return
-        workers = min(self._num_workers, len(tasks))
-        spawned, others = get_context("spawn"), active_children()
-        with ProcessPoolExecutor(workers, spawned, initializer=_end_at_interrupt) as pool:
-            begun: list[BaseProcess] = []
-            is_done = False
-            try:
-                with _interrupts_wait():
-                    futures = {pool.submit(function, task): n for n, task in enumerate(tasks)}
-                    begun = [each for each in active_children() if each not in others]
-                waiting = set(futures)
-                while waiting:
-                    done, waiting = wait(waiting, WAKE_S, FIRST_COMPLETED)
-                    for future in done:
-                        yield futures[future], future.result()
-                is_done = True
-            except BrokenProcessPool as error:
-                if any(each.exitcode == -signal.SIGINT for each in begun):
-                    raise KeyboardInterrupt from error  # it came to a worker first
-                raise
-            finally:
-                if (
-                    not is_done
-                ):  # nobody waits for the rest, and not every worker knows of an interrupt
-                    for each in begun:
-                        each.terminate()
-                pool.shutdown(wait=True, cancel_futures=True)
+        workers: dict[Connection, BaseProcess] = {}
+        try:
+            with _interrupts_wait():
+                for _ in range(min(self._num_workers, len(tasks))):
+                    workers |= [_begun_worker()]
+            for connection in workers:
+                _send(connection, function)
+            yield from _shared_out(list(enumerate(tasks)), workers)
+        finally:
+            for connection, worker in workers.items():
+                worker.terminate()  # nobody waits for the rest, and not every one knows of an interrupt
+                worker.join()
+                connection.close()
 
 
 class RayWorkers:
@@ -138,6 +129,77 @@ def executor_named(name: str, num_workers: int) -> Executor:
 EXECUTORS: dict[str, Callable[[int], Executor]] = {"process": Processes, "ray": RayWorkers}
 
 
+def _begun_worker() -> tuple[Connection, BaseProcess]:
+    ours, theirs = get_context("spawn").Pipe()
+    worker = get_context("spawn").Process(target=_work, args=(theirs,), daemon=True)
+    worker.start()
+    theirs.close()  # so that ours ends with the worker
+    return ours, worker
+
+
+def _shared_out(
+    tasks: Sequence[tuple[int, Any]], workers: Mapping[Connection, BaseProcess]
+) -> Done[Any]:
+    """Give every worker a task, and the next one when it is done."""
+    left = iter(tasks)
+    at_work: dict[Connection, int] = {}
+
+    def give(connection: Connection) -> None:
+        for number, task in islice(left, 1):
+            at_work[connection] = number
+            _send(connection, task)
+
+    for connection in workers:
+        give(connection)
+    while at_work:
+        for connection in cast("list[Connection]", wait([*at_work], WAKE_S)):
+            number = at_work.pop(connection)
+            try:
+                result, error = connection.recv()
+            except (EOFError, OSError) as ended:
+                raise _why_ended(workers[connection]) from ended
+            if error is not None:
+                raise error
+            give(connection)
+            yield number, result
+
+
+def _send(connection: Connection, sent: object) -> None:
+    """Send to a worker; of one that has ended, the next look at it tells."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.send(sent)
+
+
+def _why_ended(worker: BaseProcess) -> BaseException:
+    worker.join()
+    if worker.exitcode == -signal.SIGINT:
+        return KeyboardInterrupt()  # it came to a worker first
+    return QuireError(
+        f"a worker process ended with exit code {worker.exitcode} before its replay was done, "
+        "as one does that the system ends for want of memory; use fewer --jobs, or one"
+    )
+
+
+def _work(connection: Connection) -> None:
+    """Answer every task with its result and None, or None and the error, until nobody asks."""
+    # Ctrl-C ends this worker without a word: the process that began it says what happened.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    with suppress(EOFError):
+        function = connection.recv()
+        while True:
+            connection.send(_result(function, connection.recv()))
+
+
+def _result(function: Callable[[Any], Any], task: object) -> tuple[Any, Exception | None]:
+    try:
+        return function(task), None
+    except Exception as error:  # noqa: BLE001 - it is raised where the results are read
+        error.add_note("".join(format_exception(error)))  # the traceback is not pickled
+        return None, error
+
+
 @contextmanager
 def _interrupts_wait() -> Generator[None]:
     """Hold Ctrl-C back while processes begin: half begun, they would end with a traceback of their own.
@@ -148,6 +210,7 @@ def _interrupts_wait() -> Generator[None]:
     if not is_main or not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # which begins with the first process, and ends a mask
     came: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -158,13 +221,6 @@ def _interrupts_wait() -> Generator[None]:
         signal.signal(signal.SIGINT, handler)
     if came:
         signal.raise_signal(signal.SIGINT)
-
-
-def _end_at_interrupt() -> None:
-    """Let Ctrl-C end this worker without a word: the process that began it says what happened."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _call(function: Callable[[Task], Result], task: Task) -> Result:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -35,7 +36,9 @@ from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.engines.vllm.parts import GroupShape, make_parts
 from quire.engines.vllm.scheduling import SchedulerSide, StepCopies
-from quire.errors import ConfigError
+from quire.errors import ConfigError, QuireError
+
+_log = logging.getLogger(__name__)
 
 STAGING = "512MiB"
 """The arena: what is loaded or stored at a time; no hit is longer."""
@@ -258,11 +261,16 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
             )
             if adapter is None:
                 return False
-        scope = Scope(salt=request.cache_salt, lora=adapter)
         assert self._side is not None
-        self._side.follow(
-            request.request_id, request.all_token_ids[:], scope, media_of(request.mm_features)
-        )
+        try:
+            scope = Scope(salt=request.cache_salt, lora=adapter)
+            media = media_of(request.mm_features)
+            self._side.follow(request.request_id, request.all_token_ids[:], scope, media)
+        except (
+            QuireError
+        ):  # what has no name is served without quire: an error here would end the engine
+            _log.warning("a request cannot be named, so it is not cached", exc_info=True)
+            return False
         self._requests[request.request_id] = request
         return True
 

@@ -41,6 +41,11 @@ class WorkerSide:
             _shape(names, layers, window, layout)
             for (names, window, layout), layers in zip(groups, self._layers, strict=True)
         ]
+        # What numbers of 8 bits stand for does not matter here, and not all operations know all of them.
+        self._layers = [
+            [layer.view(torch.uint8) if layer.itemsize == 1 else layer for layer in each]
+            for each in self._layers
+        ]
         self._began_s = 0.0
 
     def begin(self) -> None:

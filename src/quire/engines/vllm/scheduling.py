@@ -209,7 +209,7 @@ class SchedulerSide:
         self._num_steps += 1
         longest = max(scheduled.values(), key=lambda each: each[1], default=None)
         computed = None
-        if longest is not None:
+        if longest is not None and longest[1] > 1:  # what prompts cost, not single tokens
             share = longest[1] / sum(count for _, count in scheduled.values())
             computed = longest[0], longest[0] + longest[1], share
         self._steps[self._num_steps] = _Step([each.slot for each in loads], saved, computed)

@@ -71,9 +71,9 @@ class Subscriber:
 
     def poll(self, timeout_s: float) -> int:
         """Take what has come, waiting for the first message for so many seconds at most; return how many came."""
-        self._mend()
         num_taken = 0
         while self._socket.poll(0 if num_taken else round(timeout_s * 1000)):
+            self._see_breaks()  # before what the next publisher sent
             message = _message(self._socket.recv_multipart())
             if message is not None:
                 self.following.receive(message)
@@ -82,6 +82,7 @@ class Subscriber:
             self._check_at = time.monotonic() + self._check_s
         elif time.monotonic() > self._check_at:
             self.catch_up()
+        self._see_breaks()
         self._mend()
         return num_taken
 
@@ -105,12 +106,15 @@ class Subscriber:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _mend(self) -> None:
-        """Ask for what is missing, if anything is, in both ways."""
-        while self._monitor.poll(0):  # the connection broke
+    def _see_breaks(self) -> None:
+        """Doubt that the publisher is the same where the connection broke."""
+        while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
             if self._replay is not None:
                 self.following.doubt()
+
+    def _mend(self) -> None:
+        """Ask for what is missing, if anything is, in both ways."""
         wish = self.following.wish
         if time.monotonic() < self._retry_at:
             return

@@ -1,0 +1,182 @@
+"""What a proxy knows of prompts and of who has them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import httpx
+import msgspec
+import numpy as np
+
+from quire.cluster.index import ClusterIndex, Held
+from quire.core.tokens import IntArray
+from quire.exchange.wire import EventBatch
+
+if TYPE_CHECKING:
+    from quire.observe.zmq import Subscriber
+
+PIECE = 64
+"""Bytes of text, or tokens, that are looked at as one block where upstreams tell nothing."""
+
+POLL_S = 0.2
+"""Seconds between two looks whether to go on following."""
+
+Tokens: TypeAlias = Callable[[], Awaitable[list[int]]]
+
+
+class Question(msgspec.Struct):
+    """What a proxy reads of a request; all else is the upstream's."""
+
+    model: Any = None
+    prompt: str | list[Any] | None = None
+    messages: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    cache_salt: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+
+    @property
+    def session(self) -> str | None:
+        """Whose conversation it is, if anything says so."""
+        return self.session_id or self.prompt_cache_key or self.user
+
+    @property
+    def first_prompt(self) -> Any:
+        """The prompt of a completion, the first of several: text or tokens, if it is as it should be."""
+        given = self.prompt
+        if isinstance(given, list) and given and not isinstance(given[0], int):
+            return given[0]
+        return given
+
+
+class Prefixes(Protocol):
+    """Knows who holds how much of a prompt."""
+
+    index: ClusterIndex
+
+    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
+        """Return what upstreams hold of a request's prompt, by their names; nothing where it cannot be read.
+
+        `client` is who asks: with no other client anything is shared. `tokens` has an upstream read the prompt.
+        """
+        ...
+
+    def sent(self, asked: Question, client: str, name: str) -> None:
+        """Note that an upstream answers a request."""
+        ...
+
+    def close(self) -> None:
+        """Learn nothing more."""
+        ...
+
+
+class SentPrefixes:
+    """Supposes that an upstream holds what it was sent, by its text or tokens; of those sent last so many blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.index = ClusterIndex(num_blocks, PIECE)
+
+    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
+        overlap = self.index.lookup(*_pieces(asked, client))
+        self.index.touch(overlap)
+        return overlap.held
+
+    def sent(self, asked: Question, client: str, name: str) -> None:
+        self.index.routed(name, *_pieces(asked, client))
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+
+class ToldPrefixes:
+    """Follows the events of upstreams; what is cached is known by its tokens, which an upstream makes of a prompt.
+
+        ToldPrefixes(1 << 20, {"http://a:8000": "tcp://a:5557"})
+
+    An endpoint is where events are published and, behind a comma, where they can be asked for again (else at the next port). A
+    thread for each upstream takes them. Raises `ConfigError` for an endpoint that is none.
+    """
+
+    def __init__(self, num_blocks: int, endpoints: Mapping[str, str]) -> None:
+        # only who has events needs ZeroMQ
+        from quire.observe.zmq import Subscriber  # noqa: PLC0415
+        from quire.observe.zmq.publisher import beside  # noqa: PLC0415
+
+        self.index = ClusterIndex(num_blocks)
+        self._lock, self._ending = Lock(), Event()
+        self._threads: list[Thread] = []
+        for name, endpoint in endpoints.items():
+            events, _, replay = endpoint.partition(",")
+            teller = _Teller(self.index, self._lock, name)
+            subscriber = Subscriber(events, teller, replay=replay or beside(events))
+            self._threads.append(
+                Thread(target=self._follow, args=(name, subscriber), name="quire-told", daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
+        prompt = asked.first_prompt
+        try:
+            ids = np.array(prompt if isinstance(prompt, list) else await tokens(), np.int32)
+        except (httpx.HTTPError, msgspec.MsgspecError, ValueError, TypeError, OverflowError):
+            return {}
+        salt = [[asked.cache_salt]] if asked.cache_salt else []
+        with self._lock:
+            overlap = self.index.lookup(ids, salt)
+            self.index.touch(overlap)
+        return overlap.held
+
+    def sent(self, asked: Question, client: str, name: str) -> None:
+        """Nothing: the upstream tells."""
+
+    def close(self) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _follow(self, name: str, subscriber: Subscriber) -> None:
+        with subscriber:
+            while not self._ending.is_set():
+                subscriber.poll(POLL_S)
+                with self._lock:
+                    self.index.degrade(name, is_degraded=subscriber.is_degraded)
+
+
+class _Teller:
+    """Hands one upstream's events to the index."""
+
+    def __init__(self, index: ClusterIndex, lock: Lock, name: str) -> None:
+        self._index, self._lock, self._name = index, lock, name
+
+    def receive(self, batch: EventBatch) -> None:
+        with self._lock:
+            self._index.apply(self._name, batch.events)
+
+    def begin(self, batches: Sequence[EventBatch]) -> None:
+        with self._lock:
+            self._index.resync(self._name, [event for batch in batches for event in batch.events])
+
+
+def _pieces(asked: Question, client: str) -> tuple[IntArray, list[Any]]:
+    """Return a prompt as numbers, and what tells it from the same numbers of others."""
+    prompt = asked.first_prompt
+    kind, numbers = "text", np.empty(0, np.int64)
+    if isinstance(prompt, str):
+        numbers = np.frombuffer(prompt.encode("utf-8", "surrogatepass"), np.uint8)
+    elif said := bytes(asked.messages):
+        kind, numbers = "chat", np.frombuffer(bytes(asked.tools) + said, np.uint8)
+    elif isinstance(prompt, list):
+        try:
+            kind, numbers = "tokens", np.array(prompt, np.int64)
+        except (TypeError, ValueError, OverflowError):  # which the upstream will refuse
+            return _NOTHING, []
+    if numbers.ndim != 1:
+        return _NOTHING, []
+    return numbers.astype(np.int32), [[kind, str(asked.model), client, asked.cache_salt]]
+
+
+_NOTHING = np.empty(0, np.int32)

@@ -1,0 +1,142 @@
+"""Records of pages, and the tiers that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from quire.engines.tiered.opening import open_free
+from quire.engines.tiered.weights import fingerprint
+from quire.tiers.base import Outcome
+from quire.tiers.format import (
+    DType,
+    Header,
+    Namespace,
+    describes,
+    new_buffer,
+    payload_of,
+    record_bytes,
+    record_key,
+    seal,
+)
+from quire.tiers.opening import Spec
+
+AT_ONCE_BYTES = 64 << 20
+"""Pages are copied in pieces of so many bytes, so that a batch takes no more memory."""
+
+GOOD = (Outcome.STORED, Outcome.PRESENT, Outcome.SKIPPED)
+"""What is no failure of a store: it was also not wanted, or left out while its tier is left alone."""
+
+
+class PageRecords:
+    """The records of one host pool, or of plain tensors.
+
+    `facts`  all beside the pool's own shape that decides what its bytes mean, the rank included where ranks differ
+    """
+
+    def __init__(
+        self, name: str, num_bytes: int, page_size: int, dtype: str, facts: Mapping[str, object]
+    ) -> None:
+        self.payload_bytes = num_bytes
+        self.record_bytes = record_bytes(num_bytes)
+        self._name = name.encode() + b"\0"
+        # SGLang names a page by a hash of its tokens, so what is behind it is not verified: a namespace of its own.
+        space = Namespace(
+            model=fingerprint(facts),
+            dtype=dtype,
+            block_size=page_size,
+            layout=f"sglang pages named by hash, pool {name}",
+            layers=(),
+            heads=(0, 0),
+        )
+        self._digest = space.digest
+        kind = DType.__members__.get(dtype.upper(), DType.MIXED)
+        self._header = Header(bytes(32), self._digest, num_bytes, page_size, 0, kind)
+
+    def key(self, page: str) -> bytes:
+        """Return the key of the page that SGLang calls so."""
+        return record_key(self._digest, self._name + page.encode())
+
+    def empty(self) -> tuple[memoryview, memoryview]:
+        """Return a record to fill, and its payload."""
+        record = new_buffer(self.record_bytes)
+        return record, payload_of(record, self.payload_bytes)
+
+    def seal(self, record: memoryview, key: bytes) -> None:
+        """Make a record of what lies in its payload."""
+        seal(record, replace(self._header, key=key))
+
+    def payload(self, record: memoryview | None) -> memoryview | None:
+        """Return the payload of a verified record; None where it is not one of these."""
+        if record is None or not describes(record, self._header):
+            return None
+        return payload_of(record, self.payload_bytes)
+
+
+class PageStack:
+    """The tiers, as what has pages. Without one that is free it finds and stores nothing."""
+
+    def __init__(self, tiers: Sequence[Spec], settings: Mapping[str, object] | None) -> None:
+        self._stack = open_free(tiers, settings)
+
+    def close(self) -> None:
+        """Write what is to be written, as long as the settings allow, and close the tiers; twice does nothing."""
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = None
+
+    def found(self, records: PageRecords, keys: Sequence[str], *, contiguous: bool) -> list[bool]:
+        """Return which pages seem to be there; with `contiguous` none behind the first that is not."""
+        if self._stack is None or not keys:
+            return [False] * len(keys)
+        names = [records.key(each) for each in keys]
+        return [level >= 0 for level in self._stack.find(names, contiguous=contiguous)]
+
+    def load(
+        self,
+        records: PageRecords,
+        keys: Sequence[str],
+        fill: Callable[[Sequence[memoryview | None]], None],
+    ) -> list[bool]:
+        """Hand verified payloads to `fill`, None for what did not come; return which came."""
+        if self._stack is None:
+            return [False] * len(keys)
+        names = [records.key(each) for each in keys]
+        _, buffers = self._stack.load(names, [records.record_bytes] * len(names))
+        payloads = [records.payload(each) for each in buffers]
+        fill(payloads)
+        came = [each is not None for each in payloads]
+        del payloads
+        self._stack.give_back(buffers)
+        return came
+
+    def store(
+        self,
+        records: PageRecords,
+        keys: Sequence[str],
+        fill: Callable[[Sequence[int], list[memoryview]], None],
+    ) -> list[bool]:
+        """Have `fill` write the payloads of those pages that are wanted, by place; return which did not fail. Never waits."""
+        done = [True] * len(keys)
+        if self._stack is None:
+            return done
+        names = [records.key(each) for each in keys]
+        wanted = self._stack.wanted(names)
+        chosen = [at for at in range(len(keys)) if wanted[at]]
+        made = [records.empty() for _ in chosen]
+        if chosen:
+            fill(chosen, [payload for _, payload in made])
+        for at, (record, _) in zip(chosen, made, strict=True):
+            records.seal(record, names[at])
+        taken = [names[at] for at in chosen]
+        outcomes = self._stack.store(taken, [record for record, _ in made], wanted[chosen])
+        for at, outcome in zip(chosen, outcomes, strict=True):
+            done[at] = outcome in GOOD
+        return done
+
+
+def pieces(num_keys: int, num_bytes: int) -> list[range]:
+    """Divide keys so that their records take `AT_ONCE_BYTES` at a time."""
+    step = max(1, AT_ONCE_BYTES // num_bytes)
+    return [range(at, min(at + step, num_keys)) for at in range(0, num_keys, step)]

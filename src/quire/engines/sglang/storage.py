@@ -1,0 +1,362 @@
+"""`QuireStorage`: by which SGLang's HiCache calls quire."""
+
+# SGLang is not there where types are checked: it has an environment of its own.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolTransferResult,
+)
+
+from quire.engines.sglang.pages import HostPages
+from quire.engines.sglang.records import PageRecords, PageStack, pieces
+from quire.engines.tiered.weights import FileDigests, default_kept_at, weight_files
+from quire.errors import ConfigError
+
+OURS = ("tiers", "settings", "weights")
+THEIRS = (
+    "backend_name",
+    "module_path",
+    "class_name",
+    "interface_v1",
+    "tp_lcm_size",
+    "prefetch_threshold",
+    "prefetch_timeout_base",
+    "prefetch_timeout_per_ki_token",
+    "hicache_storage_pass_prefix_keys",
+)
+"""Options of `--hicache-storage-backend-extra-config`: quire's, and those that SGLang reads there itself."""
+
+ARGUMENTS = (
+    "model_path",
+    "revision",
+    "dtype",
+    "kv_cache_dtype",
+    "quantization",
+    "quantization_param_path",
+    "load_format",
+    "json_model_override_args",
+    "context_length",
+    "speculative_draft_model_path",
+)
+"""SGLang's arguments that decide what KV means, beside weights and the pools' shapes."""
+
+SHAPE = (
+    "layout",
+    "dtype",
+    "page_size",
+    "layer_num",
+    "head_num",
+    "head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "start_layer",
+    "end_layer",
+    "dcp_size",
+)
+"""What a host pool says of itself."""
+
+KV, MAMBA = "kv", "mamba"
+
+
+class QuireStorage(HiCacheStorage):
+    """A storage backend of SGLang's HiCache whose pages lie in quire's tiers.
+
+    `--hicache-storage-backend dynamic`, with `backend_name`, `module_path` "quire.engines.sglang", `class_name`
+    "QuireStorage", `interface_v1` 1, and:
+
+    `tiers`     lines or tables as `quire.tiers.open_tier` reads them, fastest first; "{rank}" stands for the rank
+    `settings`  those of `quire.tiers.StackSettings`
+    `weights`   a name of what computes, instead of the digest of its files
+
+    Records are verified by checksum, length, key and shape. SGLang gives the hashes of pages, not their tokens, so that
+    these cannot be compared: two prompts with one SHA-256 would be one. `clear` makes this process find nothing that was
+    stored before it; call it when weights were changed in memory.
+
+    Raises `ConfigError` for what quire cannot keep, when SGLang starts.
+    """
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
+        self._config = storage_config
+        extra = self._extra = dict(storage_config.extra_config or {})
+        if unknown := sorted(set(extra) - {*OURS, *THEIRS}):
+            raise ConfigError(
+                f"quire knows no options {unknown} in hicache-storage-backend-extra-config; it has {', '.join(OURS)}"
+            )
+        lines = extra.get("tiers")
+        if not isinstance(lines, list) or not lines:
+            raise ConfigError(
+                f'give "tiers" in hicache-storage-backend-extra-config, fastest first, got {lines!r}; '
+                'for instance ["disk:/var/kv/{rank}?capacity=200GiB"]'
+            )
+        self._digests = FileDigests(default_kept_at())
+        self._salt = ""
+        self._pools: dict[str, tuple[HostPages, PageRecords]] = {}
+        self._host_pools: dict[str, Any] = {}
+        self._plain: dict[int, PageRecords] = {}
+        self._name()
+        self._stack = PageStack(
+            [_ranked(line, storage_config) for line in lines], extra.get("settings")
+        )
+
+    # Pools
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        self._register(KV, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(str(host_pool_name), host_pool)
+
+    def _register(self, name: str, pool: Any) -> None:
+        pages = HostPages(pool, name)
+        self._host_pools[name] = pool
+        self._pools[name] = pages, self._records(name, pages.num_bytes, pages.form)
+        if name == KV:
+            self._plain.clear()
+
+    # Pages of host pools
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        return _head(self._stack.found(self._of(KV), keys, contiguous=True))
+
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
+    ) -> list[bool]:
+        return self._get(KV, keys, host_indices)
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
+    ) -> list[bool]:
+        return self._set(KV, keys, host_indices)
+
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
+    ) -> PoolTransferResult:
+        num_pages = self.batch_exists(keys)
+        hits = {KV: num_pages} if num_pages else {}
+        lengths = list(range(1, num_pages + 1))
+        for transfer in pool_transfers or []:
+            if not lengths:
+                break
+            found = self._stack.found(
+                self._of(str(transfer.name)), keys[:num_pages], contiguous=False
+            )
+            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+                usable = set(range(1, _head(found) + 1))
+            elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                tail = max(1, len(transfer.keys or ()))
+                usable = {at for at in lengths if all(found[max(0, at - tail) : at])}
+            else:
+                raise ConfigError(f"quire knows no hit policy {transfer.hit_policy!r} of SGLang's")
+            if usable:
+                hits[transfer.name] = max(usable)
+            lengths = [at for at in lengths if at in usable]
+        return PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
+
+    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
+        return {each.name: self._get(str(each.name), *_asked(each)) for each in transfers}
+
+    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
+        return {each.name: self._set(str(each.name), *_asked(each)) for each in transfers}
+
+    def _get(self, name: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
+        self._rename()
+        pages, records = self._pools[name]
+        if indices is None or len(indices) != len(keys) * pages.page_size:
+            return [False] * len(keys)
+        done: list[bool] = []
+        for part in pieces(len(keys), records.record_bytes):
+            slots = indices[part.start * pages.page_size : part.stop * pages.page_size]
+
+            def fill(payloads: Sequence[memoryview | None], slots: torch.Tensor = slots) -> None:
+                pages.write(slots, payloads)
+
+            done += self._stack.load(records, keys[part.start : part.stop], fill)
+        return done
+
+    def _set(self, name: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
+        self._rename()
+        pages, records = self._pools[name]
+        if indices is None or len(indices) != len(keys) * pages.page_size:
+            return [False] * len(keys)
+        slots = indices.reshape(len(keys), pages.page_size)
+        done: list[bool] = []
+        for part in pieces(len(keys), records.record_bytes):
+
+            def fill(
+                chosen: Sequence[int], payloads: list[memoryview], first: int = part.start
+            ) -> None:
+                pages.read(slots[[first + at for at in chosen]].flatten(), payloads)
+
+            done += self._stack.store(records, keys[part.start : part.stop], fill)
+        return done
+
+    # Plain tensors
+
+    def exists(self, key: str) -> bool:
+        self._rename()
+        return self._stack.found(self._of_size(0), [key], contiguous=True) == [True]
+
+    def get(
+        self, key: str, target_location: Any = None, target_sizes: Any = None
+    ) -> torch.Tensor | None:
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor | None]:
+        self._rename()
+        got: list[torch.Tensor | None] = []
+        for key, target in zip(keys, target_locations or [None] * len(keys), strict=True):
+            if target is None:
+                raise ConfigError("quire reads a page into a tensor: give target_location")
+            into = target if target.is_contiguous() else torch.empty_like(target).contiguous()
+            memory = into.flatten().view(torch.uint8).numpy().data
+
+            def fill(payloads: Sequence[memoryview | None], memory: memoryview = memory) -> None:
+                if payloads[0] is not None:
+                    memory[:] = payloads[0]
+
+            (came,) = self._stack.load(self._of_size(len(memory)), [key], fill)
+            if came and into is not target:
+                target.copy_(into)
+            got.append(target if came else None)
+        return got
+
+    def set(
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
+    ) -> bool:
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        self._rename()
+        for key, value in zip(keys, values, strict=True):
+            memory = value.contiguous().flatten().view(torch.uint8).numpy().data
+
+            def fill(_: Sequence[int], into: list[memoryview], memory: memoryview = memory) -> None:
+                for each in into:
+                    each[:] = memory
+
+            if self._stack.store(self._of_size(len(memory)), [key], fill) != [True]:
+                return False
+        return True
+
+    # Life
+
+    def clear(self) -> bool:
+        """Find nothing any more that was stored before. What lies in the tiers makes room by and by."""
+        self._salt = secrets.token_hex(16)
+        self._name()
+        return True
+
+    def close(self) -> None:
+        """Write what is to be written, as long as the stack's settings allow, and close the tiers."""
+        self._stack.close()
+
+    # Names
+
+    def _name(self) -> None:
+        """Say what the KV is of, as it is now; names of all records follow from that."""
+        arguments = self._arguments = _arguments()
+        weights = self._extra.get("weights")
+        if weights is None:
+            place = Path(str(arguments.get("model_path") or self._config.model_name or ""))
+            weights = self._digests.of(weight_files(place))
+        self._facts = {
+            "weights": weights,
+            "arguments": {name: value for name, value in arguments.items() if name != "model_path"},
+            "sglang": _version(),
+            "salt": self._salt,
+        }
+        self._plain.clear()
+        for name, (pages, _) in list(self._pools.items()):
+            self._pools[name] = pages, self._records(name, pages.num_bytes, pages.form)
+
+    def _rename(self) -> None:
+        """Name records anew where SGLang has loaded other weights since."""
+        if _arguments() != self._arguments:
+            self._name()
+
+    def _records(self, name: str, num_bytes: int, form: str) -> PageRecords:
+        config, pool = self._config, self._host_pools.get(name)
+        shape = {each: repr(getattr(pool, each, None)) for each in SHAPE}
+        ranks = [config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size]
+        ranks += [config.dcp_rank, config.dcp_size]
+        if not config.is_mla_model or name == MAMBA:  # else all ranks have the same bytes
+            ranks += [config.tp_rank, config.tp_size]
+        facts = {
+            **self._facts,
+            "pool": type(pool).__name__,
+            "shape": shape,
+            "form": form,
+            "ranks": ranks,
+        }
+        page_size = int(getattr(pool, "page_size", 0) or 1)
+        dtype = str(getattr(pool, "dtype", "bytes")).removeprefix("torch.")
+        return PageRecords(name, num_bytes, page_size, dtype, facts)
+
+    def _of(self, name: str) -> PageRecords:
+        self._rename()
+        if name == KV and not self._extra.get("interface_v1"):
+            return self._of_size(0)
+        return self._pools[name][1]
+
+    def _of_size(self, num_bytes: int) -> PageRecords:
+        """Return the records of plain pages of so many bytes; keys are those of any size."""
+        if num_bytes not in self._plain:
+            self._plain[num_bytes] = self._records(KV, num_bytes, "plain")
+        return self._plain[num_bytes]
+
+
+def _asked(transfer: Any) -> tuple[list[str], torch.Tensor | None]:
+    return list(transfer.keys or ()), transfer.host_indices
+
+
+def _head(found: Sequence[bool]) -> int:
+    return found.index(False) if False in found else len(found)
+
+
+def _ranked(line: Any, config: HiCacheStorageConfig) -> Any:
+    """Put this worker's rank into a tier's line: a directory belongs to one process."""
+    if not isinstance(line, str):
+        return line
+    rank = f"{config.tp_rank}-{config.pp_rank}-{config.attn_cp_rank}-{config.dp_rank}"
+    return line.replace("{rank}", rank)
+
+
+def _arguments() -> dict[str, str]:
+    """Return SGLang's own arguments that decide what KV means; none where it does not run."""
+    try:
+        from sglang.srt.runtime_context import get_server_args  # noqa: PLC0415 - newer versions have it
+
+        arguments = get_server_args()
+    except Exception:  # noqa: BLE001 - outside a server nothing is published
+        return {}
+    return {name: str(getattr(arguments, name, None)) for name in ARGUMENTS}
+
+
+def _version() -> str:
+    try:
+        return version("sglang").rsplit(".", 1)[0]
+    except PackageNotFoundError:
+        return ""

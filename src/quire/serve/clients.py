@@ -1,0 +1,50 @@
+"""Clients that leave, and those that do not take what they are sent."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+Got = TypeVar("Got")
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; a client that takes nothing for so many seconds is given up."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes], slow_s: float) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events, self._slow_s = events, slow_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout(self._slow_s):
+                await send(message)
+
+        with suppress(TimeoutError):
+            async with aclosing(self._events):  # whatever ends it, its requests end too
+                await super().__call__(scope, receive, bounded)
+
+
+async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
+    """Await something for a client; cancel it, and raise `ClientDisconnect`, once that is gone."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)

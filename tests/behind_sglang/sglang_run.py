@@ -1,0 +1,331 @@
+"""quire's storage backend under SGLang's own classes, in the environment that has them; prints the checks that held.
+
+PYTHONPATH=src:benchmarks/peers .venv-peers/bin/python tests/behind_sglang/sglang_run.py
+"""
+
+import importlib.util
+import itertools
+import json
+import random
+import sys
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import engine_stubs
+import torch
+
+engine_stubs.install()
+
+import sglang
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.mem_cache.storage import StorageBackendFactory
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+from quire.errors import ConfigError
+
+PAGE, PAGES, LAYERS, HEADS, DIM = 4, 12, 3, 2, 8
+LAYOUTS = ("layer_first", "page_first", "page_first_direct")
+
+
+def controller():
+    """Return SGLang's cache controller, from its file: its package needs a GPU."""
+    place = Path(sglang.__path__[0]) / "srt/managers/cache_controller.py"
+    spec = importlib.util.spec_from_file_location("sglang_cache_controller", place)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.HiCacheController
+
+
+CONTROLLER = controller()
+
+
+def host_pool(kind, layout, dtype=torch.bfloat16, seed=0):
+    """Make a host pool of SGLang's with numbers in it; its device pool is left out."""
+    pool = object.__new__(kind)
+    size = PAGE * PAGES
+    of_layer = (LAYERS, size) if layout == "layer_first" else (size, LAYERS)
+    if layout == "page_first_direct":
+        of_layer = (PAGES, LAYERS, PAGE)
+    is_mla = kind is MLATokenToKVPoolHost
+    shape = (*of_layer, 1, DIM) if is_mla else (2, *of_layer, HEADS, DIM)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    fields = {
+        "layout": layout, "dtype": dtype, "page_size": PAGE, "page_num": PAGES, "size": size,
+        "layer_num": LAYERS, "head_num": HEADS, "head_dim": DIM, "kv_cache_dim": DIM,
+        "kv_buffer": numbers, "device": "cpu", "pin_memory": False, "dcp_size": 1, "dcp_rank": 0,
+        "kv_lora_rank": DIM // 2, "qk_rope_head_dim": DIM // 2,
+    }  # fmt: skip
+    for name, value in fields.items():
+        with suppress(AttributeError):  # a property follows from the others
+            setattr(pool, name, value)
+    return pool
+
+
+def backend(place, pool, *, v1=True, config=None, **extra):
+    """Make the backend as `--hicache-storage-backend dynamic` does."""
+    options = {
+        "backend_name": "quire", "module_path": "quire.engines.sglang", "class_name": "QuireStorage",
+        "interface_v1": int(v1), "weights": "one", "tiers": [f"disk:{place}/{{rank}}?capacity=32MiB"],
+        "settings": {"busy_share": 1.0, "close_timeout_s": 60.0, "lookup_timeout_s": 30.0, "load_timeout_s": 30.0}, **extra,
+    }  # fmt: skip
+    fields = {
+        "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
+        "is_mla_model": isinstance(pool, MLATokenToKVPoolHost), "enable_storage_metrics": False,
+        "is_page_first_layout": pool.layout != "layer_first", "model_name": "a model", **(config or {}),
+    }  # fmt: skip
+    made = StorageBackendFactory.create_backend(
+        "dynamic", HiCacheStorageConfig(extra_config=options, **fields), pool
+    )
+    made.register_mem_pool_host(pool)
+    made.on_host_pools_registered()
+    return made
+
+
+def refusal(call):
+    """Return why a call was refused."""
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def stored(storage, names, pages):
+    """Store pages and wait until they are written."""
+    done = storage.batch_set_v1(names, slots(pages))
+    assert storage._stack._stack.drain(60)
+    return all(done)
+
+
+def slots(pages):
+    """Return the slots of pages, one page after the other."""
+    return torch.tensor([page * PAGE + at for page in pages for at in range(PAGE)])
+
+
+def hashes(tokens, salt=None):
+    """Return SGLang's names of the pages of a prompt."""
+    key = list(tokens) if salt is None else Named(tokens, salt)
+    return get_storage_hash_str(key, None, page_size=PAGE)
+
+
+class Named(list):
+    """Tokens in a namespace, as a radix key has it."""
+
+    def __init__(self, tokens, extra_key):
+        super().__init__(tokens)
+        self.extra_key, self.cache_salt = extra_key, None
+
+
+def pages_of(pool, pages):
+    return [pool.get_data_page(page * PAGE, flat=True).clone() for page in pages]
+
+
+def under_controller(storage, pool, *, v1):
+    """Return what SGLang's controller looks at when it reads and writes pages."""
+    double = SimpleNamespace(storage_backend=storage, storage_host_pool=pool, page_size=PAGE)
+    bound = {
+        name: getattr(CONTROLLER, name).__get__(double)
+        for name in ("_generic_page_get", "_generic_page_set", "_page_get_zero_copy", "_page_set_zero_copy")
+    }  # fmt: skip
+    double.page_get_func = bound["_page_get_zero_copy" if v1 else "_generic_page_get"]
+    double.page_set_func = bound["_page_set_zero_copy" if v1 else "_generic_page_set"]
+    return double
+
+
+def check_pages_come_back_after_a_restart(place):
+    """What one process stores, the next one finds, in any of its own pages, in every layout and interface."""
+    kinds = (MHATokenToKVPoolHost, MLATokenToKVPoolHost)
+    for number, (kind, layout, v1) in enumerate(itertools.product(kinds, LAYOUTS, (True, False))):
+        chance = random.Random(number)
+        folder = place / f"{number}"
+        names = hashes(chance.choices(range(1000), k=6 * PAGE))
+        pool = host_pool(kind, layout, seed=number)
+        here = chance.sample(range(PAGES), 6)
+        expected = pages_of(pool, here)
+        storage = backend(folder, pool, v1=v1)
+        assert storage.batch_exists(names) == 0
+        assert under_controller(storage, pool, v1=v1).page_set_func(names, slots(here))
+        storage.close()
+
+        other = host_pool(kind, layout, seed=100 + number)
+        there = chance.sample(range(PAGES), 6)
+        rest = [page for page in range(PAGES) if page not in there]
+        before = pages_of(other, rest)
+        storage = backend(folder, other, v1=v1)
+        assert storage.batch_exists(names) == 6
+        assert storage.batch_exists([*names, "another"]) == 6
+        assert storage.batch_exists(["another", *names]) == 0
+        operation = SimpleNamespace(request_id="r", is_terminated=lambda: False)
+        got = under_controller(storage, other, v1=v1).page_get_func(operation, names, slots(there))
+        assert got == 6, (kind, layout, v1, got)
+        assert all(map(torch.equal, pages_of(other, there), expected)), (kind, layout, v1)
+        assert all(map(torch.equal, pages_of(other, rest), before)), (kind, layout, v1)
+        storage.close()
+
+
+def check_a_hole_ends_a_hit(place):
+    """A page that is not there is not said to be, and leaves its place as it was."""
+    pool = host_pool(MHATokenToKVPoolHost, "page_first")
+    names = hashes(range(5 * PAGE))
+    storage = backend(place, pool)
+    assert stored(storage, [names[at] for at in (0, 1, 3)], [0, 1, 3])
+    assert storage.batch_exists(names) == 2
+    pool.kv_buffer.zero_()
+    assert storage.batch_get_v1(names, slots(range(5))) == [True, True, False, True, False]
+    assert not pages_of(pool, [2])[0].any()
+    assert pages_of(pool, [3])[0].any()
+    assert storage.batch_get_v1(names, slots(range(3))) == [False] * 5  # indices that do not fit
+    storage.close()
+
+
+def check_names_tell_apart_what_is_not_the_same(place):
+    """Other weights, ranks, layouts, types or salts find nothing; a name of the model is none of them."""
+    names = hashes(range(3 * PAGE))
+    mine = host_pool(MHATokenToKVPoolHost, "page_first")
+    storage = backend(place, mine)
+    assert stored(storage, names, range(3))
+    assert storage.batch_exists(hashes(range(3 * PAGE), "a tenant")) == 0
+    storage.close()
+    tiers = [f"disk:{place}/0-0-0-0?capacity=32MiB"]  # one directory, whatever the rank
+    others = [
+        (mine, {"weights": "two"}, {}),
+        (mine, {}, {"tp_size": 2}),
+        (mine, {}, {"tp_size": 2, "tp_rank": 1}),
+        (mine, {}, {"pp_size": 2}),
+        (host_pool(MHATokenToKVPoolHost, "layer_first"), {}, {}),
+        (host_pool(MHATokenToKVPoolHost, "page_first", torch.float16), {}, {}),
+        (host_pool(MLATokenToKVPoolHost, "page_first"), {}, {}),
+    ]
+    for pool, extra, config in others:
+        storage = backend(place, pool, config=config, tiers=tiers, **extra)
+        assert storage.batch_exists(names) == 0, (extra, config)
+        assert not any(storage.batch_get_v1(names, slots(range(3)))), (extra, config)
+        storage.close()
+    storage = backend(place, mine, config={"model_name": "another name"}, tiers=tiers)
+    assert storage.batch_exists(names) == 3
+    storage.clear()
+    assert storage.batch_exists(names) == 0
+    storage.close()
+
+
+def check_weights_replaced_under_their_path_are_others(place):
+    """The digest of the files decides, and a path without weights is refused."""
+    model = place / "model"
+    model.mkdir()
+    pool = host_pool(MHATokenToKVPoolHost, "page_first")
+    names = hashes(range(2 * PAGE))
+
+    def opened():
+        return backend(place / "kv", pool, weights=None, config={"model_name": str(model)})
+
+    assert "no weights in" in refusal(opened)
+    (model / "model.safetensors").write_bytes(b"one")
+    storage = opened()
+    assert stored(storage, names, range(2))
+    storage.close()
+    storage = opened()
+    assert storage.batch_exists(names) == 2
+    storage.close()
+    (model / "model.safetensors").write_bytes(b"two")
+    storage = opened()
+    assert storage.batch_exists(names) == 0
+    storage.close()
+
+
+def check_sidecar_pools_follow_their_policies(place):
+    """`batch_*_v2`: every pool by itself, all pages or the last ones."""
+    pool = host_pool(MHATokenToKVPoolHost, "page_first", seed=1)
+    window = host_pool(MHATokenToKVPoolHost, "page_first", seed=2)
+    names = hashes(range(6 * PAGE))
+    storage = backend(place, pool)
+    storage.register_mem_host_pool_v2(window, PoolName.SWA)
+    assert stored(storage, names, range(6))
+    tail = PoolTransfer(PoolName.SWA, host_indices=slots([2, 3]), keys=names[2:4])
+    assert storage.batch_set_v2([tail]) == {PoolName.SWA: [True, True]}
+    assert storage._stack._stack.drain(60)
+
+    def asked(policy, keys):
+        transfer = PoolTransfer(PoolName.SWA, keys=keys, hit_policy=policy)
+        result = storage.batch_exists_v2(names, [transfer])
+        return result.kv_hit_pages, result.restorable_prefix_pages
+
+    assert asked(PoolHitPolicy.TRAILING_PAGES, names[:2]) == (4, [4])
+    assert asked(PoolHitPolicy.TRAILING_PAGES, names[:1]) == (4, [3, 4])
+    assert asked(PoolHitPolicy.ALL_PAGES, None) == (0, [])
+    expected = pages_of(window, [2, 3])
+    window.kv_buffer.zero_()
+    back = PoolTransfer(PoolName.SWA, host_indices=slots([7, 8]), keys=names[2:4])
+    assert storage.batch_get_v2([back]) == {PoolName.SWA: [True, True]}
+    assert all(map(torch.equal, pages_of(window, [7, 8]), expected))
+    storage.close()
+
+
+def check_a_damaged_disk_is_a_miss(place):
+    """A flipped bit is found before a byte reaches a page."""
+    pool = host_pool(MHATokenToKVPoolHost, "page_first")
+    names = hashes(range(3 * PAGE))
+    storage = backend(place, pool)
+    assert stored(storage, names, range(3))
+    storage.close()
+    for file in place.rglob("*"):
+        if file.is_file() and file.stat().st_size > 100_000:
+            data = bytearray(file.read_bytes())
+            for at in range(200, len(data), 64):
+                data[at] ^= 1
+            file.write_bytes(data)
+    pool.kv_buffer.zero_()
+    storage = backend(place, pool)
+    assert not any(storage.batch_get_v1(names, slots(range(3))))
+    assert not pool.kv_buffer.any()
+    storage.close()
+
+
+def check_one_directory_belongs_to_one_process(place):
+    """The second one finds and stores nothing, and fails nothing."""
+    pool = host_pool(MHATokenToKVPoolHost, "page_first")
+    names = hashes(range(2 * PAGE))
+    first, second = backend(place, pool), backend(place, pool)
+    assert second.batch_set_v1(names, slots(range(2))) == [True, True]
+    assert second.batch_exists(names) == 0
+    assert second.batch_get_v1(names, slots(range(2))) == [False, False]
+    assert first.batch_exists(names) == 0
+    second.close()
+    first.close()
+
+
+def check_wrong_options_are_refused(place):
+    """With what is wrong, its value, and what to do."""
+    pool = host_pool(MHATokenToKVPoolHost, "page_first")
+    for extra, said in (
+        ({"tiers": []}, 'give "tiers"'),
+        ({"tiers": "disk:/kv"}, 'give "tiers"'),
+        ({"tires": 1}, "tires"),
+        ({"tiers": ["floppy:1MiB"]}, "floppy"),
+    ):
+        assert said in refusal(partial(backend, place, pool, **extra)), extra
+
+
+def main():
+    """Run every check."""
+    held = []
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            with tempfile.TemporaryDirectory() as place:
+                check(Path(place))
+            held.append(name.removeprefix("check_"))
+    print(json.dumps(held))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The storage backend under SGLang's own classes, and what of it needs none of them."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quire.engines.sglang.records import PageRecords, PageStack, pieces
+
+REPOSITORY = Path(__file__).parents[2]
+ENVIRONMENT = Path(os.environ.get("QUIRE_PEERS", REPOSITORY / ".venv-peers"))
+PYTHON = ENVIRONMENT / "bin/python"
+SCRIPT = Path(__file__).with_name("sglang_run.py")
+CHECKS = re.findall(r"^def check_(\w+)", SCRIPT.read_text(), re.MULTILINE)
+
+
+@pytest.mark.skipif(
+    not list(ENVIRONMENT.glob("lib/*/site-packages/sglang")),
+    reason=f"no SGLang in {ENVIRONMENT}: `python benchmarks/peers/environment.py sglang` installs it",
+)
+def test_the_backend_holds_its_contract_under_sglangs_own_classes():
+    path = f"{REPOSITORY / 'src'}:{REPOSITORY / 'benchmarks/peers'}"
+    done = subprocess.run(
+        [PYTHON, SCRIPT],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(CHECKS) > 6
+    assert json.loads(done.stdout.splitlines()[-1]) == CHECKS
+
+
+def records(**facts):
+    return PageRecords("kv", 100, 4, "bfloat16", {"weights": "one", **facts})
+
+
+def test_pages_are_found_by_name_and_by_what_their_kv_is_of(tmp_path):
+    payloads = {name: bytes([at]) * 100 for at, name in enumerate("abc")}
+
+    def write(chosen, into):
+        for at, payload in zip(chosen, into, strict=True):
+            payload[:] = payloads["abc"[at]]
+
+    got = []
+
+    def read(came):
+        got.extend(None if each is None else bytes(each) for each in came)
+
+    stack = PageStack([f"disk:{tmp_path}?capacity=1MiB"], {"close_timeout_s": 60})
+    assert stack.store(records(), "abc", write) == [True] * 3
+    stack.close()
+    stack = PageStack(
+        [f"disk:{tmp_path}?capacity=1MiB"], {"load_timeout_s": 30, "lookup_timeout_s": 30}
+    )
+    assert stack.found(records(), "abxc", contiguous=True) == [True, True, False, False]
+    assert stack.found(records(), "abxc", contiguous=False) == [True, True, False, True]
+    assert stack.found(records(weights="two"), "abc", contiguous=False) == [False] * 3
+    assert stack.load(records(), "axc", read) == [True, False, True]
+    assert got == [payloads["a"], None, payloads["c"]]
+    stack.close()
+    assert stack.load(records(), "abc", read) == [False] * 3
+
+
+def test_pages_are_copied_in_pieces_of_bounded_memory():
+    assert pieces(5, 40 << 20) == [range(1), range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
+    assert pieces(5, 30 << 20) == [range(2), range(2, 4), range(4, 5)]
+    assert pieces(0, 1) == []

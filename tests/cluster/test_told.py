@@ -1,0 +1,57 @@
+"""A router that knows from events which server has what."""
+
+import pytest
+from upstream_help import Fake, routed, served, wait_for
+
+from quire import CacheManager
+from quire.cluster.prefixes import ToldPrefixes
+from quire.cluster.proxy import MADE_BY
+from quire.errors import ConfigError
+from quire.exchange import EventLog
+
+zmq = pytest.importorskip("quire.observe.zmq", reason="install it with: pip install pyzmq")
+
+TEXT = "What servers tell of their caches is known before any request came by this router. " * 2
+
+
+def compute(manager, text):
+    seq = manager.open(list(text.encode()))
+    manager.reserve(seq, len(text) - seq.num_cached)
+    manager.commit(seq, list(text.encode())[seq.num_cached :])
+    manager.close(seq)
+
+
+def test_a_request_goes_to_the_server_that_tells_of_its_prefix_until_it_tells_of_its_end():
+    managers = [CacheManager(100, 16, watchers=[EventLog()]) for _ in range(2)]
+    fakes = Fake("one"), Fake("two")
+    with (
+        zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,
+        zmq.Publisher(managers[1], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as second,
+        served(fakes[0].app()) as one,
+        served(fakes[1].app()) as two,
+    ):
+        compute(managers[1], TEXT)  # before anybody listens
+        endpoints = {
+            url: f"{each.endpoint},{each.replay}" for url, each in ((one, first), (two, second))
+        }
+        prefixes = ToldPrefixes(1 << 10, endpoints)
+        with routed([one, two], prefixes=prefixes) as router:
+            router.well(True, True)
+            wait_for(lambda: prefixes.index.num_blocks == len(TEXT) // 16)
+            wait_for(lambda: prefixes.index.replicas == {one: False, two: False})
+            for more in ("", "?", " And so on."):
+                assert router.ask(TEXT + more).headers[MADE_BY] == "1"
+            assert router.ask(list(TEXT.encode())).headers[MADE_BY] == "1"
+            compute(managers[0], "!" + TEXT)
+            wait_for(lambda: prefixes.index.num_blocks > len(TEXT) // 16)
+            assert router.ask("!" + TEXT).headers[MADE_BY] == "0"
+            managers[1].reset()
+            wait_for(lambda: two not in prefixes.index.lookup(list(TEXT.encode())).held)
+            fakes[0].mood = fakes[1].mood = "refusing"
+            assert router.ask({"prompt": {"no": "prompt"}}).status_code == 400
+        prefixes.index.check()
+
+
+def test_an_endpoint_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="endpoint"):
+        ToldPrefixes(16, {"http://one": "nowhere"})
