@@ -167,11 +167,13 @@ class ClusterIndex:
             numbers = numbers[: int(unknown.argmax())]
         if not numbers.size:
             return Overlap({}, numbers)
-        copies = self._copies[numbers]
+        copies = self._copies.take(numbers, axis=0)
         words = copies.view(np.uint64)
-        changes = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + 1
-        runs = np.concatenate(([0], changes, [len(numbers)]))  # blocks that are held alike
-        copies = copies[runs[:-1]]
+        changes = np.flatnonzero(words[1:] != words[:-1]) // words.shape[1] + 1
+        runs = np.concatenate(
+            ([0], changes, [len(numbers)])
+        )  # blocks that are held alike; some of none
+        copies = copies.take(runs[:-1], axis=0)
         here = np.logical_and.accumulate(copies != 0, axis=0)
         lengths = np.diff(runs).astype(np.uint64)
         counts: list[int] = (lengths @ (_BEST[copies] * here)).tolist()

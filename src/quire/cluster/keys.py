@@ -84,7 +84,7 @@ class BlockKeys:
             mixed ^= mixed >> _SHIFT
             mixed *= factor
         mixed ^= mixed >> _SHIFT
-        return mixed * _DEPTH_FACTORS[depths % _DEPTHS]
+        return mixed * _DEPTH_FACTORS.take(depths, mode="wrap")
 
 
 def grouped(events: Iterable[CacheEvent]) -> Iterator[CacheEvent | list[StoredEvent]]:

@@ -31,11 +31,13 @@ class NumberTable:
 
     def find(self, names: Names) -> Numbers:
         """Return the numbers that have these names, -1 for a name that none has; names may repeat."""
-        at = self._starts(names)
-        slots = self._slots[at]
-        is_it = self.names[slots - 1] == names  # a slot that holds none is looked at in vain
+        slots = self._slots.take(self._starts(names))
+        found = slots.astype(np.int64) - 1
+        is_it = self.names.take(found, mode="wrap") == names  # a slot that holds none: in vain
         is_it &= slots > 0
-        found = np.where(is_it, slots - 1, np.int64(-1))
+        if is_it.all():
+            return found
+        found[~is_it] = -1
         left = np.flatnonzero((slots != FREE) & ~is_it)
         step = 1
         while left.size:
