@@ -207,9 +207,11 @@ def _interrupts_wait() -> Generator[None]:
 
     They inherit the mask. It does not hold for this process, where another thread may get the signal.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as under nohup: workers inherit it
-    if ignored or not is_main or not hasattr(signal, "pthread_sigmask"):
+    comes_here = threading.current_thread() is threading.main_thread()
+    is_ignored = (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    )  # as under nohup; workers inherit it
+    if is_ignored or not (comes_here and hasattr(signal, "pthread_sigmask")):
         yield
         return
     resource_tracker.ensure_running()  # which begins with the first process, and ends a mask
