@@ -1,6 +1,7 @@
 """Lets tests in all folders import the helpers beside this file, and skips what lacks a server here."""
 
 import functools
+import signal
 from collections import Counter
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import settings
 import system
 from traces import KeptTrace
 
+# Where the tests run in the background of a script, Ctrl-C is ignored by them and by all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("quire", deadline=None)  # no test depends on the time it takes
 settings.load_profile("quire")
 

@@ -137,6 +137,30 @@ def test_an_interrupt_that_reaches_no_worker_ends_them_all_the_same(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("interrupted\n", "", 0)
 
 
+IGNORED = """
+import os, signal, threading, time
+from quire.sim.executors import Processes
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    results = Processes(2).run(time.sleep, [0, 2, 0])
+    print(next(results))
+    os.killpg(0, signal.SIGINT)
+    print(sorted(results))
+"""
+
+
+def test_an_interrupt_that_is_ignored_ends_nothing(tmp_path):
+    script = tmp_path / "ignored.py"
+    script.write_text(IGNORED)
+    done = subprocess.run(
+        [sys.executable, script], check=False, capture_output=True, text=True, timeout=120,
+        start_new_session=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split("\n", 1)[1] == "[(1, None), (2, None)]\n"
+
+
 def test_whoever_stops_listening_does_not_wait_for_what_still_runs():
     began_s = time.monotonic()
     results = Processes(2).run(time.sleep, [0, 600, 600])

@@ -183,7 +183,8 @@ def _why_ended(worker: BaseProcess) -> BaseException:
 def _work(connection: Connection) -> None:
     """Answer every task with its result and None, or None and the error, until nobody asks."""
     # Ctrl-C ends this worker without a word: the process that began it says what happened.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with suppress(EOFError):
@@ -206,8 +207,11 @@ def _interrupts_wait() -> Generator[None]:
 
     They inherit the mask. It does not hold for this process, where another thread may get the signal.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not hasattr(signal, "pthread_sigmask"):
+    comes_here = threading.current_thread() is threading.main_thread()
+    is_ignored = (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    )  # as under nohup; workers inherit it
+    if is_ignored or not (comes_here and hasattr(signal, "pthread_sigmask")):
         yield
         return
     resource_tracker.ensure_running()  # which begins with the first process, and ends a mask
