@@ -22,7 +22,7 @@ from quire.observe.zmq import Publisher, Subscriber
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = Path(os.environ.get("QUIRE_VLLM", REPOSITORY / ".venv-vllm"))
-NUM_REQUESTS = int(os.environ.get("QUIRE_VLLM_REQUESTS", "1000"))
+NUM_REQUESTS = int(os.environ.get("QUIRE_VLLM_REQUESTS", "400"))
 BLOCKS = 300
 PARALLEL = 32
 
@@ -184,6 +184,13 @@ def test_a_subscriber_knows_what_vllm_has_cached(server):
     )
 
 
+def told_of(publisher, num_batches):
+    until = time.monotonic() + 30
+    while publisher.num_batches < num_batches:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def test_vllm_reads_what_quire_publishes():
     manager = CacheManager(64, 4, watchers=[EventLog()])
     any_port = "tcp://127.0.0.1:0"
@@ -206,8 +213,9 @@ def test_vllm_reads_what_quire_publishes():
             manager.reserve(seq, 8)
             manager.commit(seq, prompt)
             manager.close(seq)
-            time.sleep(0.1)
+            told_of(publisher, number + 1)
         ops.invalidate(manager, prompt)
+        told_of(publisher, 4)  # a reset takes back what was not told
         manager.reset()
         told = json.loads(reader.communicate(timeout=120)[0])
     assert told["live"] == told["replayed"] >= 4
