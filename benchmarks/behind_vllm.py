@@ -1,6 +1,6 @@
 """vLLM on a CPU alone, with its own offloading, with LMCache, and with quire: time to first token, throughput, restarts.
 
-    python benchmarks/behind_vllm.py [--rounds 8] [--lmcache FOLDER]
+    python benchmarks/behind_vllm.py [--rounds 8] [--lmcache FOLDER] [--systems alone,quire]
 
 Needs the environment that `benchmarks/peers/vllm_environment.py` makes; FOLDER has the package lmcache and what it needs
 beside that environment (its server runs apart, as it does for engines without CUDA). All engines live at once, and what is not
@@ -206,12 +206,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--lmcache")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.serve:
         serve(json.loads(told.serve))
         return
-    systems = [each for each in SYSTEMS if each != "lmcache" or told.lmcache]
+    asked = told.systems.split(",")
+    systems = [each for each in asked if each != "lmcache" or told.lmcache]
     with socket.create_server(("localhost", 0)) as probe:
         port = probe.getsockname()[1]
     server = lmcache_server(told.lmcache, port) if told.lmcache else None
