@@ -184,6 +184,14 @@ def test_a_subscriber_knows_what_vllm_has_cached(server):
     )
 
 
+def published(publisher, count):
+    """Wait until so many batches were published."""
+    begun = time.monotonic()
+    while publisher.num_batches < count:
+        assert time.monotonic() < begun + 10, f"{publisher.num_batches} of {count} batches"
+        time.sleep(0.01)
+
+
 def test_vllm_reads_what_quire_publishes():
     manager = CacheManager(64, 4, watchers=[EventLog()])
     any_port = "tcp://127.0.0.1:0"
@@ -206,8 +214,9 @@ def test_vllm_reads_what_quire_publishes():
             manager.reserve(seq, 8)
             manager.commit(seq, prompt)
             manager.close(seq)
-            time.sleep(0.1)
+            published(publisher, number + 1)
         ops.invalidate(manager, prompt)
+        published(publisher, 4)  # a reset takes back what was to be told of single blocks
         manager.reset()
         told = json.loads(reader.communicate(timeout=120)[0])
     assert told["live"] == told["replayed"] >= 4
