@@ -118,8 +118,8 @@ def test_a_router_that_follows_events_may_begin_first_and_be_killed_and_knows_te
         operator = {"authorization": "Bearer the-operators"}
         return httpx.get(f"{url}/v1/upstreams", headers=operator).json()
 
-    def well():
-        return [each["is_well"] for each in state()["upstreams"]]
+    def each(what):
+        return [upstream[what] for upstream in state()["upstreams"]]
 
     def ask(name="ann"):
         asked = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
@@ -135,7 +135,7 @@ def test_a_router_that_follows_events_may_begin_first_and_be_killed_and_knows_te
         assert said(router)["url"] == url
         assert ask().json()["error"]["code"] == "no_upstream"
         servers = [serve(0), serve(1)]
-        wait_for(lambda: well() == [True, True], 60)
+        wait_for(lambda: each("is_well") == [True, True], 60)
 
         before = ask()
         home, was_found = found(before)
@@ -148,15 +148,16 @@ def test_a_router_that_follows_events_may_begin_first_and_be_killed_and_knows_te
         router.wait()
         router = stack.enter_context(started(*route, port=ports[2]))
         said(router)
-        wait_for(lambda: state()["blocks"] > 0 and well() == [True, True])
+        wait_for(lambda: state()["blocks"] > 0 and each("is_well") == [True, True])
         assert [found(ask()) for _ in range(3)] == [(home, True)] * 3
 
         broken_off(url, servers, home, {"authorization": "Bearer key-of-ann"})
         after = ask()
         assert found(after)[0] == 1 - home
         assert after.json()["choices"][0]["text"] == before.json()["choices"][0]["text"]
+        wait_for(lambda: each("is_degraded")[home], 20)
         servers[home] = serve(home)
-        wait_for(lambda: well() == [True, True], 60)
+        wait_for(lambda: each("is_well") == [True, True] and not any(each("is_degraded")), 60)
         assert [found(ask()) for _ in range(3)] == [(1 - home, True)] * 3
         router.terminate()
         assert router.wait(10) == 0
