@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-dynamo = pytest.importorskip(
-    "dynamo.llm", reason="install it with: pip install ai-dynamo-runtime==1.6.1"
-)
+pytest.importorskip("dynamo.llm", reason="install it with: pip install ai-dynamo-runtime==1.6.1")
+
+from dynamo.llm import RadixTree, compute_block_hash_for_seq
 
 from quire import CacheManager, ops
 from quire.exchange import EventLog
@@ -21,7 +21,7 @@ def in_json(number, event):
     """An event as Dynamo's index reads it; it names tokens by hashes of its own."""
     match event:
         case StoredEvent():
-            theirs = dynamo.compute_block_hash_for_seq(event.token_ids, event.block_size)
+            theirs = compute_block_hash_for_seq(event.token_ids, event.block_size)
             pairs = zip(event.block_hashes, theirs, strict=True)
             blocks = [{"block_hash": name, "tokens_hash": tokens} for name, tokens in pairs]
             data = {"stored": {"parent_hash": event.parent_block_hash, "blocks": blocks}}
@@ -45,7 +45,7 @@ def prompts(rng):
 def test_its_index_finds_of_every_prompt_what_the_manager_finds():
     rng = random.Random(3)
     manager = CacheManager(40, SIZE, watchers=[EventLog()])
-    stream, tree = BatchStream(manager), dynamo.RadixTree()
+    stream, tree = BatchStream(manager), RadixTree()
     asked, num_events, num_found = [], 0, 0
     for number, prompt in zip(range(400), prompts(rng), strict=False):
         seq = manager.open(prompt)
@@ -63,7 +63,7 @@ def test_its_index_finds_of_every_prompt_what_the_manager_finds():
                 num_events += 1
                 tree.apply_event(7, in_json(num_events, event))
         for known in asked[-10:]:
-            scores = tree.find_matches(dynamo.compute_block_hash_for_seq(known, SIZE)).scores
+            scores = tree.find_matches(compute_block_hash_for_seq(known, SIZE)).scores
             found = manager.probe([*known, 0]).num_tokens // SIZE
             assert scores.get((7, 0), 0) == found, (number, known)
             num_found += found > 0
