@@ -37,6 +37,7 @@ def pytest_terminal_summary(terminalreporter):
         each
         for kind in ("passed", "failed", "skipped")
         for each in terminalreporter.getreports(kind)
+        if isinstance(each, pytest.TestReport)  # and not a file that is skipped as a whole
     ]
     runs = Counter(pair for report in done for pair in report.user_properties)
     for name in system.NEEDS:

@@ -1,5 +1,7 @@
 """Which replica holds which prefix: what events say, and what becomes of those that say nothing or too much."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from index_help import SIZE, removed, stored
@@ -181,6 +183,17 @@ def test_events_that_contradict_each_other_break_no_law():
         picked = [some[int(random.random() < 0.3)] for _ in range(int(random.integers(1, 4)))]
         index.apply("ab"[int(random.integers(2))], picked)
         index.check()
+
+
+def test_a_million_blocks_on_sixteen_replicas_have_room_in_340_megabytes():
+    tracemalloc.start()
+    try:
+        index = ClusterIndex(1_000_000)
+        for replica in range(16):
+            index.apply(f"r{replica}", [stored([1], TEXT[:2])])
+        assert tracemalloc.get_traced_memory()[0] < 340e6  # beside 50 MB of a process
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_broken_index_is_noticed():

@@ -1,21 +1,25 @@
 """A router that knows from events which server has what."""
 
+import asyncio
+
 import pytest
 from upstream_help import Fake, routed, served, wait_for
 
 from quire import CacheManager
-from quire.cluster.prefixes import ToldPrefixes
+from quire.cluster.prefixes import Asker, Question, ToldPrefixes
 from quire.cluster.proxy import MADE_BY
 from quire.errors import ConfigError
 from quire.exchange import EventLog
+from quire.exchange.wire import StoredEvent
+from quire.serve.auth import ApiKeys, scope_of
 
 zmq = pytest.importorskip("quire.observe.zmq", reason="install it with: pip install pyzmq")
 
 TEXT = "What servers tell of their caches is known before any request came by this router. " * 2
 
 
-def compute(manager, text):
-    seq = manager.open(list(text.encode()))
+def compute(manager, text, scope=None):
+    seq = manager.open(list(text.encode()), scope=scope)
     manager.reserve(seq, len(text) - seq.num_cached)
     manager.commit(seq, list(text.encode())[seq.num_cached :])
     manager.close(seq)
@@ -50,6 +54,53 @@ def test_a_request_goes_to_the_server_that_tells_of_its_prefix_until_it_tells_of
             fakes[0].mood = fakes[1].mood = "refusing"
             assert router.ask({"prompt": {"no": "prompt"}}).status_code == 400
         prefixes.index.check()
+
+
+def test_what_tenants_and_salts_divide_is_found_by_the_keys_that_the_servers_have_too():
+    keys = ApiKeys([("ann", "key-of-ann"), ("ann", "other-of-ann"), ("bob", "key-of-bob")])
+    managers = [CacheManager(100, 16, watchers=[EventLog()]) for _ in range(2)]
+    with (
+        zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,
+        zmq.Publisher(managers[1], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as second,
+        served(Fake("one").app()) as one,
+        served(Fake("two").app()) as two,
+    ):
+        owners = [("ann", None), ("bob", None), ("bob", "s"), ("ann", "s")]
+        for at, owner in enumerate(owners):
+            compute(managers[at % 2], TEXT, scope_of(*owner))
+        endpoints = {
+            url: f"{each.endpoint},{each.replay}" for url, each in ((one, first), (two, second))
+        }
+        prefixes = ToldPrefixes(1 << 10, endpoints)
+        with routed([one, two], prefixes=prefixes, keys=keys) as router:
+            router.well(True, True)
+            wait_for(lambda: prefixes.index.num_blocks == 4 * (len(TEXT) // 16))
+
+            def home(key, **more):
+                asked = {"authorization": f"Bearer {key}"}
+                return {router.ask(TEXT, headers=asked, **more).headers[MADE_BY] for _ in range(3)}
+
+            assert home("key-of-ann") == home("other-of-ann") == {"0"}
+            assert home("key-of-bob") == {"1"}
+            assert home("key-of-bob", cache_salt="s") == {"0"}
+            assert home("key-of-ann", cache_salt="s") == {"1"}
+
+
+def test_a_salt_that_an_engine_tells_as_it_is_is_found_too():
+    prefixes = ToldPrefixes(64, {})
+    tokens = [*range(32)]
+    plain = StoredEvent([1, 2], None, tokens, 16, None, "GPU", None)
+    salted = StoredEvent([3, 4], None, tokens, 16, None, "GPU", None, [["mine"], None])
+    prefixes.index.apply("one", [plain])
+    prefixes.index.apply("two", [salted])
+
+    def held(salt, tenant=None):
+        asked = Question(prompt=tokens, cache_salt=salt)
+        return asyncio.run(prefixes.held(asked, Asker("", tenant), None))
+
+    assert held(None) == held(None, "ann") == {"one": (32, 0, 0)}
+    assert held("mine") == held("mine", "ann") == {"two": (32, 0, 0)}
+    assert held("other") == {}
 
 
 def test_an_endpoint_that_is_none_is_refused():

@@ -127,6 +127,27 @@ def test_a_run_that_continues_one_soon_is_the_same_request_and_later_is_another(
     assert [(hot.num_tokens, hot.num_uses) for hot in late.hottest(3)] == [(4, 1)]
 
 
+def test_looking_while_requests_run_changes_nothing_of_what_is_seen():
+    looked, prompt = Activity(), stored([1, 2], [1, 2, 3, 4])
+    for at, event in enumerate((prompt, stored([3], [5, 5], 2), stored([4], [6, 6], 3))):
+        looked.receive(EventBatch(float(at), [event]))
+        assert looked.what_if() is None
+    assert (looked.num_requests, looked.found_tokens, looked.new_tokens) == (1, 0, 4)
+    looked.receive(EventBatch(9.0, [ClearedEvent()]))
+    assert looked.what_if().num_requests == 1
+
+
+def test_the_curve_finds_whole_blocks_as_the_engines_do():
+    activity = seen(
+        (0.0, [stored([1, 2], [1, 2, 3, 4])]),
+        (1.0, [stored([3], [3, 9], 1)]),  # the head of its second block is that of block 2
+    )
+    activity.end()
+    curve = activity.what_if()
+    assert activity.hit_rate == 2 / 8
+    assert curve.at(curve.capacity_blocks) == 2 / 10  # each with the token that is to be computed
+
+
 def test_what_is_stored_after_its_removal_was_stored_again():
     activity = seen(
         (0.0, [stored([1], [1, 2])]),

@@ -120,6 +120,9 @@ def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
     assert "--host is an IP address" in refusal("--host", "nowhere.example")
     assert "cannot read" in refusal("--keys", str(tmp_path / "none"))
     assert "available" in refusal("--kv-memory", "900TiB")
+    for everywhere in ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://eth0:0"):
+        assert "--events-in-clear" in refusal("--events", everywhere)
+    assert "tcp://HOST:PORT" in refusal("--events", "tcp://nowhere:0", "--events-in-clear")
     assert "not a size" in refusal("--max-body", "much")
     assert "at least 8" in refusal(QUIRE_API_KEY="short")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -12,9 +12,9 @@ from quire.cli.app import app
 from quire.core import CacheManager
 from quire.errors import ConfigError, TraceError
 from quire.exchange import AllBlocksCleared
+from quire.exchange.wire import StoredEvent
 from quire.observe import save_events
 from quire.sim.trace import Findings, open_trace
-from quire.sim.trace.kv_batches import STORED
 from watching import take_events, watchers
 
 CLEARED = {"type": "AllBlocksCleared"}
@@ -40,7 +40,7 @@ def as_maps(event):
 
 def as_array(event):
     if event["type"] == "BlockStored":
-        return [event["type"], *(event.get(name) for name in STORED)]
+        return [event["type"], *(event.get(name) for name in StoredEvent.__struct_fields__)]
     rest = [value for name, value in event.items() if name != "type"]
     return [event["type"], *rest]
 
@@ -179,7 +179,8 @@ BAD = {
     "no batch": ("3", r"batch 2: a batch is \[time, events, rank\], this is 3"),
     "no time": ('["x", []]', r"batch 2: ts is 'x': expected float, got str"),
     "no events": ("[1, 2]", r"batch 2: events is 2: expected array, got int"),
-    "no event": ("[1, [2]]", r"batch 2: event 1 is a map with a type"),
+    "no event": ("[1, [2]]", r"batch 2: event 1: an event is a map with a type.*: 2"),
+    "an event without a type": ('[1, [{"a": 1}]]', r"batch 2: event 1 has no type"),
     "no hashes": (
         '[1, [{"type": "BlockStored", "block_hashes": 5}]]',
         r"batch 2: event 1: block_hashes is 5: expected array, got int",

@@ -67,6 +67,12 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    events_in_clear: Annotated[
+        bool,
+        typer.Option(
+            "--events-in-clear", help="Let --events be beyond loopback: anybody there reads them."
+        ),
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve a model as OpenAI's API does; prefixes that requests share are computed and read once.
@@ -75,6 +81,7 @@ def serve(
     /metrics what Prometheus reads, at /v1/cache what is cached and why. It listens on loopback, without keys; beyond
     it there have to be some: from --keys, or one in QUIRE_API_KEY. Each name of a key is a tenant, and no two tenants
     share anything. The page, /metrics and /v1/cache then need the key in QUIRE_OPERATOR_KEY.
+    Events carry the tokens of prompts, unencrypted and without a key: on loopback only, unless --events-in-clear is given.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -88,6 +95,11 @@ def serve(
     require("serve", "a server")
     if events is not None:
         require("events", "--events")
+        if not (events_in_clear or _is_local(events)):
+            raise ConfigError(
+                f"--events {events} is beyond loopback, where anybody could read the tokens of "
+                "prompts; use tcp://127.0.0.1:PORT, or add --events-in-clear if only you reach it"
+            )
     from quire.serve.auth import is_loopback, is_open_to_all, read_keys
 
     if keys is not None and is_open_to_all(keys):
@@ -150,6 +162,13 @@ def serve(
             return service
 
         run(engine, service_of, listening, grace)
+
+
+def _is_local(endpoint: str) -> bool:
+    """Whether only this machine reaches an endpoint of events; one that is none is for the publisher to refuse."""
+    scheme, _, address = endpoint.partition("://")
+    host = address.rpartition(":")[0].strip("[]")
+    return scheme != "tcp" or host == "localhost" or host.startswith("127.") or host == "::1"
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:

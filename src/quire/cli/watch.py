@@ -85,6 +85,7 @@ def watch(
         except KeyboardInterrupt:
             if as_json:
                 raise
+        consumer.activity.end()
         document = _document(endpoint, events, consumer.activity)
         if as_json:
             output.print_json(document)

@@ -293,9 +293,9 @@ class ClusterIndex:
         """Return the numbers of blocks, new ones where they have none: as many, from the first on, as there is room for."""
         numbers, begun = self._keys.find(keys), self._clock
         self._stamp(numbers[numbers >= 0])
-        fresh, places = np.unique(keys[numbers < 0], return_index=True)
-        if not fresh.size:
+        if not (numbers < 0).any():
             return numbers
+        fresh, places = np.unique(keys[numbers < 0], return_index=True)
         if fresh.size > self._num_free:
             self._make_room(fresh.size, begun)
         if fresh.size > self._num_free:  # blocks of this very call fill the index
@@ -349,6 +349,8 @@ class ClusterIndex:
 
     def _release_unheld(self, numbers: Numbers) -> None:
         gone = numbers[self._holders[numbers] == 0]
+        if not gone.size:
+            return
         self._keys.remove(gone)
         self._free[self._num_free : self._num_free + gone.size] = gone
         self._num_free += gone.size

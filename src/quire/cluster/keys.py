@@ -62,7 +62,7 @@ class BlockKeys:
 
     def of_events(self, events: Sequence[StoredEvent], above: Names, starts: Numbers) -> Chained:
         """Return the keys of the blocks of events, [num_blocks]; each event begins behind the key `above` it, at the depth `starts`."""
-        flat = np.array([token for event in events for token in event.token_ids], np.int64)
+        flat = np.concatenate([np.array(event.token_ids, np.int64) for event in events])
         lengths = np.array([len(event.block_hashes) for event in events])
         tags = None
         if any(event.lora_name or event.extra_keys for event in events):

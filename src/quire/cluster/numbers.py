@@ -58,6 +58,8 @@ class NumberTable:
 
     def remove(self, numbers: Numbers) -> None:
         """Take the names of numbers away. Raises `InvariantError` for one that has none."""
+        if not numbers.size:
+            return
         starts, step = self._starts(self.names[numbers]), 0
         while numbers.size:
             at = (starts + step * (step + 1) // 2) & self._mask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import httpx
 import msgspec
@@ -13,6 +13,8 @@ import numpy as np
 from quire.cluster.index import ClusterIndex, Held
 from quire.core.tokens import IntArray
 from quire.exchange.wire import EventBatch
+from quire.observe.telling import salt_key
+from quire.serve.auth import scope_of
 
 if TYPE_CHECKING:
     from quire.observe.zmq import Subscriber
@@ -52,19 +54,26 @@ class Question(msgspec.Struct):
         return given
 
 
+class Asker(NamedTuple):
+    """Who asks: `key` stands for the API key, with other keys nothing is supposed to be shared; `tenant` is whose it is, if known."""
+
+    key: str
+    tenant: str | None = None
+
+
 class Prefixes(Protocol):
     """Knows who holds how much of a prompt."""
 
     index: ClusterIndex
 
-    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
         """Return what upstreams hold of a request's prompt, by their names; nothing where it cannot be read.
 
-        `client` is who asks: with no other client anything is shared. `tokens` has an upstream read the prompt.
+        `tokens` has an upstream read the prompt.
         """
         ...
 
-    def sent(self, asked: Question, client: str, name: str) -> None:
+    def sent(self, asked: Question, who: Asker, name: str) -> None:
         """Note that an upstream answers a request."""
         ...
 
@@ -79,13 +88,13 @@ class SentPrefixes:
     def __init__(self, num_blocks: int) -> None:
         self.index = ClusterIndex(num_blocks, PIECE)
 
-    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
-        overlap = self.index.lookup(*_pieces(asked, client))
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
+        overlap = self.index.lookup(*_pieces(asked, who))
         self.index.touch(overlap)
         return overlap.held
 
-    def sent(self, asked: Question, client: str, name: str) -> None:
-        self.index.routed(name, *_pieces(asked, client))
+    def sent(self, asked: Question, who: Asker, name: str) -> None:
+        self.index.routed(name, *_pieces(asked, who))
 
     def close(self) -> None:
         """Nothing is left to be done."""
@@ -97,7 +106,9 @@ class ToldPrefixes:
         ToldPrefixes(1 << 20, {"http://a:8000": "tcp://a:5557"})
 
     An endpoint is where events are published and, behind a comma, where they can be asked for again (else at the next port). A
-    thread for each upstream takes them. Raises `ConfigError` for an endpoint that is none.
+    thread for each upstream takes them. Where tenants or salts divide caches, a prompt is looked up under both names that events have
+    for it: vLLM's say the salt itself, those of quire's server a digest of the tenant and the salt, so that the router and the
+    servers have to know tenants by the same names. Raises `ConfigError` for an endpoint that is none.
     """
 
     def __init__(self, num_blocks: int, endpoints: Mapping[str, str]) -> None:
@@ -118,19 +129,26 @@ class ToldPrefixes:
         for thread in self._threads:
             thread.start()
 
-    async def held(self, asked: Question, client: str, tokens: Tokens) -> Held:
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
         prompt = asked.first_prompt
         try:
             ids = np.array(prompt if isinstance(prompt, list) else await tokens(), np.int32)
         except (httpx.HTTPError, msgspec.MsgspecError, ValueError, TypeError, OverflowError):
             return {}
-        salt = [[asked.cache_salt]] if asked.cache_salt else []
+        salts = [asked.cache_salt]
+        scope = scope_of(who.tenant, asked.cache_salt)
+        if scope.salt is not None:
+            salts.append(salt_key(scope))
+        held: Held = {}
         with self._lock:
-            overlap = self.index.lookup(ids, salt)
-            self.index.touch(overlap)
-        return overlap.held
+            for salt in salts:
+                overlap = self.index.lookup(ids, [[salt]] if salt else [])
+                self.index.touch(overlap)
+                for name, counts in overlap.held.items():
+                    held[name] = max(held.get(name, counts), counts, key=sum)
+        return held
 
-    def sent(self, asked: Question, client: str, name: str) -> None:
+    def sent(self, asked: Question, who: Asker, name: str) -> None:
         """Nothing: the upstream tells."""
 
     def close(self) -> None:
@@ -161,7 +179,7 @@ class _Teller:
             self._index.resync(self._name, [event for batch in batches for event in batch.events])
 
 
-def _pieces(asked: Question, client: str) -> tuple[IntArray, list[Any]]:
+def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:
     """Return a prompt as numbers, and what tells it from the same numbers of others."""
     prompt = asked.first_prompt
     kind, numbers = "text", np.empty(0, np.int64)
@@ -176,7 +194,7 @@ def _pieces(asked: Question, client: str) -> tuple[IntArray, list[Any]]:
             return _NOTHING, []
     if numbers.ndim != 1:
         return _NOTHING, []
-    return numbers.astype(np.int32), [[kind, str(asked.model), client, asked.cache_salt]]
+    return numbers.astype(np.int32), [[kind, str(asked.model), who.key, asked.cache_salt]]
 
 
 _NOTHING = np.empty(0, np.int32)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from quire.cluster.prefixes import Prefixes, Question
+from quire.cluster.prefixes import Asker, Prefixes, Question
 from quire.cluster.upstreams import PATIENCE_S, Upstream
 from quire.routing import Router, Target
 from quire.serve.auth import ApiKeys
@@ -123,13 +123,13 @@ class Proxy:
         return Response(msgspec.json.encode(said), media_type="application/json")
 
     async def _handle(self, request: Request) -> Response:
-        self._keys.tenant(request.headers)
+        who = Asker(_key(request), self._keys.tenant(request.headers))
         body = await self._body(request)
-        return await until_gone(request, self._answered(request, body))
+        return await until_gone(request, self._answered(request, who, body))
 
-    async def _answered(self, request: Request, body: bytes) -> Response:
+    async def _answered(self, request: Request, who: Asker, body: bytes) -> Response:
         """Return the answer of the upstream that the router names, or of another one where that fails."""
-        asked, held, client = None, {}, _client(request)
+        asked, held = None, {}
         if request.url.path in ROUTED:
             try:
                 asked = msgspec.json.decode(body, type=Question)
@@ -137,7 +137,7 @@ class Proxy:
                 asked = None  # the upstream says what is wrong with it
         if asked is not None and self._router.sees_prefix:
             read = asked
-            held = await self.prefixes.held(read, client, lambda: self._tokens(request, read))
+            held = await self.prefixes.held(read, who, lambda: self._tokens(request, read))
         tried: list[Upstream] = []
         refusal: Response | None = None
         while upstream := self._chosen(tried, held, asked):
@@ -151,7 +151,7 @@ class Proxy:
                 continue
             if answer.status_code not in ELSEWHERE:
                 if asked is not None:
-                    self.prefixes.sent(asked, client, upstream.name)
+                    self.prefixes.sent(asked, who, upstream.name)
                 return answer
             refusal = answer
         if refusal is not None:
@@ -268,8 +268,8 @@ async def _events(
             yield line
 
 
-def _client(request: Request) -> str:
-    """Return what stands for who asks."""
+def _key(request: Request) -> str:
+    """Return what stands for the key of a request."""
     return sha256(request.headers.get("authorization", "").encode()).hexdigest()
 
 

@@ -109,6 +109,22 @@ def decode_batch(payload: bytes | memoryview) -> EventBatch:
         return _decoded_singly(payload)
 
 
+def event_fields(raw: Any) -> dict[str, Any]:
+    """Return an event by the names of its fields: a map as it is, an array by its type, of one not known only that.
+
+    Raises `TypeError` for what is neither.
+    """
+    if isinstance(raw, dict):
+        return cast("dict[str, Any]", raw)
+    if not (isinstance(raw, list) and raw and isinstance(raw[0], str)):
+        msg = "an event is a map with a type, or a list that begins with it"
+        raise TypeError(msg)
+    name, *values = cast("list[Any]", raw)
+    kind = _KINDS.get(name)
+    fields = () if kind is None else kind.__struct_fields__
+    return {"type": name, **dict(zip(fields, values, strict=False))}
+
+
 def wire_hash(digest: bytes) -> int:
     """Return the number that stands for a digest: its low 64 bits, as every consumer takes it."""
     return int.from_bytes(digest[-8:], "big")
@@ -127,13 +143,8 @@ def _decoded_singly(payload: bytes | memoryview) -> EventBatch:
 
 
 def _event(raw: Any) -> CacheEvent:
-    fields: dict[str, Any]
-    if isinstance(raw, list):
-        name, *values = cast("list[Any]", raw)
-        kind = _KINDS.get(name)
-        fields = {} if kind is None else dict(zip(kind.__struct_fields__, values, strict=False))
-    else:
-        name, kind, fields = raw["type"], _KINDS.get(raw["type"]), raw
+    fields = event_fields(raw)
+    kind = _KINDS.get(fields["type"])
     if kind is None:
-        return UnknownEvent(str(name))
-    return msgspec.convert({**_LATER, **fields, "type": name}, kind)
+        return UnknownEvent(str(fields["type"]))
+    return msgspec.convert({**_LATER, **fields}, kind)

@@ -101,14 +101,21 @@ class Activity:
         """Return the prefixes that are cached and from which most requests went on."""
         hot: list[HotPrefix] = []
         for name, uses in self._uses.most_common():
-            tokens = self.mirror.prefix(name)
-            if tokens and len(hot) < count:
+            if len(hot) == count:
+                break
+            if tokens := self.mirror.prefix(name):
                 hot.append(HotPrefix(len(tokens), uses, tokens[-8:].tolist()))
         return hot
 
-    def what_if(self) -> WhatIf | None:
-        """Return what other capacities would have found of these requests; None before the first."""
+    def end(self) -> None:
+        """Take all requests for ended: nothing is followed any more."""
         self._end_before(math.inf)
+
+    def what_if(self) -> WhatIf | None:
+        """Return what other capacities would have found of the requests that ended; None before the first.
+
+        A request ends when nothing continued it for `SAME_REQUEST_S`.
+        """
         if self._curve is None:
             return None
         found = self._curve.kernel.watchers.of(LiveCurve).what_if()
@@ -161,7 +168,7 @@ class Activity:
     def _note(self, prompt: array[int]) -> None:
         size = self.mirror.groups[0].block_size
         if self._curve is None or self._curve.block_size != size:
-            self._curve = CacheManager(CURVE_BLOCKS, size, watchers=[LiveCurve()])
+            self._curve = CacheManager(CURVE_BLOCKS, size, watchers=[LiveCurve()], sub_block=False)
         prompt.append(0)  # the last token of a prompt is never found
         with suppress(QuireError):  # longer than any pool, or no tokens
             seq = self._curve.open(prompt)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
 from quire.errors import TraceError
+from quire.exchange.wire import event_fields
 from quire.sim.trace.chunks import lines_of
 from quire.sim.trace.schemas import MAX_BLOCK_SIZE, NO_ROW, shortened, why, why_not
 
@@ -17,11 +18,6 @@ BlockHash: TypeAlias = int | str
 
 BATCH = ("ts", "events", "data_parallel_rank")
 """Fields of a batch in the order in which a positional one has them."""
-
-STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
-          "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
-          "kv_cache_spec_sliding_window", "locality", "ownership", "session_id")  # fmt: skip
-"""Fields of BlockStored in the order in which positional events have them, behind its type."""
 
 DEVICE = "GPU"
 """The medium of an event that names none."""
@@ -85,8 +81,12 @@ class _NotABatchError(Exception):
 
 
 def _batch(number: int, raw: Any) -> Batch:
-    fields = _named(BATCH, raw)
-    if fields is None:
+    fields: dict[str, Any]
+    if isinstance(raw, list):
+        fields = dict(zip(BATCH, cast("list[Any]", raw), strict=False))
+    elif isinstance(raw, dict):
+        fields = cast("dict[str, Any]", raw)
+    else:
         raise _NotABatchError(f"a batch is [time, events, rank], this is {shortened(repr(raw))}")
     if "timestamp" in fields:
         fields.setdefault("ts", fields["timestamp"])
@@ -94,10 +94,13 @@ def _batch(number: int, raw: Any) -> Batch:
     batch.number = number
     ends: dict[tuple[BlockHash, str | None, int | None], Stored] = {}
     for place, event in enumerate(batch.events, 1):
-        named = _named(("type", *STORED), event)
-        match named and named.get("type"):
+        try:
+            told = event_fields(event)
+        except TypeError as error:
+            raise _NotABatchError(f"event {place:,}: {error}: {shortened(repr(event))}") from None
+        match told.get("type"):
             case "BlockStored":
-                _add(batch, _converted(named, Stored, f"event {place:,}: "), ends)
+                _add(batch, _converted(told, Stored, f"event {place:,}: "), ends)
             case "BlockRemoved":
                 pass
             case "AllBlocksCleared":
@@ -106,18 +109,8 @@ def _batch(number: int, raw: Any) -> Batch:
             case str():
                 batch.unknown += 1
             case _:
-                raise _NotABatchError(
-                    f"event {place:,} is a map with a type, or a list that begins with it: "
-                    f"{shortened(repr(event))}"
-                )
+                raise _NotABatchError(f"event {place:,} has no type: {shortened(repr(event))}")
     return batch
-
-
-def _named(names: Sequence[str], value: Any) -> dict[str, Any] | None:
-    """Return a map as it is, and a list as the map of these names; None for anything else."""
-    if isinstance(value, list):
-        return dict(zip(names, cast("list[Any]", value), strict=False))
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _converted(fields: Any, kind: type[Any], where: str = "") -> Any:
