@@ -61,8 +61,8 @@ test-families: $(VENV)/.for-test  ## sort every causal LM of transformers anew; 
 	$(BIN)/python tools/support_matrix.py --write
 
 test-vllm: $(VENV)/.for-test  ## run the tests behind a real vLLM, installing it in .venv-vllm (3.5 GB)
-	@.venv-vllm/bin/python -c 'import xxhash' 2>/dev/null || $(BIN)/python benchmarks/peers/vllm_environment.py
-	$(BIN)/python -m pytest -m '' tests/behind_vllm
+	@.venv-vllm/bin/python -c 'import xxhash, redis' 2>/dev/null || $(BIN)/python benchmarks/peers/vllm_environment.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' --numprocesses 2 --dist loadfile tests/behind_vllm
 
 check: setup     ## format, lint, types, layers
 	$(BIN)/ruff format --check .

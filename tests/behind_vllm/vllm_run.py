@@ -1,7 +1,8 @@
 """Serves conversations with a real vLLM, in its environment: `python vllm_run.py JOB.json RESULT.json`.
 
 A job: `model`, `conversations`, `turns`, `engine` (options of `vllm.LLM`), `extra` (the connector's options, or null),
-`faults` (a `FaultPlan`, or null), `repeat` (serve the prompts of the last turn again, one by one).
+`faults` (a `FaultPlan`, or null), `repeat` (serve the prompts of the last turn again, one by one), `rounds` (as often, each
+with other conversations; a line is printed after each). The result is of the first round.
 """
 
 import json
@@ -64,10 +65,10 @@ def serve(llm, job):
         yield from generate(llm, [text], params)
 
 
-def generate(llm, texts, params):
+def generate(llm, texts, params, **words):
     began = time.perf_counter()
     prompts = [{"prompt_token_ids": list(text)} for text in texts]
-    for out in llm.generate(prompts, params, use_tqdm=False):
+    for out in llm.generate(prompts, params, use_tqdm=False, **words):
         answer = out.outputs[0]
         best = [
             sorted((each.logprob for each in place.values()), reverse=True)
@@ -82,16 +83,13 @@ def generate(llm, texts, params):
         }
 
 
-def main():
+def make_engine(job):
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
-    job = json.loads(Path(sys.argv[1]).read_text())
-    if job["model"].endswith("gemma") and not Path(job["model"]).exists():
-        tiny_gemma(job["model"])
     options = {}
     if job["extra"] is not None:
-        faults = job["faults"]
+        faults = job.get("faults")
         if faults:
             os.environ["QUIRE_FAULTS"] = json.dumps(faults)
         options["kv_transfer_config"] = KVTransferConfig(
@@ -100,7 +98,7 @@ def main():
             kv_role="kv_both",
             kv_connector_extra_config=job["extra"],
         )
-    llm = LLM(
+    return LLM(
         model=job["model"],
         skip_tokenizer_init=True,
         enforce_eager=True,
@@ -111,9 +109,20 @@ def main():
         **job["engine"],
         **options,
     )
+
+
+def main():
+    job = json.loads(Path(sys.argv[1]).read_text())
+    if job["model"].endswith("gemma") and not Path(job["model"]).exists():
+        tiny_gemma(job["model"])
+    llm = make_engine(job)
     began = time.perf_counter()
     results = list(serve(llm, job))
     seconds = time.perf_counter() - began
+    for number in range(1, job.get("rounds", 1)):
+        sys.stdout.write(f"round {number}\n")
+        sys.stdout.flush()
+        list(serve(llm, job | {"seed": job["seed"] + number}))
     preemptions = sum(
         each.value for each in llm.get_metrics() if each.name == "vllm:num_preemptions"
     )
