@@ -24,7 +24,7 @@ def main(old: str, new: str, suite: str = "core", rounds: int = 5, *options: str
     """Measure and print."""
     best: dict[str, dict[str, float]] = {old: {}, new: {}}
     seen = defaultdict(list)
-    command = ["-m", "quire.cli", "bench", suite, "--json", *options]
+    command = ["-c", "from quire.cli import main; main()", "bench", suite, "--json", *options]
     for number in range(rounds):
         for checkout in (old, new) if number % 2 == 0 else (new, old):
             for name, value in values(checkout, command).items():

@@ -75,7 +75,7 @@ def our_rows(names):
     command = [
         sys.executable,
         "-m",
-        "quire.cli",
+        "quire",
         "bench",
         "core",
         "--json",

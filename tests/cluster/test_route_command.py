@@ -22,7 +22,7 @@ PROMPT = "Once upon a time there were two servers and a router that knew them bo
 def started(*words, port=0):
     """Start a command; yield its process."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "quire.cli", *words, "--port", str(port), "--json"],
+        [sys.executable, "-m", "quire", *words, "--port", str(port), "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -238,20 +238,21 @@ ACTS = (
     st.sampled_from([1, 2, 3, 4]),
     st.integers(30, 90),
     st.sampled_from([None, 1, 2, 5, 20]),
+    st.booleans(),
 )
 @settings(max_examples=50, deadline=None)
-def test_it_says_of_each_block_whether_it_was_here(random, block, num_blocks, max_runs):
-    """Prompts that branch at every place, computed in part, by several at once, forked, taken back, paused."""
+def test_it_says_of_each_block_whether_it_was_here(random, block, num_blocks, max_runs, alike):
+    """Prompts that branch at every place, in blocks that may end alike, computed in part, by several at once, forked, taken back, paused."""
     with pytest.MonkeyPatch.context() as patch:
         if max_runs is not None:
             patch.setattr(lost, "MAX_RUNS", max_runs)
-        says_whether_it_was_here(random, block, num_blocks, knows_all=max_runs is None)
+        fresh = (random.choice([1, 2]) for _ in itertools.count()) if alike else itertools.count(1)
+        says_whether_it_was_here(random, block, num_blocks, fresh, knows_all=max_runs is None)
 
 
-def says_whether_it_was_here(random, block, num_blocks, *, knows_all):
+def says_whether_it_was_here(random, block, num_blocks, fresh, *, knows_all):
     model = Stored()
     manager = CacheManager(num_blocks, block, sub_block=False, watchers=[Trail(), model])
-    fresh = itertools.count(1)
     prompts, running = [[0]], []
 
     def compute(seq, tokens):

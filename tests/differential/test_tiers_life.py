@@ -35,7 +35,7 @@ def served(model, tiers, seed=3):
 
 
 def quire(*words):
-    program = [sys.executable, "-m", "quire.cli", *map(str, words)]
+    program = [sys.executable, "-m", "quire", *map(str, words)]
     return subprocess.run(program, check=False, capture_output=True, text=True)
 
 

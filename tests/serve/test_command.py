@@ -22,7 +22,7 @@ from quire.errors import ConfigError
 SERVE = [
     sys.executable,
     "-m",
-    "quire.cli",
+    "quire",
     "serve",
     "--port",
     "0",

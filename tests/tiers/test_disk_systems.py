@@ -109,7 +109,7 @@ def test_a_full_file_system_can_be_evicted_from(system):
     write_names(book_of([NAMESPACE], [(tokens, None)]), path)
     fill(system)
     for words in (["verify"], ["evict", "--to", "4KiB"], ["verify"], ["evict", "--all"]):
-        program = [sys.executable, "-m", "quire.cli", "cache", words[0], path, *words[1:]]
+        program = [sys.executable, "-m", "quire", "cache", words[0], path, *words[1:]]
         done = subprocess.run(program, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert not NameBook.read(path).parents

@@ -155,7 +155,7 @@ def test_the_demo_has_text_of_any_length():
 
 
 def test_a_terminal_without_utf8_gets_ascii():
-    words = [sys.executable, "-m", "quire.cli", "inspect"]
+    words = [sys.executable, "-m", "quire", "inspect"]
     env = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
     done = subprocess.run(words, capture_output=True, env=env, check=True)
     assert b"##" in done.stdout

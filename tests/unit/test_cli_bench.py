@@ -84,7 +84,7 @@ def test_a_served_turn_publishes_the_same_whatever_is_switched_on(monkeypatch):
 
 def test_tiers_of_which_none_can_be_timed_are_no_success():
     done = subprocess.run(
-        [sys.executable, "-m", "quire.cli", "bench", "tiers", "redis://127.0.0.1:1", "--json"],
+        [sys.executable, "-m", "quire", "bench", "tiers", "redis://127.0.0.1:1", "--json"],
         capture_output=True,
         check=False,
         text=True,

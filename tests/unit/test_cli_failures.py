@@ -15,7 +15,7 @@ from quire.cli.app import app
 from traces import CONVERSATION, head_path
 
 TRACE = str(head_path(CONVERSATION))
-QUIRE = [sys.executable, "-m", "quire.cli"]
+QUIRE = [sys.executable, "-m", "quire"]
 PLAN = ("plan", "--model", "llama-3.1-8b", "--gpu", "h100")
 FILE, FOLDER, BYTES, JSON, BARE = "FILE", "FOLDER", "BYTES", "JSON", "BARE"
 """In a command: no such file, a folder, what is no text, JSON of another kind, `{` alone."""

@@ -112,7 +112,7 @@ class OpenLoop:
         """Start a server."""
         folder, dtype = str(files.folder), files.dtype
         if name == "quire":
-            command = [sys.executable, "-m", "quire.cli", "serve", "--model", folder, "--dtype", dtype,
+            command = [sys.executable, "-m", "quire", "serve", "--model", folder, "--dtype", dtype,
                        "--kv-memory", KV_MEMORY, "--max-running", str(MAX_RUNNING), "--name", "m"]  # fmt: skip
             return ServerProcess(command, None)
         command = [str(files.vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype,

@@ -23,7 +23,7 @@ class ServedSides(SideBySide):
     """
 
     def __init__(self, words: Sequence[str], size: DemoSize) -> None:
-        command = [sys.executable, "-m", "quire.cli", "serve", "--name", "demo", *words]
+        command = [sys.executable, "-m", "quire", "serve", "--name", "demo", *words]
         self._server = ServerProcess(command, None)
         self.url = f"http://{HOST}:{self._server.port}"
         self._client: Any = openai.OpenAI(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from quire.core.kernel import Kernel, Leaving, Watcher
 from quire.core.node import Node, NodePart
@@ -21,11 +22,14 @@ MAX_RUNS = 1 << 15
 MAX_BLOCKS = 1 << 22
 """Blocks of all of them, 8 bytes each."""
 
+_TOKEN, _WIDTH = np.dtype(np.int32), 8
+"""Of what a key consists, and the bytes of a block's mark."""
+
 
 class Stretch(msgspec.Struct, eq=False):
     """A run of blocks that was stored, below the run that it goes on from.
 
-    `marks`  the last tokens of each block: enough to see whether a prompt goes on as the run did
+    `marks`  a hash of each block's tokens: enough to see whether a prompt goes on as the run did
     `user`   number of the last request that used all of it
     `end`    blocks from the root to its end
     `above`  the run that it goes on from; None for the root of a scope, and once it is forgotten
@@ -78,9 +82,7 @@ class Trail(Watcher):
 
     def begin(self, kernel: Kernel) -> None:
         self._size = size = kernel.tree.block_bytes
-        self._dtype = np.dtype(np.int32 if size % 8 else np.int64)
-        self._width = self._dtype.itemsize
-        self._step = size // self._width
+        self._factors = _factors(size // _TOKEN.itemsize)
         self._tree = kernel.tree
         # Of each row's request, the end of its prompt that is known, and the run in which that is.
         self._prompts: dict[int, tuple[int, Stretch, int]] = {}
@@ -169,7 +171,7 @@ class Trail(Watcher):
                 above = run.above
                 if above is None or above.below.get(run.name) is not run:
                     raise InvariantError(f"{run!r} hangs below nothing")
-                if len(run.marks) != (run.end - above.end) * self._width or not run.marks:
+                if len(run.marks) != (run.end - above.end) * _WIDTH or not run.marks:
                     raise InvariantError(f"{run!r} does not go on from {above!r}")
                 if above is not root and above.user < run.user:
                     raise InvariantError(f"{run!r} was used after {above!r}, which it goes on from")
@@ -205,17 +207,16 @@ class Trail(Watcher):
         return part.run
 
     def _marks(self, key: Key | bytes | bytearray) -> bytes:
-        """Return the marks of the whole blocks of a key."""
-        if len(key) == self._size:
-            return bytes(key[-self._width :])
-        whole = len(key) // self._size * self._step
-        return np.frombuffer(key, self._dtype, whole)[self._step - 1 :: self._step].tobytes()
+        """Return the marks of the whole blocks of a key: the sums of their tokens, each times its place's factor."""
+        block = len(self._factors)
+        tokens = np.frombuffer(key, _TOKEN, len(key) // self._size * block)
+        return (tokens.reshape(-1, block) @ self._factors).tobytes()
 
     def _follow(self, run: Stretch, start: int, key: Key) -> tuple[Stretch, int]:
         """Return the run in which a key from block `start` on, which stands in `run`, leaves what is known, and where."""
         if start == run.end and not run.below:
             return run, start
-        width, size, step = self._width, self._size, self._step
+        width, size = _WIDTH, self._size
         marks = self._marks(key)
         at, num_bytes = 0, len(marks)
         own: bytes | bytearray = run.marks[(start - run.end) * width :] if start < run.end else b""
@@ -223,7 +224,7 @@ class Trail(Watcher):
             at += len(own)
             if at == num_bytes:
                 return run, run.end
-            place = at * step
+            place = at // width * size
             below = run.below
             more = below.get(hash(key[place : place + size].tobytes())) if below else None
             if more is None and (more := below.get(None)) is None:
@@ -263,7 +264,7 @@ class Trail(Watcher):
             each = each.above
 
     def _lengthen(self, run: Stretch, marks: bytes) -> None:
-        num_blocks = len(marks) // self._width
+        num_blocks = len(marks) // _WIDTH
         run.marks += marks
         run.end += num_blocks
         self._num_blocks += num_blocks
@@ -272,7 +273,7 @@ class Trail(Watcher):
 
     def _cut(self, run: Stretch, end: int) -> Stretch:
         """Cut a run at a boundary inside it; return its head."""
-        at = (end - run.end) * self._width
+        at = (end - run.end) * _WIDTH
         head = Stretch(run.marks[:at], run.user, end, run.above, run.name, {None: run})
         assert run.above is not None
         run.above.below[run.name] = head
@@ -296,6 +297,11 @@ class Trail(Watcher):
         self._num_blocks -= run.end - above.end
         run.above = None
         return above
+
+
+def _factors(block_size: int) -> npt.NDArray[np.int64]:
+    """Return odd factors for the places of a block's tokens: blocks that differ hardly ever have one sum, mod 2**64."""
+    return np.random.default_rng(block_size).integers(0, 1 << 63, block_size, np.int64) | 1
 
 
 def _counts(run: Stretch, user: int) -> bool:

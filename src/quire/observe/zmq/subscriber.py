@@ -55,7 +55,8 @@ class Subscriber:
             self._socket = self._context.socket(zmq.SUB)
             self._socket.set(zmq.RCVHWM, 100_000)
             self._socket.set(zmq.SUBSCRIBE, topic.encode())
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            seen = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECTED
+            self._monitor = self._socket.get_monitor_socket(seen)
             self._socket.connect(endpoint)
             if replay is not None:
                 self._context.socket(zmq.DEALER).connect(replay)
@@ -107,10 +108,11 @@ class Subscriber:
         self.close()
 
     def _see_breaks(self) -> None:
-        """Doubt that the publisher is the same where the connection broke."""
+        """Doubt that the publisher is the same where the connection broke; one that is back can be asked at once."""
         while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
-            if self._replay is not None:
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_CONNECTED:
+                self._retry_at = 0.0
+            elif self._replay is not None:
                 self.following.doubt()
 
     def _mend(self) -> None:

@@ -1,5 +1,0 @@
-"""`python -m quire.cli` is `quire`."""
-
-from quire.cli import main
-
-main()
