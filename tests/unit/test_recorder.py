@@ -70,7 +70,7 @@ def rows(path):
 @pytest.mark.parametrize("name", ["plain.jsonl", "packed.jsonl.gz"])
 def test_a_recording_is_a_trace_of_what_was_asked(tmp_path, name):
     clock = Ticks()
-    with Recorder(tmp_path / name, BLOCK, clock=clock) as recording:
+    with Recorder(tmp_path / name, BLOCK, guessable=True, clock=clock) as recording:
         manager = managed(recording)
         run(manager, tokens(1, 2, 3))
         clock.now += 1.5
@@ -87,7 +87,7 @@ def test_a_recording_is_a_trace_of_what_was_asked(tmp_path, name):
 
 
 def test_hints_and_sessions_are_recorded_with_salted_names(path):
-    with Recorder(path, BLOCK, salt=b"a") as recording:
+    with Recorder(path, BLOCK, guessable=True, salt=b"a") as recording:
         manager = managed(recording, clock=Ticks())
         run(manager, tokens(1), hint=Hint("session", 60.0, "alice"))
         run(manager, tokens(2), hint=Hint(session_id="alice"))
@@ -101,7 +101,7 @@ def test_hints_and_sessions_are_recorded_with_salted_names(path):
 
 
 def test_sessions_of_two_scopes_by_the_same_name_have_two_names(path):
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording)
         for scope in (None, Scope(salt="one"), Scope(salt="two"), Scope(salt="one")):
             run(manager, tokens(1), scope=scope, hint=Hint(session_id="alice"))
@@ -114,7 +114,7 @@ def test_the_same_salt_gives_the_same_file_and_another_salt_other_names(tmp_path
     texts = []
     for place, salt in enumerate((b"one", b"one", b"two", None, None)):
         file = tmp_path / str(place)
-        with Recorder(file, BLOCK, salt=salt, clock=Ticks()) as recording:
+        with Recorder(file, BLOCK, guessable=True, salt=salt, clock=Ticks()) as recording:
             manager = managed(recording)
             run(manager, tokens(1, 2), hint=Hint(session_id="alice"))
             run(manager, tokens(1, 3), hint=Hint(session_id="bob"))
@@ -127,7 +127,7 @@ def test_the_same_salt_gives_the_same_file_and_another_salt_other_names(tmp_path
 
 def test_neither_tokens_nor_hashes_nor_names_are_in_the_file(path):
     secret = np.full(3 * BLOCK, 987654321, np.int32)
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording, events=True)
         run(manager, secret, scope=Scope(salt="tenant"), hint=Hint(session_id="alice"))
     stored = [digest for event in take_events(manager) for digest in event.block_hashes]
@@ -142,7 +142,7 @@ def test_neither_tokens_nor_hashes_nor_names_are_in_the_file(path):
 
 def test_requests_that_overlap_stand_in_order_of_arrival(path):
     clock = Ticks()
-    with Recorder(path, BLOCK, clock=clock) as recording:
+    with Recorder(path, BLOCK, guessable=True, clock=clock) as recording:
         manager = managed(recording)
         opened = []
         for part in (1, 2, 3):
@@ -160,7 +160,7 @@ def test_requests_that_overlap_stand_in_order_of_arrival(path):
 
 
 def test_forks_are_no_requests(path):
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording)
         seq = manager.open(tokens(1, 2))
         manager.reserve(seq, 8)
@@ -181,7 +181,7 @@ def preempted(manager, prompt):
 
 
 def test_a_request_that_is_preempted_and_goes_on_is_one_request(path):
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording)
         seq = preempted(manager, tokens(1, 2))
         manager.resume(seq)
@@ -191,7 +191,7 @@ def test_a_request_that_is_preempted_and_goes_on_is_one_request(path):
 
 
 def test_a_request_that_ends_while_it_is_preempted_keeps_what_it_had(path):
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording)
         seq = preempted(manager, tokens(1, 2))
         run(manager, tokens(3, 4, 5, 6))
@@ -204,7 +204,7 @@ def test_a_request_that_ends_while_it_is_preempted_keeps_what_it_had(path):
 def test_scopes_and_media_share_nothing(path):
     image = (MediaItem(DIGEST, 0, BLOCK),)
     other = (MediaItem(b"e" * 32, 0, BLOCK),)
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording)
         one, scoped = {"media": image}, {"scope": Scope(salt="a")}
         for options in ({}, scoped, one, {"media": other}, one, scoped):
@@ -216,7 +216,7 @@ def test_scopes_and_media_share_nothing(path):
 @pytest.mark.parametrize("name", ["plain.jsonl", "packed.jsonl.gz"])
 def test_a_crash_leaves_rows_that_can_be_read(tmp_path, name, monkeypatch):
     monkeypatch.setattr(recorder, "GZIP_BYTES", 200)
-    recording = Recorder(tmp_path / name, BLOCK)
+    recording = Recorder(tmp_path / name, BLOCK, guessable=True)
     manager = managed(recording)
     for part in range(50):
         run(manager, tokens(part))
@@ -230,7 +230,7 @@ def test_a_crash_leaves_rows_that_can_be_read(tmp_path, name, monkeypatch):
 
 def test_rows_of_a_compressed_recording_are_written_after_ten_seconds(tmp_path):
     clock = Ticks()
-    recording = Recorder(tmp_path / "t.gz", BLOCK, clock=clock)
+    recording = Recorder(tmp_path / "t.gz", BLOCK, guessable=True, clock=clock)
     manager = managed(recording)
     run(manager, tokens(1))
     assert len(gzip.decompress((tmp_path / "t.gz").read_bytes()).splitlines()) == 1
@@ -240,7 +240,7 @@ def test_rows_of_a_compressed_recording_are_written_after_ten_seconds(tmp_path):
 
 
 def test_requests_that_still_run_at_the_end_are_written_without_their_ends(path):
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording)
         left = manager.open(tokens(1))
         run(manager, tokens(2))
@@ -252,7 +252,7 @@ def test_requests_that_still_run_at_the_end_are_written_without_their_ends(path)
 
 def test_a_request_that_never_ends_holds_up_only_so_many_rows(path, monkeypatch):
     monkeypatch.setattr(recorder, "MAX_WAITING", 5)
-    recording = Recorder(path, BLOCK)
+    recording = Recorder(path, BLOCK, guessable=True)
     manager = managed(recording)
     left = manager.open(tokens(1))
     for part in range(2, 12):
@@ -264,7 +264,7 @@ def test_a_request_that_never_ends_holds_up_only_so_many_rows(path, monkeypatch)
 
 
 def test_a_recording_ends_when_it_is_full(path):
-    with Recorder(path, BLOCK, max_blocks=5) as recording:
+    with Recorder(path, BLOCK, guessable=True, max_blocks=5) as recording:
         manager = managed(recording)
         for part in range(0, 12, 3):
             run(manager, tokens(part, part + 1, part + 2))
@@ -276,10 +276,26 @@ def test_a_recording_ends_when_it_is_full(path):
 def test_an_existing_file_and_a_missing_folder_are_refused(path):
     path.write_text("mine")
     with pytest.raises(ConfigError, match=r"cannot record to .*: File exists; name a new file"):
-        Recorder(path, BLOCK)
+        Recorder(path, BLOCK, guessable=True)
     assert path.read_text() == "mine"
     with pytest.raises(ConfigError, match="cannot record to"):
-        Recorder(path.parent / "no" / "such", BLOCK)
+        Recorder(path.parent / "no" / "such", BLOCK, guessable=True)
+
+
+@pytest.mark.parametrize("block_size", [1, 15])
+def test_blocks_that_can_be_guessed_are_refused_and_no_file_is_made(path, block_size):
+    with pytest.raises(
+        ConfigError, match=rf"block_size is {block_size}, .* at least 16: .*guessable=True"
+    ):
+        Recorder(path, block_size)
+    assert not path.exists()
+    Recorder(path, block_size, guessable=True).close()
+    assert path.exists()
+
+
+def test_blocks_of_16_tokens_are_recorded_without_a_word(path):
+    Recorder(path, 16).close()
+    assert path.exists()
 
 
 def test_a_write_that_fails_ends_the_recording_and_not_the_request(path):
@@ -292,7 +308,7 @@ def test_a_write_that_fails_ends_the_recording_and_not_the_request(path):
         def close(self):
             self.closed = True
 
-    recording = Recorder(path, BLOCK)
+    recording = Recorder(path, BLOCK, guessable=True)
     manager = managed(recording)
     run(manager, tokens(1))
     recording._file.close()
@@ -312,7 +328,7 @@ def test_a_write_that_fails_ends_the_recording_and_not_the_request(path):
 @pytest.mark.parametrize("num_blocks", [30, 60, 120])
 def test_a_replay_finds_what_the_manager_found(path, policy, num_blocks):
     rng = np.random.default_rng(num_blocks)
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording, num_blocks, policy=policy, sub_block=False)
         talks = [rng.integers(0, 3, 9).astype(np.int32) for _ in range(30)]
         cached = []
@@ -341,7 +357,7 @@ def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
     model, _ = load(threads=1)
     num_blocks = 40
     rng = np.random.default_rng(5)
-    with Recorder(path, BLOCK) as recording:
+    with Recorder(path, BLOCK, guessable=True) as recording:
         cache = PrefixCache(model, {"full": num_blocks}, BLOCK, watchers=[recording])
         talks = [rng.integers(0, 250, 10).tolist() for _ in range(3)]
         talks += [talks[0][:9] + rng.integers(0, 250, 5).tolist() for _ in range(5)]

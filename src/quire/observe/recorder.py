@@ -25,6 +25,9 @@ from quire.core.tokens import TOKEN_BYTES, Key
 from quire.errors import ConfigError, TraceError
 from quire.exchange.hashing import chain, root_digest
 
+SAFE_BLOCK = 16
+"""Tokens per block below which a recording has to be allowed by name: a block of few tokens can be guessed."""
+
 MAX_BLOCKS = 20_000_000
 """Distinct blocks after which a recording ends, by default: about 2 GB of names in memory."""
 
@@ -57,7 +60,9 @@ class Recorder(Watcher):
             manager = CacheManager(10_000, 16, watchers=[recorder])
 
     path        a new file; `.gz` is compressed
-    block_size  the manager's tokens per block
+    block_size  the manager's tokens per block, at least 16
+    guessable   whether blocks may be smaller all the same: who sends prompts and reads the file can then try what
+                stands in a block of another's prompt, token by token
     salt        what the names of sessions and blocks are mixed with, beside their scope; None: random. Sessions of two
                 recordings have the same names only where the salt is the same; blocks never do
     clock       seconds, rising
@@ -70,7 +75,7 @@ class Recorder(Watcher):
     waits until every earlier request has ended, or `MAX_WAITING` wait. Costs about 1 us per block
     of a prompt. A crash loses rows that wait, and of a compressed file the last 64 KiB of text. A
     write that fails ends the recording and not the request: `error` says why, and `close` raises.
-    Raises `ConfigError` for a file that cannot be written.
+    Raises `ConfigError` for a file that cannot be written, and for smaller blocks than are safe.
     """
 
     def __init__(
@@ -78,11 +83,18 @@ class Recorder(Watcher):
         path: str | Path,
         block_size: int,
         *,
+        guessable: bool = False,
         salt: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_blocks: int = MAX_BLOCKS,
     ) -> None:
         self._block_bytes = check_count("block_size", block_size) * TOKEN_BYTES
+        if block_size < SAFE_BLOCK and not guessable:
+            raise ConfigError(
+                f"block_size is {block_size}, a recording's is at least {SAFE_BLOCK}: whoever sends prompts and "
+                "reads the file could guess another's tokens block by block; give larger blocks, or "
+                "guessable=True if nobody does both"
+            )
         self._max_blocks = check_count("max_blocks", max_blocks)
         self._salt = os.urandom(32) if salt is None else bytes(salt)
         self._clock = clock
