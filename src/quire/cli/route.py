@@ -83,7 +83,14 @@ def route(
     else:
         output.stdout().print(f"{len(names)} upstreams at {url}/v1", highlight=False)
     sys.stdout.flush()
-    config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False, server_header=False)
+    config = uvicorn.Config(
+        proxy.app(),
+        loop="asyncio",
+        http="h11",  # whatever else is installed
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+    )
     for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn sends itself what ended it, at the end
         signal.signal(each, _end)
     try:

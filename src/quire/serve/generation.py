@@ -12,8 +12,8 @@ from quire.errors import RequestFailed
 from quire.serve import chat
 from quire.serve.auth import scope_of
 from quire.serve.clients import EventStream, until_gone
-from quire.serve.protocol import ApiError, ChatRequest, CompletionRequest, refused
-from quire.serve.replies import Reply, ReplyChoice, sse
+from quire.serve.protocol import ApiError, ChatRequest, CompletionRequest, refused, sse
+from quire.serve.replies import Reply, ReplyChoice
 from quire.serve.service import Ids, ServedModel, ending
 
 PARAMS = {*SamplingParams.__struct_fields__} - {"max_tokens", "logprobs"}

@@ -26,6 +26,15 @@ Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Likeliest: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
+DONE = b"data: [DONE]\n\n"
+"""The end of a stream."""
+
+
+def sse(document: Any) -> bytes:
+    """Return a document as one event of a stream."""
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
 class ApiError(Exception):
     """A request that is answered with an error: its status, and what OpenAI's error object says."""
 

@@ -42,6 +42,8 @@ def server_of(service: ServedModel, grace_s: int | None = None) -> uvicorn.Serve
     """Return a server of all routes, which takes requests once it runs."""
     config = uvicorn.Config(
         make_app(service),
+        loop="asyncio",
+        http="h11",  # whatever else is installed: other loops and parsers end otherwise
         log_level="warning",
         access_log=False,
         server_header=False,
