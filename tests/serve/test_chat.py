@@ -16,7 +16,8 @@ from quire.serve.chat import (
     tool_format,
     tools_of,
 )
-from quire.serve.protocol import ApiError, ChatRequest
+from quire.serve.protocol import ChatRequest
+from quire.web.errors import ApiError
 
 TOOLS = [
     {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},

@@ -5,13 +5,13 @@ import pytest
 from quire.core import Hint
 from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks
 from quire.serve.protocol import (
-    ApiError,
     ChatRequest,
     CompletionRequest,
     Detokenize,
     read,
     refused,
 )
+from quire.web.errors import ApiError
 
 
 def refusal(kind, body):

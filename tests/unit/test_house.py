@@ -22,6 +22,7 @@ ROOMS = (
     "engines",
     "serve",
     "cluster",
+    "web",
 )
 
 

@@ -4,10 +4,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -15,7 +13,6 @@ from quire.errors import QuireError
 from quire.serve.generation import answered
 from quire.serve.operator import Operator
 from quire.serve.protocol import (
-    ApiError,
     ChatRequest,
     CompletionRequest,
     Detokenize,
@@ -26,6 +23,8 @@ from quire.serve.protocol import (
     refused,
 )
 from quire.serve.service import ServedModel
+from quire.web.clients import body_of
+from quire.web.errors import HANDLED, ApiError, as_json, failed
 
 Answer: TypeAlias = Callable[[Any, Request], Awaitable[Any]]
 Admit: TypeAlias = Callable[[Mapping[str, str]], str | None]
@@ -41,8 +40,13 @@ def make_app(service: ServedModel) -> Starlette:
     def route(path: str, kind: Any, answer: Answer, admit: Admit, method: str = "") -> Route:
         async def handle(request: Request) -> Response:
             request.state.tenant = admit(request.headers)
-            asked = read(kind, await service.body(request)) if kind else None
-            return _response(await answer(asked, request))
+            asked = (
+                read(kind, await body_of(request, service.bounds.max_body, service.bounds.slow_s))
+                if kind
+                else None
+            )
+            said = await answer(asked, request)
+            return said if isinstance(said, Response) else as_json(said)
 
         return Route(path, handle, methods=[method or ("POST" if kind else "GET")])
 
@@ -70,8 +74,7 @@ def make_app(service: ServedModel) -> Starlette:
         async with service.metrics.sampled():
             yield
 
-    kinds = (ApiError, QuireError, HTTPException, ClientDisconnect, Exception)
-    handlers: Any = dict.fromkeys(kinds, _failed)
+    handlers: Any = dict.fromkeys((ApiError, QuireError, *HANDLED), _failed)
     return Starlette(routes=routes, exception_handlers=handlers, lifespan=life)
 
 
@@ -117,21 +120,5 @@ def anybody(headers: Mapping[str, str]) -> None:
     """Admit whoever asks."""
 
 
-def _response(answer: Any) -> Response:
-    if isinstance(answer, Response):
-        return answer
-    return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answer an error; one that nobody foresaw says nothing of the server's inside."""
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # nobody reads it
-    if isinstance(error, HTTPException):
-        what = f"{request.method} {request.url.path[:80]!r} is not offered here"
-        error = ApiError(error.status_code, what)
-    elif not isinstance(error, (ApiError, QuireError)):
-        error = ApiError(500, "the server failed at this request; its log says where")
-    said = refused(error)
-    body = msgspec.json.encode(said.document())
-    return Response(body, said.status, headers=said.headers, media_type="application/json")
+    return await failed(request, refused(error) if isinstance(error, QuireError) else error)

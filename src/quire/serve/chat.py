@@ -10,13 +10,13 @@ import msgspec
 
 from quire.serve.protocol import (
     SEEN,
-    ApiError,
     ChatMessage,
     ChatRequest,
     PromptRequest,
     Tool,
     shown,
 )
+from quire.web.errors import ApiError
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "json"]
 

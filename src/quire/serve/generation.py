@@ -10,11 +10,12 @@ from starlette.responses import Response
 from quire.engines.loop import RequestOutput, SamplingParams
 from quire.errors import RequestFailed
 from quire.serve import chat
-from quire.serve.auth import scope_of
-from quire.serve.clients import EventStream, until_gone
-from quire.serve.protocol import ApiError, ChatRequest, CompletionRequest, refused
-from quire.serve.replies import Reply, ReplyChoice, sse
+from quire.serve.protocol import ChatRequest, CompletionRequest, refused
+from quire.serve.replies import Reply, ReplyChoice
 from quire.serve.service import Ids, ServedModel, ending
+from quire.web.clients import EventStream, sse, until_gone
+from quire.web.errors import ApiError
+from quire.web.keys import scope_of
 
 PARAMS = {*SamplingParams.__struct_fields__} - {"max_tokens", "logprobs"}
 

@@ -10,9 +10,10 @@ from starlette.responses import HTMLResponse, Response
 
 from quire import ops
 from quire.engines.loop import Engine
-from quire.serve.auth import scope_of
-from quire.serve.protocol import ApiError, EvictRequest, PinRequest, PromptRequest
+from quire.serve.protocol import EvictRequest, PinRequest, PromptRequest
 from quire.serve.service import ServedModel
+from quire.web.errors import ApiError
+from quire.web.keys import scope_of
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 

@@ -1,7 +1,6 @@
 """What clients send and what they are told: OpenAI's requests with quire's own fields beside, and its error object."""
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -9,6 +8,7 @@ from msgspec import Meta, Raw
 
 from quire.core import Hint
 from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks, ScopeError, TokensError
+from quire.web.errors import ApiError
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 256
@@ -18,35 +18,10 @@ MAX_LOGPROBS = 20
 SEEN = 60
 """Characters of a refused value that an error shows."""
 
-KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-
 Body = TypeVar("Body")
 Number: TypeAlias = float | None
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Likeliest: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-
-
-class ApiError(Exception):
-    """A request that is answered with an error: its status, and what OpenAI's error object says."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers = dict(headers or {})
-
-    def document(self) -> dict[str, Any]:
-        """Return the error object."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": str(self), "type": KINDS.get(self.status, kind)}
-        return {"error": error | {"param": self.param, "code": self.code}}
 
 
 class StreamOptions(msgspec.Struct):

@@ -5,22 +5,16 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from quire._version import __version__
 from quire.serve.chat import ToolCall, ToolFormat, held_from, parse_tools
+from quire.web.clients import DONE, sse
 
 FINGERPRINT = f"quire-{__version__}"
-DONE = b"data: [DONE]\n\n"
 
 _BYTES: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """The letters of byte-level BPE, each with its byte."""
-
-
-def sse(document: Any) -> bytes:
-    """Return a document as one event of a stream."""
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
 class ReplyChoice:

@@ -10,13 +10,13 @@ from copy import deepcopy
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 
 from quire.engines.loop import AsyncEngine, RequestOutput, SamplingParams
 from quire.serve import chat
-from quire.serve.auth import ApiKeys
 from quire.serve.metrics import Metrics
-from quire.serve.protocol import ApiError, ChatRequest, PromptRequest
+from quire.serve.protocol import ChatRequest, PromptRequest
+from quire.web.errors import ApiError
+from quire.web.keys import ApiKeys
 
 Ids = list[int]
 
@@ -81,25 +81,6 @@ class ServedModel:
         if name not in (None, self.model):
             said = f"the model {name!r} is not served here; {self.model!r} is"
             raise ApiError(404, said, param="model", code="model_not_found")
-
-    async def body(self, request: Request) -> bytes:
-        """Return a request's body. Raises `ApiError` for one that is too large or too slow."""
-        limit, body = self.bounds.max_body, bytearray()
-        length = int(request.headers.get("content-length", "0"))
-        try:
-            async with asyncio.timeout(self.bounds.slow_s):
-                if length <= limit:
-                    async for piece in request.stream():
-                        body += piece
-                        if len(body) > limit:
-                            break
-        except TimeoutError:
-            raise ApiError(408, f"the body did not come in {self.bounds.slow_s} seconds") from None
-        if (size := max(length, len(body))) > limit:
-            raise ApiError(
-                413, f"the body has {size} bytes or more, the limit is {limit}; send less"
-            )
-        return bytes(body)
 
     async def ids(self, asked: PromptRequest | ChatRequest | str | Ids) -> Ids:
         """Return a prompt as token ids; one thread alone uses the tokenizer. Raises `ApiError`."""

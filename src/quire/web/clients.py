@@ -1,15 +1,25 @@
-"""Clients that leave, and those that do not take what they are sent."""
+"""Clients that send too much, that leave, and that do not take what they are sent."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from quire.web.errors import ApiError
+
 Got = TypeVar("Got")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(document: Any) -> bytes:
+    """Return a document as one event of a stream."""
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
 class EventStream(StreamingResponse):
@@ -29,6 +39,21 @@ class EventStream(StreamingResponse):
         with suppress(TimeoutError):
             async with aclosing(self._events):  # whatever ends it, its requests end too
                 await super().__call__(scope, receive, bounded)
+
+
+async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
+    """Return a request's body. Raises `ApiError` for one that is larger or slower."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(slow_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    said = f"the body has more than {limit} bytes, the limit; send less"
+                    raise ApiError(413, said)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come in {slow_s:g} seconds") from None
+    return bytes(body)
 
 
 async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
