@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from quire.cluster.replicas import ATTEMPTS, MADE_BY, Ingress, Replica
-from quire.serve.auth import ApiKeys
+from quire.cluster.replicas import ATTEMPTS, MADE_BY, Ingress, Opened, Replica
+from quire.web.keys import ApiKeys
 
 TEXT = "A prompt that some replica has answered before."
 
@@ -27,7 +27,8 @@ class Handle:
 
     def __init__(self):
         self.replica = Replica.__new__(Replica)
-        self.replica._app, self.replica._name = self._app(), "one"
+        self.replica._opened = Opened(self._app(), lambda: self.is_well)
+        self.replica._name, self.is_well = "one", True
         self.replica._held = SimpleNamespace(close=lambda: None)
         self.moods, self.sent, self.num_open = [], [], 0
         self.answer = self
@@ -215,9 +216,8 @@ def test_keys_are_asked_for_and_passed_on():
 
 
 def test_an_engine_that_broke_down_is_told_to_ray():
-    replica = Handle().replica
-    replica._service = SimpleNamespace(is_taking=True)
-    replica.check_health()
-    replica._service.is_taking = False
+    handle = Handle()
+    handle.replica.check_health()
+    handle.is_well = False
     with pytest.raises(RuntimeError, match="takes nothing"):
-        replica.check_health()
+        handle.replica.check_health()

@@ -23,7 +23,7 @@ from quire.cluster.request_router import ReplicaRouter  # noqa: E402
 from quire.cluster.sent import EVENTS, Prompt, Sent  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.exchange import EventLog  # noqa: E402
-from quire.serve.auth import scope_of  # noqa: E402
+from quire.web.keys import scope_of  # noqa: E402
 
 DEPLOYMENT = DeploymentID("Replica", "quire")
 TEXT = np.arange(160, dtype=np.int32) % 50

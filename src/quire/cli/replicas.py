@@ -18,7 +18,7 @@ from quire.errors import ConfigError
 from quire.extras import require
 
 if TYPE_CHECKING:
-    from quire.serve.service import ServedModel
+    from quire.cluster.replicas import Opened
 
 NAME = "quire"
 """Of the application, for Ray Serve."""
@@ -95,15 +95,19 @@ def run_replicas(
 
 
 @contextmanager
-def opened_replica(wanted: Wanted, *, is_alone: bool) -> Generator[tuple["ServedModel", str]]:
-    """Open what one replica serves; yield it, and where its events are published: on loopback, where all are on one machine."""
+def opened_replica(wanted: Wanted, *, is_alone: bool) -> Generator["Opened"]:
+    """Open what one replica serves; events are published on loopback, where all are on one machine."""
+    from quire.cluster.replicas import Opened
     from quire.engines.loop import AsyncEngine
+    from quire.serve.app import make_app
 
     host = "127.0.0.1" if is_alone else import_module("ray.util").get_node_ip_address()
     with opened_engine(wanted, f"tcp://{host}:0") as (engine, told):
         running = AsyncEngine(engine)
+        service = wanted.service(running)
+        events = f"{told['events']},{told['events_replay']}"
         try:
-            yield wanted.service(running), f"{told['events']},{told['events_replay']}"
+            yield Opened(make_app(service), lambda: service.is_taking, events)
         finally:
             running.close()
 

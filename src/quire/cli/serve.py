@@ -20,8 +20,8 @@ from quire.extras import require
 
 if TYPE_CHECKING:
     from quire.engines.loop import AsyncEngine, Engine
-    from quire.serve.auth import ApiKeys
     from quire.serve.service import ServedModel
+    from quire.web.keys import ApiKeys
 
 MAX_EVENTS = 1_000_000
 """Events that wait to be published; beyond these the oldest are dropped, and subscribers see a gap."""
@@ -101,7 +101,8 @@ def serve(
     it there have to be some: from --keys, or one in QUIRE_API_KEY. Each name of a key is a tenant, and no two tenants
     share anything. The page, /metrics and /v1/cache then need the key in QUIRE_OPERATOR_KEY.
     Events carry the tokens of prompts, unencrypted and without a key: on loopback only, unless --events-in-clear is given.
-    With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; with the environment's RAY_ADDRESS, on the machines of that cluster.
+    With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; on the cluster
+    of RAY_ADDRESS, where that is in the environment.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -121,7 +122,7 @@ def serve(
                 f"--events {events} is beyond loopback, where anybody could read the tokens of "
                 "prompts; use tcp://127.0.0.1:PORT, or add --events-in-clear if only you reach it"
             )
-    from quire.serve.auth import is_loopback, is_open_to_all, read_keys
+    from quire.web.keys import is_loopback, is_open_to_all, read_keys
 
     if keys is not None and is_open_to_all(keys):
         output.stderr().print(
@@ -226,7 +227,7 @@ def opened_engine(
             from quire.engines.loop import Engine
             from quire.exchange import EventLog
             from quire.foresight import LiveCurve
-            from quire.serve.metrics import Heat
+            from quire.observe.overview import Heat
 
             loaded, tokenizer = load(wanted.model, wanted.dtype)
             engine = Engine(

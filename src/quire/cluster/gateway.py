@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -12,17 +11,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.cluster.prefixes import Asker, Question
 from quire.core.tokens import IntArray
-from quire.serve.auth import ApiKeys
-from quire.serve.clients import EventStream, until_gone
-from quire.serve.protocol import DONE, ApiError, sse
+from quire.web.bodies import body_of
+from quire.web.clients import DONE, EventStream, sse, until_gone
+from quire.web.errors import ApiError, handlers
+from quire.web.keys import ApiKeys
 
 ROUTED = ("/v1/completions", "/v1/chat/completions")
 PASSED = {
@@ -74,9 +73,9 @@ class Gateway(ABC):
         """Return the application: what clients may ask, and `routes`."""
         passed = [Route(path, self._handle, methods=["POST"]) for path in ROUTED]
         passed += [Route(path, self._handle, methods=[each]) for path, each in PASSED.items()]
-        kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
-        handlers: Any = dict.fromkeys(kinds, failed)
-        return Starlette(routes=[*passed, *routes], exception_handlers=handlers, lifespan=self.life)
+        return Starlette(
+            routes=[*passed, *routes], exception_handlers=handlers(), lifespan=self.life
+        )
 
     @asynccontextmanager
     async def life(self, _: Starlette) -> AsyncGenerator[None]:
@@ -112,7 +111,7 @@ class Gateway(ABC):
             sha256(request.headers.get("authorization", "").encode()).hexdigest(),
             self.keys.tenant(request.headers),
         )
-        body = await self._body(request)
+        body = await body_of(request, self.max_body, self.slow_s)
         question = None
         if request.url.path in ROUTED:
             try:
@@ -120,19 +119,6 @@ class Gateway(ABC):
             except (msgspec.MsgspecError, UnicodeError, RecursionError):
                 question = None  # the server says what is wrong with it
         return await until_gone(request, self.answered(Incoming(request, who, body, question)))
-
-    async def _body(self, request: Request) -> bytes:
-        """Return a request's body. Raises `ApiError` for one that is too large or too slow."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self.slow_s):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > self.max_body:
-                        raise ApiError(413, f"the body has more than {self.max_body} bytes")
-        except TimeoutError:
-            raise ApiError(408, f"the body did not come in {self.slow_s:g} seconds") from None
-        return bytes(body)
 
 
 class _Tokenized(msgspec.Struct):
@@ -167,16 +153,3 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     else:
         if line:
             yield line
-
-
-async def failed(request: Request, error: Exception) -> Response:
-    """Answer an error as OpenAI does."""
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # nobody reads it
-    if isinstance(error, HTTPException):
-        what = f"{request.method} {request.url.path[:80]!r} is not offered here"
-        error = ApiError(error.status_code, what)
-    elif not isinstance(error, ApiError):
-        error = ApiError(500, "the router failed at this request; its log says where")
-    body = msgspec.json.encode(error.document())
-    return Response(body, error.status, headers=error.headers, media_type="application/json")

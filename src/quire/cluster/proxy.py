@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,8 +15,8 @@ from quire.cluster.index import Held
 from quire.cluster.prefixes import Prefixes
 from quire.cluster.upstreams import PATIENCE_S, Upstream
 from quire.routing import Router, Target
-from quire.serve.auth import ApiKeys
-from quire.serve.protocol import ApiError
+from quire.web.errors import ApiError, as_json
+from quire.web.keys import ApiKeys
 
 ELSEWHERE = frozenset({429, 502, 503})
 """Answers of an upstream that has no room, or is none: another one is asked."""
@@ -86,7 +85,7 @@ class Proxy(Gateway):
             for each in self.upstreams
         ]
         said = {"upstreams": listed, "blocks": index.num_blocks, "capacity": index.capacity}
-        return Response(msgspec.json.encode(said), media_type="application/json")
+        return as_json(said)
 
     async def answered(self, incoming: Incoming) -> Response:
         """Return the answer of the upstream that the router names, or of another one where that fails."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from ray import serve
@@ -16,25 +16,16 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from quire.cluster.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed
 from quire.cluster.sent import EVENTS, Prompt, Sent
 from quire.routing import router_named
-from quire.serve.auth import ApiKeys
-from quire.serve.protocol import ApiError
-
-if TYPE_CHECKING:
-    from quire.serve.service import ServedModel
+from quire.web.errors import ApiError
+from quire.web.keys import ApiKeys
 
 _serve: Any = serve  # its types say too little
 logger = logging.getLogger("ray.serve")
-
-Opened: TypeAlias = "tuple[ServedModel, str | None]"
-"""What a replica serves, and where its events are published, as `ToldPrefixes.follow` takes it."""
-
-Opener: TypeAlias = "Callable[[], AbstractContextManager[Opened]]"
-"""Makes what a replica serves."""
 
 MADE_BY = "x-quire-replica"
 """The header that says which replica answered."""
@@ -47,24 +38,34 @@ SOON = {"Retry-After": "1"}
 ASGI_KEYS = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client", "server")  # fmt: skip
 
 
+class Opened(NamedTuple):
+    """What a replica serves: its application, whether that is well, and where its events are published, as `ToldPrefixes.follow` takes it."""
+
+    app: ASGIApp
+    is_well: Callable[[], bool]
+    events: str | None = None
+
+
+Opener: TypeAlias = Callable[[], AbstractContextManager[Opened]]
+"""Makes what a replica serves."""
+
+
 class Replica:
-    """A server of quire in a process of Ray's: its routes are asked through `answer`."""
+    """A server in a process of Ray's: its routes are asked through `answer`."""
 
     def __init__(self, opener: Opener) -> None:
-        from quire.serve.app import make_app  # noqa: PLC0415 - a replica alone needs an engine
-
         self._held = ExitStack()
-        self._service, self._events = self._held.enter_context(opener())
-        self._app = make_app(self._service)
+        self._opened = self._held.enter_context(opener())
         self._name = serve.get_replica_context().replica_id.unique_id
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Return what routers are told of this replica."""
-        return {} if self._events is None else {EVENTS: self._events}
+        events = self._opened.events
+        return {} if events is None else {EVENTS: events}
 
     def check_health(self) -> None:
         """Raise `RuntimeError` where the engine has broken down: Ray Serve starts another replica."""
-        if not self._service.is_taking:
+        if not self._opened.is_well():
             raise RuntimeError("the engine takes nothing any more")
 
     async def answer(self, sent: Sent) -> AsyncGenerator[Message]:
@@ -77,7 +78,7 @@ class Replica:
                 return asked.pop()
             return await asyncio.Future()  # nobody leaves but by a cancellation
 
-        task = asyncio.ensure_future(self._app(sent.scope, receive, said.put))
+        task = asyncio.ensure_future(self._opened.app(sent.scope, receive, said.put))
         task.add_done_callback(lambda _: said.put_nowait(None))
         try:
             while (message := await said.get()) is not None:
