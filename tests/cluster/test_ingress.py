@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from quire.cluster.replicas import ATTEMPTS, MADE_BY, Ingress, Opened, Replica
+from quire.cluster.replicas import ATTEMPTS, MADE_BY, Ingress, Opened, ServedReplica
 from quire.web.keys import ApiKeys
 
 TEXT = "A prompt that some replica has answered before."
@@ -26,7 +26,7 @@ class Handle:
     """A handle of Ray Serve to one replica; `moods` are what its next calls come to: well, dead, torn or full."""
 
     def __init__(self):
-        self.replica = Replica.__new__(Replica)
+        self.replica = ServedReplica.__new__(ServedReplica)
         self.replica._opened = Opened(self._app(), lambda: self.is_well)
         self.replica._name, self.is_well = "one", True
         self.replica._held = SimpleNamespace(close=lambda: None)

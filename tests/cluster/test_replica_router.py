@@ -20,7 +20,7 @@ from ray.serve.request_router import PendingRequest  # noqa: E402
 
 from quire import CacheManager  # noqa: E402
 from quire.cluster.request_router import ReplicaRouter  # noqa: E402
-from quire.cluster.sent import EVENTS, Prompt, Sent  # noqa: E402
+from quire.cluster.sent import EVENTS, Sent, SentPrompt  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.exchange import EventLog  # noqa: E402
 from quire.web.keys import scope_of  # noqa: E402
@@ -74,7 +74,7 @@ class World:
 
     async def chosen(self, tokens=TEXT, **more):
         """Return who gets a prompt, as Ray Serve asks the router for it."""
-        sent = Sent({}, b"", Prompt(tokens, **more))
+        sent = Sent({}, b"", SentPrompt(tokens, **more))
         return await self.asked(sent)
 
     async def asked(self, *args):

@@ -40,7 +40,7 @@ LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 def run_replicas(
     wanted: Wanted, plan: dict[str, Any], address: tuple[str, int], *, as_json: bool
 ) -> None:
-    """Serve `wanted` as `Plan(**plan)` says, at an address, until Ctrl-C or SIGTERM; then replicas finish what runs, and tiers get what is cached."""
+    """Serve `wanted` as `ReplicaPlan(**plan)` says, at an address, until Ctrl-C or SIGTERM; then replicas finish what runs, and tiers get what is cached."""
     require("replicas", "--replicas")
     if any(line.startswith("disk:") for line in wanted.tiers or ()):
         raise ConfigError(
@@ -55,7 +55,7 @@ def run_replicas(
     port = int(url.rpartition(":")[2])
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    from quire.cluster.replicas import Plan, application
+    from quire.cluster.replicas import ReplicaPlan, application
 
     ray: Any = import_module("ray")  # whose own types are not all known
     serve: Any = import_module("ray.serve")
@@ -63,7 +63,7 @@ def run_replicas(
     app = application(
         partial(opened_replica, wanted, is_alone=is_alone),
         wanted.keys,
-        Plan(**plan, num_cpus=cores),
+        ReplicaPlan(**plan, num_cpus=cores),
     )
     with ExitStack() as held:
         with output.progress("starting Ray"):

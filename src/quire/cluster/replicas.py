@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
 from quire.cluster.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed
-from quire.cluster.sent import EVENTS, Prompt, Sent
+from quire.cluster.sent import EVENTS, Sent, SentPrompt
 from quire.routing import router_named
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
@@ -50,7 +50,7 @@ Opener: TypeAlias = Callable[[], AbstractContextManager[Opened]]
 """Makes what a replica serves."""
 
 
-class Replica:
+class ServedReplica:
     """A server in a process of Ray's: its routes are asked through `answer`."""
 
     def __init__(self, opener: Opener) -> None:
@@ -118,7 +118,7 @@ class Ingress(Gateway):
         sent, asked = _sent(incoming.request, incoming.body, {}), incoming.question
         if asked is not None:
             tokens = await self.tokens(incoming, asked) if self._sees_prefix else None
-            sent.prompt = Prompt(tokens, asked.cache_salt, incoming.who.tenant, asked.session)
+            sent.prompt = SentPrompt(tokens, asked.cache_salt, incoming.who.tenant, asked.session)
         for _ in range(ATTEMPTS):
             try:
                 return await self._ask(sent)
@@ -179,7 +179,7 @@ async def _bodies(messages: AsyncIterator[Message]) -> AsyncGenerator[bytes]:
         raise Broken from error
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How many replicas there are, of what size, and who chooses among them.
 
     `num_replicas`, `max_replicas`  as many; or, where the second is given, as Ray Serve finds necessary between the two
@@ -201,7 +201,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     load_limit: float = 1.25
 
 
-def application(opener: Opener, keys: ApiKeys, plan: Plan) -> serve.Application:
+def application(opener: Opener, keys: ApiKeys, plan: ReplicaPlan) -> serve.Application:
     """Return the application, to be run by `ray.serve.run`. Raises `ConfigError` for an unknown router."""
     router = router_named(plan.router, load_limit=plan.load_limit)
     count: dict[str, Any] = {"num_replicas": plan.num_replicas}
@@ -214,13 +214,14 @@ def application(opener: Opener, keys: ApiKeys, plan: Plan) -> serve.Application:
     }
     made: Any = _serve.deployment
     replicas = made(
+        name="Replica",
         **count,
         ray_actor_options={"num_cpus": plan.num_cpus},
         max_ongoing_requests=plan.max_inflight,
         max_queued_requests=plan.max_inflight,
         graceful_shutdown_timeout_s=plan.grace_s,
         request_router_config=routing,
-    )(Replica)
+    )(ServedReplica)
     ingress = made(
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=1 << 20,

@@ -9,7 +9,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from quire.cluster.index import Held
 from quire.cluster.prefixes import ToldPrefixes
-from quire.cluster.sent import EVENTS, Prompt, Sent
+from quire.cluster.sent import EVENTS, Sent, SentPrompt
 from quire.routing import LeastLoaded, Target, router_named
 
 
@@ -56,7 +56,7 @@ class ReplicaRouter(RequestRouter):
         rest = [*candidate_replicas[:at], *candidate_replicas[at + 1 :]]
         return [[candidate_replicas[at]], rest]
 
-    def _held(self, prompt: Prompt | None) -> Held:
+    def _held(self, prompt: SentPrompt | None) -> Held:
         if self._prefixes is None or prompt is None or prompt.tokens is None:
             return {}
         return self._prefixes.found(prompt.tokens, prompt.salt, prompt.tenant)

@@ -10,7 +10,7 @@ EVENTS = "events"
 """Of a replica's metadata, where it publishes its events, as `ToldPrefixes.follow` takes it."""
 
 
-class Prompt(NamedTuple):
+class SentPrompt(NamedTuple):
     """What is looked at of a request: tokens, int32 [num_tokens] (None: nobody looks at them), its `cache_salt`, whose, in which conversation."""
 
     tokens: "IntArray | None"
@@ -24,4 +24,4 @@ class Sent(msgspec.Struct):
 
     scope: dict[str, Any]
     body: bytes
-    prompt: Prompt | None = None
+    prompt: SentPrompt | None = None
