@@ -21,7 +21,7 @@ from quire.engines.packed.attention import (
     kernel,
 )
 from quire.engines.packed.attention import step as attention_step
-from quire.engines.packed.attention.compiling import compiled
+from quire.engines.packed.compiling import compiled
 from quire.engines.packed.attention.layer import Shape
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout

@@ -7,16 +7,16 @@ algorithm 1).
 
 # pyright: basic
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 
 from llvmlite import ir
 
-from quire.engines.packed.attention.compiling import for_threads
+from quire.engines.packed.compiling import functions
 from quire.engines.packed.attention.few import attend_few
 from quire.engines.packed.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
 from quire.engines.packed.attention.many import attend_many
-from quire.engines.packed.attention.vectors import (
+from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
     LANES,
@@ -27,14 +27,14 @@ from quire.engines.packed.attention.work import LANES as QUERIES
 
 
 @cache
-def kernel(shape: Shape) -> Callable[[int, int, int], None]:
-    """Return `run(layer, fork, threads)`: the address of a `LayerInputs`, and of GOMP_parallel, or 0."""
+def kernel(shape: Shape) -> Sequence[int]:
+    """Return the functions of a pass over `LayerInputs`."""
     module = ir.Module()
     writers = (_write, _attend, _merge)
     phases = [LayerCode(module, write.__name__, shape) for write in writers]
     for phase, write in zip(phases, writers, strict=True):
         write(phase)
-    return for_threads(module, phases)
+    return functions(module, phases)
 
 
 def _write(code: LayerCode) -> None:
@@ -116,5 +116,9 @@ def _merge(code: LayerCode) -> None:
             for each, value in zip(sums, code.load_row(place + 8, width, FLOAT), strict=True):
                 each.now += share * value
         found = [each.now / total.now for each in sums]
-        to = layer.out + (row * code.heads + head) * (4 * code.value_words)
-        code.store_floats(found, to, width, bfloat16=code.shape.bfloat16)
+        bfloat16, wide = code.shape.bfloat16, code.shape.wide
+        size = 2 if bfloat16 and not wide else 4
+        to = layer.out + (row * code.heads + head) * (size * width)
+        if wide:
+            found = [code.nearest(each) for each in found]
+        code.store_floats(found, to, width, bfloat16=bfloat16 and not wide)

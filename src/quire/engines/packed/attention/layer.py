@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from quire.engines.packed.attention.vectors import (
+from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
     INT,
     LANES,
+    LOG2_E,
     PAIRED,
     WORD,
     Code,
@@ -24,15 +25,13 @@ LOWEST = -1e30
 UNSEEN = -2e38
 """The score of a key that a query does not see."""
 
-LOG2_E = 1.4426950408889634
-
-
 class Shape(NamedTuple):
     """What code is compiled for.
 
     depth, width  elements of a key, and of a value
     together      queries of one row that few queries are attended by: 1 or 2
     bfloat16      whether q, k, v and the output are that, or float32
+    wide          whether the output has room for floats where it is bfloat16
     paired        whether the CPU multiplies pairs of bfloat16; where not, they are widened to float32
     """
 
@@ -41,6 +40,7 @@ class Shape(NamedTuple):
     together: int
     block_size: int
     bfloat16: bool
+    wide: bool = False
     paired: bool = PAIRED
 
 

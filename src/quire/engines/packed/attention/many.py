@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
-from quire.engines.packed.attention.vectors import (
+from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
     LANES,

@@ -53,8 +53,8 @@ class AttentionPlan:
     position: Ints = field(init=False)
     seen_from: Ints = field(init=False)
     _parts: Parts | None = field(init=False, repr=False, default=None)
-    _works: dict[tuple[int, int], Work] = field(
-        init=False, repr=False, default_factory=dict[tuple[int, int], Work]
+    _works: dict[tuple[int, int, int], Work] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, int], Work]
     )
 
     def update(self, packed: Packed) -> None:
@@ -91,16 +91,17 @@ class AttentionPlan:
         plan.update(Packed(packed.tables[kept], starts[kept], counts[kept]))
         return plan
 
-    def work(self, group: int, num_threads: int) -> Work:
-        """Return the tasks of a step in which `group` query heads read one kv head."""
-        if (group, num_threads) not in self._works:
+    def work(self, group: int, kv_heads: int, num_threads: int) -> Work:
+        """Return the tasks of a step in which `group` query heads read each kv head."""
+        key = group, kv_heads, num_threads
+        if key not in self._works:
             assert self._parts is not None
-            found, merged = tasks(self._parts, group, num_threads)
+            found, merged = tasks(self._parts, *key)
             order = np.argsort(merged, kind="stable")
             starts = np.searchsorted(merged[order], np.arange(len(self.position) + 1))
             held = (self.packed.tables, self.position, self.seen_from, self._parts.rows)
-            self._works[group, num_threads] = Work(self.block_size, *held, found, order, starts)
-        return self._works[group, num_threads]
+            self._works[key] = Work(self.block_size, *held, found, order, starts)
+        return self._works[key]
 
     def lower(self, positions: Ints) -> Ints:
         """Return the first position that rows at these positions see."""

@@ -1,0 +1,107 @@
+"""Vector code turned into machine code, and calls of it by any number of threads.
+
+It takes a fraction of a second and needs no compiler on the machine.
+"""
+
+# pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
+from collections.abc import Iterable, Sequence
+from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import binding, ir
+
+from quire.engines.packed.vectors import INT, WORD, Code
+
+
+class Pass(NamedTuple):
+    """A call of compiled functions, one after another, each by all of its threads.
+
+    functions  their addresses; each takes the address of `inputs`
+    inputs     int64 numbers and addresses; what is counted there, or behind them, begins at 0
+    threads    how many call each function
+    held       what must not go before they have run
+    """
+
+    functions: Sequence[int]
+    inputs: Any
+    threads: int
+    held: Any = None
+
+
+def run(passes: Iterable[Pass]) -> None:
+    """Run passes, one behind the other, in one call."""
+    kept = [(each, np.array(each.inputs, np.int64)) for each in passes]
+    calls = [
+        (function, inputs.ctypes.data, each.threads)
+        for each, inputs in kept
+        for function in each.functions
+    ]
+    table = np.array(calls, np.int64)
+    _runner()(table.ctypes.data, len(calls), _fork())
+
+
+def functions(module: ir.Module, codes: Sequence[Code]) -> list[int]:
+    """Compile the functions of a module, which are never unloaded; return the addresses of some."""
+    for code in codes:
+        code.end()
+    engine = compiled(module)
+    _engines.append(engine)
+    return [engine.get_function_address(code.function.name) for code in codes]
+
+
+_engines: list[Any] = []
+"""What keeps code that was compiled: each is found in a cache by what it was made for."""
+
+
+@cache
+def _runner() -> Any:
+    """Return `run(calls, count, fork)` for int64 `[count, 3]`: a function, what it takes, and threads."""
+    module = ir.Module()
+    code = Code(module, "run", 3)
+    calls, count, fork = code.arguments
+    with code.loop(0, count) as at:
+        function, inputs, threads = (code.load(calls + at * 24 + i * 8, INT) for i in range(3))
+        with code.either((threads.min(fork)) > 1) as (forked, alone):
+            with forked:
+                code.call_at(
+                    fork, function, inputs, threads.narrowed(), code.constant(0, WORD)
+                )
+            with alone:
+                code.call_at(function, inputs)
+    return CFUNCTYPE(None, c_int64, c_int64, c_int64)(functions(module, [code])[0])
+
+
+def compiled(module: ir.Module, *, host: bool = True) -> Any:
+    """Compile a module for this very CPU, or for any of its kind; return what gives its functions' addresses."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = binding.get_host_cpu_features().flatten() if host else ""
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name() if host else "", features=features, opt=2, jit=True
+    )
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    # What is written is vectors already: variables go to registers, and what is computed twice goes.
+    passes = binding.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_loop_rotate_pass()
+    passes.add_new_gvn_pass()
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    passes.run(parsed, binding.create_pass_builder(machine, options))
+    engine = binding.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    return engine
+
+
+@cache
+def _fork() -> int:
+    """Return the address of GOMP_parallel of the OpenMP that torch runs on, whose threads are awake; 0: none."""
+    found = find_spec("torch._C")
+    held = CDLL(found and found.origin)  # a symbol is looked for in all that the library needs, too
+    return cast(held.GOMP_parallel, c_void_p).value or 0 if hasattr(held, "GOMP_parallel") else 0
