@@ -41,10 +41,11 @@ _POWER = (
 )
 """2 ** x for |x| <= 1/2, relative error 8e-8 (least over polynomials of degree 5)."""
 
-PAIRED = binding.get_host_cpu_name().startswith("znver") and bool(
-    binding.get_host_cpu_features().get("avx512bf16", False)
-)
-"""Whether this CPU multiplies pairs of bfloat16 as fast as it does single floats; where not, they are widened to these.
+HAS_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16", False))
+"""Whether this CPU multiplies vectors of pairs of bfloat16."""
+
+PAIRED = HAS_PAIRS and binding.get_host_cpu_name().startswith("znver")
+"""Whether it does so as fast as it multiplies vectors of floats; where not, bfloat16s are widened to these.
 
 Zen 4 and later do; Intel's take four times as long for a vector (Emerald Rapids: 84 GFLOP/s instead of 171 a core).
 """

@@ -94,7 +94,11 @@ def _attend(code: LayerCode) -> None:
 def _merge(code: LayerCode) -> None:
     """Fill `out`: of each row its parts and the sink, each by its share of the sum of weights."""
     layer, width = code.layer, code.shape.width
-    with code.claims(layer.claimed + 16, layer.num_rows) as row, code.loop(0, code.heads) as head:
+    with (
+        code.claims(layer.claimed + 16, layer.num_rows) as row,
+        code.when(code.is_merged(row)),
+        code.loop(0, code.heads) as head,
+    ):
         first, last = (code.number(layer.merged_starts, row + i) for i in range(2))
 
         def part(at: Number, head: Number = head) -> tuple[Number, Number]:
@@ -115,10 +119,4 @@ def _merge(code: LayerCode) -> None:
             total.now += share * code.load(place + 4, FLOAT).spread()
             for each, value in zip(sums, code.load_row(place + 8, width, FLOAT), strict=True):
                 each.now += share * value
-        found = [each.now / total.now for each in sums]
-        bfloat16, wide = code.shape.bfloat16, code.shape.wide
-        size = 2 if bfloat16 and not wide else 4
-        to = layer.out + (row * code.heads + head) * (size * width)
-        if wide:
-            found = [code.nearest(each) for each in found]
-        code.store_floats(found, to, width, bfloat16=bfloat16 and not wide)
+        code.put(row, head, [each.now / total.now for each in sums])

@@ -172,6 +172,42 @@ class LayerCode(Code):
         """Return the address of one of the partial results."""
         return self.layer.partial + (row * self.heads + head) * (4 * (2 + self.shape.width))
 
+    def is_merged(self, row: Number) -> Number:
+        """Return whether the output of a row is more than what one task finds."""
+        first, last = (self.number(self.layer.merged_starts, row + i) for i in range(2))
+        return (last - first > 1) | (self.layer.sinks > 0)
+
+    def finish(
+        self,
+        place: tuple[Number, Number, Number],
+        highest: Number,
+        total: Number,
+        sums: Sequence[Number],
+    ) -> None:
+        """Store what a task found for a query: for the merge, or where there is nothing to merge, as the output.
+
+        place         the row of the step, the head, and the row of the partial results
+        highest, total, sums  vectors, of the first two with the same number in each lane
+        """
+        row, head, partial = place
+        with self.either(self.is_merged(row)) as (merged, alone):
+            with merged:
+                to = self.partial(partial, head)
+                self.store(highest.picked([0]), to)
+                self.store(total.picked([0]), to + 4)
+                self.store_row(sums, to + 8, self.shape.width)
+            with alone:
+                self.put(row, head, [each / total for each in sums])
+
+    def put(self, row: Number, head: Number, values: Sequence[Number]) -> None:
+        """Store the output of a query."""
+        bfloat16, wide = self.shape.bfloat16, self.shape.wide
+        size = 2 if bfloat16 and not wide else 4
+        to = self.layer.out + (row * self.heads + head) * (size * self.shape.width)
+        if wide:
+            values = [self.nearest(each) for each in values]
+        self.store_floats(values, to, self.shape.width, bfloat16=bfloat16 and not wide)
+
     def factor(self) -> Number:
         """Return what turns scores, capped where they are, into powers of 2."""
         one = self.constant(1, FLOATS)

@@ -113,12 +113,11 @@ def attend_many(code: LayerCode, task: Task) -> None:
         code.store(highest[v].now, lower + _VECTOR * v)
         code.store(total[v].now, upper + _VECTOR * v)
     with code.loop(0, num_queries) as lane:
-        _, place, head = _query(code, task, lane)
-        to = code.partial(place, head)
-        code.store(code.load(lower + lane * 4, FLOAT), to)
-        code.store(code.load(upper + lane * 4, FLOAT), to + 4)
-        with code.loop(0, code.shape.width) as i:
-            code.store(code.load(sums + i * _LINE + lane * 4, FLOAT), to + 8 + i * 4)
+        row, place, head = _query(code, task, lane)
+        high, all_of_it = (code.load(each + lane * 4, FLOAT).spread() for each in (lower, upper))
+        with code.loop(0, width) as i:
+            code.store(code.load(sums + i * _LINE + lane * 4, WORD), values + i * 4)
+        code.finish((row, head, place), high, all_of_it, code.load_row(values, width, FLOAT))
 
 
 def _query(code: LayerCode, task: Task, lane: Number) -> tuple[Number, Number, Number]:
