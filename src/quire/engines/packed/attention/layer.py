@@ -148,15 +148,15 @@ class LayerCode(Code):
 
     def query(self, row: Number, head: Number) -> list[Number]:
         layer = self.layer
-        return self._operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
+        return self.operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
 
     def key(self, slot: Number) -> list[Number]:
-        return self._operands(self.layer.k + slot * (4 * self.key_words), self.key_words)
+        return self.operands(self.layer.k + slot * (4 * self.key_words), self.key_words)
 
     def values(self, slots: Sequence[Number]) -> list[list[Number]]:
         """Load values; of pairs, as one row for every two keys."""
         size = self.value_words
-        rows = [self._operands(self.layer.v + slot * (4 * size), size) for slot in slots]
+        rows = [self.operands(self.layer.v + slot * (4 * size), size) for slot in slots]
         if not self.paired:
             return rows
         return [
@@ -164,7 +164,8 @@ class LayerCode(Code):
             for two in zip(rows[::2], rows[1::2], strict=True)
         ]
 
-    def _operands(self, address: Number, num_words: int) -> list[Number]:
+    def operands(self, address: Number, num_words: int) -> list[Number]:
+        """Load elements in so many words as operands."""
         row = self.load_row(address, num_words, self.kind)
         return [half for words in row for half in self.halves(words)] if self.widened else row
 
