@@ -5,7 +5,7 @@ It takes a fraction of a second and needs no compiler on the machine.
 
 # pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
 from functools import cache
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ class Pass(NamedTuple):
     """A call of compiled functions, one after another, each by all of its threads.
 
     functions  their addresses; each takes the address of `inputs`
-    inputs     int64 numbers and addresses; what is counted there, or behind them, begins at 0
+    inputs     int64 numbers and addresses; the first are what has been claimed of each function's work, 0 before it runs
     threads    how many call each function
     held       what must not go before they have run
     """
@@ -32,16 +32,21 @@ class Pass(NamedTuple):
     held: Any = None
 
 
-def run(passes: Iterable[Pass]) -> None:
-    """Run passes, one behind the other, in one call."""
-    kept = [(each, np.array(each.inputs, np.int64)) for each in passes]
-    calls = [
-        (function, inputs.ctypes.data, each.threads)
-        for each, inputs in kept
-        for function in each.functions
-    ]
-    table = np.array(calls, np.int64)
-    _runner()(table.ctypes.data, len(calls), _fork())
+class Program:
+    """Passes that run in one call, one behind the other, as often as one likes."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        inputs = [np.array(each.inputs, np.int64) for each in passes]
+        calls = [
+            (function, address, address + 8 * i, each.threads)
+            for each, address in zip(passes, (each.ctypes.data for each in inputs), strict=True)
+            for i, function in enumerate(each.functions)
+        ]
+        self._calls = np.array(calls, np.int64)
+        self._held = passes, inputs
+
+    def run(self) -> None:
+        _runner()(self._calls.ctypes.data, len(self._calls), _fork())
 
 
 def functions(module: ir.Module, codes: Sequence[Code]) -> list[int]:
@@ -59,17 +64,17 @@ _engines: list[Any] = []
 
 @cache
 def _runner() -> Any:
-    """Return `run(calls, count, fork)` for int64 `[count, 3]`: a function, what it takes, and threads."""
+    """Return `run(calls, count, fork)` for int64 `[count, 4]`: a function, what it takes, where it claims, and threads."""
     module = ir.Module()
     code = Code(module, "run", 3)
     calls, count, fork = code.arguments
     with code.loop(0, count) as at:
-        function, inputs, threads = (code.load(calls + at * 24 + i * 8, INT) for i in range(3))
+        place = calls + at * 32
+        function, inputs, claimed, threads = (code.load(place + i * 8, INT) for i in range(4))
+        code.store(code.constant(0), claimed)
         with code.either((threads.min(fork)) > 1) as (forked, alone):
             with forked:
-                code.call_at(
-                    fork, function, inputs, threads.narrowed(), code.constant(0, WORD)
-                )
+                code.call_at(fork, function, inputs, threads.narrowed(), code.constant(0, WORD))
             with alone:
                 code.call_at(function, inputs)
     return CFUNCTYPE(None, c_int64, c_int64, c_int64)(functions(module, [code])[0])

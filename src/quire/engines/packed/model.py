@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from quire.engines.hf.probe import probe_model
 from quire.engines.packed.attention import AttentionPlan, Scoring, attend
 from quire.engines.packed.attention.reference import KV
-from quire.engines.packed.decoder import compute, is_plain
+from quire.engines.packed.decoder import PlainDecoder, is_plain
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
@@ -64,6 +64,7 @@ class PackedModel:
         self._configs = _configs(model)
         self.model = model
         self.plain = plain
+        self._decoder = PlainDecoder(model)
         self.device: torch.device = model.device
         _attentions.register(IMPLEMENTATION, _attention)
         _masks.register(IMPLEMENTATION, _mask)
@@ -108,7 +109,7 @@ class PackedModel:
 
         if self.plain and is_plain(self.model):
             with locked(self.model), torch.inference_mode():
-                return compute(self.model, (ids, positions), rows, held)
+                return self._decoder.logits((ids, positions), rows, held)
         return self._run(ids, positions, rows, of_pools)
 
     def _run(

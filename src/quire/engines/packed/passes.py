@@ -7,7 +7,7 @@ import torch
 from quire.engines.packed.attention import AttentionPlan, Scoring
 from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.attention.step import attention_pass, turned, write
-from quire.engines.packed.compiling import Pass, run
+from quire.engines.packed.compiling import Pass, Program
 from quire.engines.packed.norms import normed
 from quire.engines.packed.products import operands, product
 
@@ -15,16 +15,22 @@ from quire.engines.packed.products import operands, product
 class Passes:
     """What is to be computed of hidden states `[N, width]`, in place, with the cosines and sines of their positions.
 
-    Rooms for what lies between two passes are those of one layer, used by all.
+    Room for what lies between two passes is made for one layer, and used by all.
     """
 
-    def __init__(self, hidden: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         self.hidden = hidden
-        self.rotary = rotary
+        self.rotary = cos, sin
         self._threads = torch.get_num_threads()
         self._states = operands(*hidden.shape, hidden.dtype)
         self._rooms: dict[int, torch.Tensor] = {}
         self._passes: list[Pass] = []
+        self._layers: Program | None = None
+
+    def take(self, *inputs: torch.Tensor) -> None:
+        """Take the hidden states, cosines and sines of another step of as many rows."""
+        for own, given in zip((self.hidden, *self.rotary), inputs, strict=True):
+            own.copy_(given)
 
     def layer(self, layer: Any, plan: AttentionPlan, pools: KV) -> None:
         """Add the passes of a layer."""
@@ -41,23 +47,22 @@ class Passes:
         attention = layer.self_attn
         self._norm(layer.input_layernorm)
         k, v = self._projected(attention, "k_proj", "v_proj")
-        self._run()
+        Program(self._passes).run()
         write(plan, pools, (turned(k, *self.rotary), v))
-        cos, sin = (each[rows] for each in self.rotary)
-        return Passes(self.hidden[rows], (cos, sin))
+        return Passes(*(each[rows] for each in (self.hidden, *self.rotary)))
 
     def logits(self, norm: Any, head: Any) -> torch.Tensor:
-        """Run all; return the logits of the rows."""
+        """Run the layers; return the logits of the rows."""
         found = self.hidden.new_empty(len(self.hidden), head.out_features)
         if len(found):
+            if self._layers is None:
+                self._layers = Program(self._passes)
+            self._layers.run()
+            self._passes = []
             self._norm(norm)
             self._multiply(self._states, (head,), found, "plain")
-            self._run()
+            Program(self._passes).run()
         return found
-
-    def _run(self) -> None:
-        run(self._passes)
-        self._passes.clear()
 
     def _room(self, width: int) -> torch.Tensor:
         """Return room for operands of this width."""

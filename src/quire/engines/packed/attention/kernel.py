@@ -43,7 +43,7 @@ def _write(code: LayerCode) -> None:
     of_k = (layer.k, layer.new_k, layer.new_k_row, layer.new_k_head, code.key_words)
     of_v = (layer.v, layer.new_v, layer.new_v_row, layer.new_v_head, code.value_words)
     with (
-        code.claims(layer.claimed, layer.num_rows // LANES + 1) as some,
+        code.claims(code.arguments[0], layer.num_rows // LANES + 1) as some,
         code.loop(some * LANES, (some * LANES + LANES).min(layer.num_rows)) as row,
     ):
         with code.when(layer.cos > 0):
@@ -80,7 +80,7 @@ def _turn(code: LayerCode, place: Number, angle: Number) -> None:
 def _attend(code: LayerCode) -> None:
     """Attend the parts."""
     layer = code.layer
-    with code.claims(layer.claimed + 8, layer.num_tasks * layer.kv_heads) as claimed:
+    with code.claims(code.arguments[0] + 8, layer.num_tasks * layer.kv_heads) as claimed:
         place = layer.tasks + claimed // layer.kv_heads * 64
         task = Task._make([*(code.number(place, i) for i in range(8)), claimed % layer.kv_heads])
         task = task._replace(table=layer.tables + task.table * layer.num_columns * 4)
@@ -95,7 +95,7 @@ def _merge(code: LayerCode) -> None:
     """Fill `out`: of each row its parts and the sink, each by its share of the sum of weights."""
     layer, width = code.layer, code.shape.width
     with (
-        code.claims(layer.claimed + 16, layer.num_rows) as row,
+        code.claims(code.arguments[0] + 16, layer.num_rows) as row,
         code.when(code.is_merged(row)),
         code.loop(0, code.heads) as head,
     ):

@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 class LayerInputs(NamedTuple):
     """One layer's attention: addresses of arrays, and numbers.
 
-    claimed               int64 [3], zeros: what threads have taken of each phase
+    written .. joined      what threads have claimed of rows to write, of tasks, and of rows to merge
     tables .. last        those of `Work`; num_columns of the tables
     slots                 int64 [N]: where the new rows' K and V go
     q, new_k, new_v       with bytes from row to row and from head to head
@@ -60,7 +60,9 @@ class LayerInputs(NamedTuple):
     scale, softcap        the bits of a float32; softcap 0: none
     """
 
-    claimed: Any
+    written: Any
+    attended: Any
+    joined: Any
     kv_heads: Any
     group: Any
     tables: Any

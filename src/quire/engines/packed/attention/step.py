@@ -69,10 +69,10 @@ def _attend_compiled(
     plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
 ) -> torch.Tensor:
     # The compiler is loaded by who attends, not by who imports the engine.
-    from quire.engines.packed.compiling import run  # noqa: PLC0415
+    from quire.engines.packed.compiling import Program  # noqa: PLC0415
 
     out = torch.empty((*q.shape[:2], new[1].shape[-1]), dtype=q.dtype)
-    run([attention_pass(plan, pools, q, new, scoring, out)])
+    Program([attention_pass(plan, pools, q, new, scoring, out)]).run()
     return out
 
 
@@ -95,13 +95,14 @@ def attention_pass(
     threads = torch.get_num_threads()
     work = plan.work(group, kv_heads, threads)
     partial = np.empty((len(work.merged), heads, 2 + width), np.float32)
-    claimed = np.zeros(3, np.int64)
     sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
     cos, sin = (0, 0) if scoring.rotary is None else (each.data_ptr() for each in scoring.rotary)
     numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
 
     layer = LayerInputs(
-        _at(claimed),
+        0,
+        0,
+        0,
         kv_heads,
         group,
         _at(work.tables),
@@ -129,7 +130,7 @@ def attention_pass(
     )
     is_bfloat16, wide = q.dtype == torch.bfloat16, out.dtype != q.dtype
     shape = Shape(depth, width, 2 - group % 2, plan.block_size, is_bfloat16, wide)
-    held = (work, partial, claimed, sinks, scoring, plan.slots, q, new, out)
+    held = (work, partial, sinks, scoring, plan.slots, q, new, out)
     return Pass(kernel(shape), layer, threads, held)
 
 
