@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engines.packed import compiling
 from quire.engines.packed.attention import (
     AttentionPlan,
     Packed,
@@ -19,7 +20,6 @@ from quire.engines.packed.attention import (
     attend_reference,
     kernel,
 )
-from quire.engines.packed import compiling
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.layer import Shape
 from quire.engines.packed.compiling import compiled

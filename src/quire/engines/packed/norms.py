@@ -34,8 +34,8 @@ def normed(
 ) -> Pass:
     """Return the pass that fills operands with hidden states `[N, width]` over their root mean square, times a weight."""
     bits, weight = int(np.float32(epsilon).view(np.int32)), weight.contiguous()
-    places = (each.data_ptr() for each in (hidden, weight, out))
-    inputs = _NormInputs(0, len(hidden), *places, bits)
+    places = [each.data_ptr() for each in (hidden, weight, out)]
+    inputs = _NormInputs(0, len(hidden), *places, bits)  # pyright: ignore[reportCallIssue]
     found = _compiled(hidden.shape[1], hidden.dtype == torch.bfloat16, paired(hidden.dtype))
     threads = threads if hidden.numel() > _ALONE else 1
     return Pass(found, inputs, threads, (hidden, weight, out))

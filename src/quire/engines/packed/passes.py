@@ -1,5 +1,7 @@
 """The passes of a plain decoder over the rows of a step, run in one call."""
 
+# pyright: basic
+
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ class Passes:
         self.hidden = hidden
         self.rotary = cos, sin
         self._threads = torch.get_num_threads()
-        self._states = operands(*hidden.shape, hidden.dtype)
+        self._states = operands(len(hidden), hidden.shape[1], hidden.dtype)
         self._rooms: dict[int, torch.Tensor] = {}
         self._passes: list[Pass] = []
         self._layers: Program | None = None
@@ -36,7 +38,9 @@ class Passes:
         """Add the passes of a layer."""
         attention, mlp = layer.self_attn, layer.mlp
         self._norm(layer.input_layernorm)
-        self._attend(attention, plan, pools, self._projected(attention, "q_proj", "k_proj", "v_proj"))
+        self._attend(
+            attention, plan, pools, self._projected(attention, "q_proj", "k_proj", "v_proj")
+        )
         self._norm(layer.post_attention_layernorm)
         gated = self._room(mlp.gate_proj.out_features)
         self._multiply(self._states, (mlp.gate_proj, mlp.up_proj), gated, "gated")
@@ -94,5 +98,5 @@ class Passes:
         out = self._room(attention.o_proj.in_features)
         found = out.unflatten(1, (-1, attention.head_dim))
         scoring = Scoring(attention.scaling, rotary=self.rotary)
-        self._passes.append(attention_pass(plan, pools, q, (k, v), scoring, found))
+        self._passes.append(attention_pass(plan, pools, q, (k, v), scoring, out=found))
         self._multiply(out, (attention.o_proj,), self.hidden, "added")

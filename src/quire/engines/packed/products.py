@@ -115,8 +115,12 @@ class _Inputs(NamedTuple):
 
 
 class _Panel(NamedTuple):
-    """Columns of a result: the weights and biases (0: none) of the first, of gated ones those of both, where
-    they begin in a row of the result, in bytes, and how many they are."""
+    """Neighbouring columns of a result.
+
+    weight, second       addresses of the weights of the first, and for a gated one of those of `up`
+    bias, second_bias    the same, or 0
+    place, columns       bytes from the beginning of a row of the result, and how many they are
+    """
 
     weight: Any
     second: Any
@@ -286,9 +290,7 @@ class _ProductCode(Code):
 
     def _become(self, sums: Number, bias: Number, to: Number) -> None:
         """Store what a row of sums becomes: with a bias, rounded as a module of the model would."""
-        found = [
-            self.load(sums + v * _VECTOR) + self.load(bias + v * _VECTOR) for v in _VECTORS
-        ]
+        found = [self.load(sums + v * _VECTOR) + self.load(bias + v * _VECTOR) for v in _VECTORS]
         if self.bfloat16:
             found = [self.nearest(each) for each in found]
         if self.become == "added":
@@ -302,4 +304,6 @@ class _ProductCode(Code):
             ]
             if self.widened:
                 found = [self.nearest(each) for each in found]
-        self.store_floats(found, to, self.width, bfloat16=self.bfloat16 and not (self.is_gated and self.widened))
+        self.store_floats(
+            found, to, self.width, bfloat16=self.bfloat16 and not (self.is_gated and self.widened)
+        )

@@ -12,10 +12,11 @@ from functools import cache
 
 from llvmlite import ir
 
-from quire.engines.packed.compiling import functions
 from quire.engines.packed.attention.few import attend_few
 from quire.engines.packed.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
 from quire.engines.packed.attention.many import attend_many
+from quire.engines.packed.attention.work import LANES as QUERIES
+from quire.engines.packed.compiling import functions
 from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
@@ -23,7 +24,6 @@ from quire.engines.packed.vectors import (
     Number,
     Variable,
 )
-from quire.engines.packed.attention.work import LANES as QUERIES
 
 
 @cache

@@ -25,6 +25,7 @@ LOWEST = -1e30
 UNSEEN = -2e38
 """The score of a key that a query does not see."""
 
+
 class Shape(NamedTuple):
     """What code is compiled for.
 

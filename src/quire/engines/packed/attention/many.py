@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
+from quire.engines.packed.attention.work import LANES as QUERIES
 from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
     LANES,
-    WORD,
     WORDS,
     Number,
     Variable,
 )
-from quire.engines.packed.attention.work import LANES as QUERIES
 
 KEYS = 64
 """Keys that are scored before any of them is weighed."""

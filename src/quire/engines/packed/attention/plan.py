@@ -80,7 +80,7 @@ class AttentionPlan:
         size, columns = self.block_size, self.position // self.block_size
         of_row = np.repeat(np.arange(len(packed.lengths)), packed.lengths)
         blocks = self.packed.tables[of_row, columns].astype(np.int64)
-        slots = torch.from_numpy(blocks * size + self.position % size)
+        slots = torch.as_tensor(blocks * size + self.position % size)
         if goes_on:
             self.slots.copy_(slots)
         else:

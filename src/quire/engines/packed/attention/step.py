@@ -72,7 +72,7 @@ def _attend_compiled(
     from quire.engines.packed.compiling import Program  # noqa: PLC0415
 
     out = torch.empty((*q.shape[:2], new[1].shape[-1]), dtype=q.dtype)
-    Program([attention_pass(plan, pools, q, new, scoring, out)]).run()
+    Program([attention_pass(plan, pools, q, new, scoring, out=out)]).run()
     return out
 
 
@@ -82,6 +82,7 @@ def attention_pass(
     q: torch.Tensor,
     new: KV,
     scoring: Scoring,
+    *,
     out: torch.Tensor,
 ) -> Any:
     """Return the pass that does what `attend` does, to `out`; bfloat16s go there as floats where it has these."""
