@@ -23,6 +23,7 @@ ROOMS = (
     "serve",
     "cluster",
     "web",
+    "chat",
 )
 
 

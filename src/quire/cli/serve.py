@@ -121,7 +121,7 @@ def serve(
             from quire.engines.loop import AsyncEngine, Engine
             from quire.exchange import EventLog
             from quire.foresight import LiveCurve
-            from quire.serve.metrics import Heat
+            from quire.observe.overview import Heat
             from quire.serve.server import serve as run
             from quire.serve.service import Bounds, ServedModel
 

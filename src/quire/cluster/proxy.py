@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
-from typing import Any
 
 import httpx
 import msgspec
@@ -17,8 +16,9 @@ from starlette.types import Receive, Scope, Send
 from quire.cluster.prefixes import Asker, Prefixes, Question
 from quire.cluster.upstreams import PATIENCE_S, Upstream
 from quire.routing import Router, Target
-from quire.web.clients import DONE, EventStream, body_of, sse, until_gone
-from quire.web.errors import HANDLED, ApiError, as_json, failed
+from quire.web.bodies import body_of
+from quire.web.clients import DONE, EventStream, sse, until_gone
+from quire.web.errors import ApiError, as_json, handlers
 from quire.web.keys import ApiKeys
 
 ELSEWHERE = frozenset({429, 502, 503})
@@ -83,8 +83,7 @@ class Proxy:
         routes = [Route(path, self._handle, methods=["POST"]) for path in ROUTED]
         routes += [Route(path, self._handle, methods=[each]) for path, each in PASSED.items()]
         routes += [Route("/health", self._health), Route("/v1/upstreams", self._state)]
-        handlers: Any = dict.fromkeys((ApiError, *HANDLED), failed)
-        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
+        return Starlette(routes=routes, exception_handlers=handlers(), lifespan=self._life)
 
     @asynccontextmanager
     async def _life(self, _: Starlette) -> AsyncGenerator[None]:

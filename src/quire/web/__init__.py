@@ -2,5 +2,6 @@
 
 keys     who asks: tenants and their scopes, the operator
 errors   a refusal and its answer
-clients  bodies, streams of events, clients that go
+bodies   what is sent, in bounds, as structs that check themselves
+clients  streams of events, and clients that go
 """

@@ -1,4 +1,4 @@
-"""Clients that send too much, that leave, and that do not take what they are sent."""
+"""Clients that leave, and those that do not take what they are sent."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
@@ -9,8 +9,6 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
-
-from quire.web.errors import ApiError
 
 Got = TypeVar("Got")
 
@@ -23,12 +21,18 @@ def sse(document: Any) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; a client that takes nothing for so many seconds is given up."""
+    """Server-sent events, which may have begun with a `first`; a client that takes nothing for so many seconds is given up."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], slow_s: float) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes], slow_s: float, *, first: bytes = b"") -> None:
+        async def pieces() -> AsyncGenerator[bytes]:
+            if first:
+                yield first
+            async for event in events:
+                yield event
+
+        super().__init__(pieces(), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events, self._slow_s = events, slow_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,21 +43,6 @@ class EventStream(StreamingResponse):
         with suppress(TimeoutError):
             async with aclosing(self._events):  # whatever ends it, its requests end too
                 await super().__call__(scope, receive, bounded)
-
-
-async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
-    """Return a request's body. Raises `ApiError` for one that is larger or slower."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(slow_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    said = f"the body has more than {limit} bytes, the limit; send less"
-                    raise ApiError(413, said)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not come in {slow_s:g} seconds") from None
-    return bytes(body)
 
 
 async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
