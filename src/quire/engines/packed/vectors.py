@@ -387,10 +387,6 @@ class Code:
             for f in (0, LANES)
         ]
 
-    def address(self, code: "Code") -> Number:
-        """Return the address of this function, for another one."""
-        return Number(code.builder, code.builder.ptrtoint(self.function, INT))
-
     def call_at(self, address: Number, *values: Number) -> None:
         """Call a function at an address."""
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
