@@ -9,6 +9,7 @@ from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 from test_attention import TOLERANCES, Step
 
 from quire.engines.loop import Engine
+from quire.engines.packed import products
 from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.step import turned
@@ -50,7 +51,7 @@ def test_rows_are_normed(dtype, width, threads):
     torch.testing.assert_close(found.to(dtype), right.to(dtype), rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize("paired", [False, HAS_PAIRS], ids=["widened", "paired"])
+@pytest.mark.parametrize("how", ["widened", "paired", "tiles"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize(
@@ -66,9 +67,10 @@ def test_rows_are_normed(dtype, width, threads):
     ],
 )
 def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
-    monkeypatch, num_rows, depth, columns, *, dtype, bias, paired, threads
+    monkeypatch, num_rows, depth, columns, *, dtype, bias, how, threads
 ):
-    monkeypatch.setattr("quire.engines.packed.products.PAIRED", paired)
+    monkeypatch.setattr("quire.engines.packed.products.PAIRED", how == "paired" and HAS_PAIRS)
+    monkeypatch.setattr("quire.engines.packed.products.TILES", how == "tiles")
     torch.manual_seed(num_rows)
     first, second = (torch.nn.Linear(depth, n, bias, dtype=dtype) for n in (columns, columns + 3))
     up = torch.nn.Linear(depth, columns, bias, dtype=dtype)
@@ -93,7 +95,8 @@ def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
     for found, each in zip((beside, added, gated.to(dtype)), right, strict=True):
         torch.testing.assert_close(found, each, rtol=limit, atol=limit)
     kept = beside.clone()
-    program.run()  # it claims its work anew
+    with torch.inference_mode():
+        program.run()  # it claims its work anew
     assert torch.equal(beside, kept)
 
 
@@ -197,6 +200,14 @@ def _copied(pool):
     new = KVPool(pool.layout, pool.num_blocks, pool.device)
     new.k.copy_(pool.k), new.v.copy_(pool.v)
     return new
+
+
+def test_products_of_torch_between_other_passes_give_the_same_logits(monkeypatch):
+    monkeypatch.setattr("quire.engines.packed.products.TILES", True)
+    for family in ("llama", "qwen2"):
+        packed = proven(tiny_model(family, dtype=torch.bfloat16), 4)
+        assert packed.plain
+        assert products.by_torch(torch.bfloat16)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "mistral+window", "qwen2"])

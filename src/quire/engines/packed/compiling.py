@@ -5,10 +5,11 @@ It takes a fraction of a second and needs no compiler on the machine.
 
 # pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
 from functools import cache
 from importlib.util import find_spec
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +34,26 @@ class Pass(NamedTuple):
 
 
 class Program:
-    """Passes that run in one call, one behind the other, as often as one likes."""
+    """Passes, and what others compute between them, one behind the other, as often as one likes.
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
+    Neighbouring passes run in one call.
+    """
+
+    def __init__(self, parts: Sequence[Pass | Callable[[], None]]) -> None:
+        self._runs: list[Callable[[], None]] = []
+        for is_pass, some in groupby(parts, lambda each: isinstance(each, Pass)):
+            these = list(some)
+            self._runs += [_Together(these)] if is_pass else these
+
+    def run(self) -> None:
+        for each in self._runs:
+            each()
+
+
+class _Together:
+    """The call of passes."""
+
+    def __init__(self, passes: Sequence[Any]) -> None:
         inputs = [np.array(each.inputs, np.int64) for each in passes]
         calls = [
             (function, address, address + 8 * i, each.threads)
@@ -45,7 +63,7 @@ class Program:
         self._calls = np.array(calls, np.int64)
         self._held = passes, inputs
 
-    def run(self) -> None:
+    def __call__(self) -> None:
         _runner()(self._calls.ctypes.data, len(self._calls), _fork())
 
 

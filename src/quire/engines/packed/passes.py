@@ -9,7 +9,7 @@ import torch
 from quire.engines.packed.attention import AttentionPlan, Scoring
 from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.attention.step import attention_pass, turned, write
-from quire.engines.packed.compiling import Pass, Program
+from quire.engines.packed.compiling import Program
 from quire.engines.packed.norms import normed
 from quire.engines.packed.products import operands, product
 
@@ -26,7 +26,7 @@ class Passes:
         self._threads = torch.get_num_threads()
         self._states = operands(len(hidden), hidden.shape[1], hidden.dtype)
         self._rooms: dict[int, torch.Tensor] = {}
-        self._passes: list[Pass] = []
+        self._passes: list[Any] = []
         self._layers: Program | None = None
 
     def take(self, *inputs: torch.Tensor) -> None:

@@ -7,8 +7,8 @@ https://doi.org/10.1145/1356052.1356053), a part of their depth at a time, and `
 
 # pyright: basic
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from quire.engines.packed.vectors import (
     LANES,
     LOG2_E,
     PAIRED,
+    TILES,
     WORD,
     Code,
     Number,
@@ -42,9 +43,14 @@ _VECTOR = 4 * LANES
 _VECTORS = range(COLUMNS // LANES)
 
 
+def by_torch(dtype: torch.dtype) -> bool:
+    """Whether torch's products are faster: those of tiles of bfloat16."""
+    return dtype == torch.bfloat16 and TILES
+
+
 def paired(dtype: torch.dtype) -> bool:
-    """Whether operands are pairs of bfloat16, as they stand; else they are float32, which bfloat16s are widened to."""
-    return dtype == torch.bfloat16 and PAIRED
+    """Whether operands are bfloat16 as they stand; else they are float32, which bfloat16s are widened to."""
+    return dtype == torch.bfloat16 and (PAIRED or TILES)
 
 
 def operands(num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -59,13 +65,15 @@ def product(
     threads: int,
     *,
     become: str = "plain",
-) -> Pass:
-    """Return the pass that multiplies operands `[N, K]` with the weights of linear modules, their biases added.
+) -> Pass | Callable[[], None]:
+    """Return what multiplies operands `[N, K]` with the weights of linear modules, their biases added.
 
     out     [N, columns]: "plain", the results side by side; "added", what a result is added to; "gated",
             `silu(gate) * up` of two modules, as operands
     """
     dtype = modules[0].weight.dtype
+    if by_torch(dtype):
+        return partial(_by_torch, rows, modules, out, become)
     key = tuple(
         (
             each.weight.data_ptr(),
@@ -92,6 +100,16 @@ def product(
     )
     found = _compiled(become, dtype == torch.bfloat16, paired(dtype))
     return Pass(found, inputs, threads, (rows, out, panels))
+
+
+def _by_torch(rows: torch.Tensor, modules: Sequence[Any], out: torch.Tensor, become: str) -> None:
+    found = [torch.nn.functional.linear(rows, each.weight, each.bias) for each in modules]
+    if become == "added":
+        out.add_(found[0])
+    elif become == "gated":
+        torch.mul(torch.nn.functional.silu(found[0], inplace=True), found[1], out=out)
+    else:
+        torch.cat(found, 1, out=out[:, : sum(each.shape[1] for each in found)])
 
 
 class _Inputs(NamedTuple):

@@ -50,6 +50,9 @@ PAIRED = HAS_PAIRS and binding.get_host_cpu_name().startswith("znver")
 Zen 4 and later do; Intel's take four times as long for a vector (Emerald Rapids: 84 GFLOP/s instead of 171 a core).
 """
 
+TILES = bool(binding.get_host_cpu_features().get("amx-bf16", False))
+"""Whether this CPU multiplies tiles of bfloat16, which torch's products do and this code does not."""
+
 LOG2_E = 1.4426950408889634
 
 
