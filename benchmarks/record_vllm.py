@@ -1,10 +1,10 @@
 """Runs of a real vLLM on a CPU, recorded: requests with their measured times, and a profile of its steps.
 
-    .venv-vllm/bin/python benchmarks/record_vllm.py FOLDER [--seconds 12] [--wait-for FILE]
+    .venv-vllm/bin/python benchmarks/record_vllm.py FOLDER [--wait-for FILE]
 
 Writes steps.jsonl.gz, a profile for `quire calibrate`, and six runs for `quire simulate --recorded`: three
 loads, light to more than it can serve, whose prompts share heads or do not. The engine is the tests' tiny model in float32;
-the profile is of a load of its own. With --wait-for nothing is measured until the file is there (it is removed after
+the profile is of loads of its own, between those runs. With --wait-for nothing is measured until the file is there (it is removed after
 each part, and PART.done written), so that others can be kept from computing meanwhile.
 """
 
@@ -25,7 +25,7 @@ from vllm.version import __version__
 
 REPOSITORY = Path(__file__).parents[1]
 MODEL = REPOSITORY / "src/quire/assets/quire-tiny"
-BLOCK, VOCAB = 16, 250
+BLOCK, VOCAB = 32, 250
 SETTINGS = {
     "tensor_parallel_size": 1,
     "max_num_seqs": 16,
@@ -33,12 +33,14 @@ SETTINGS = {
     "max_model_len": 4096,
     "dtype": "float32",
     "enforce_eager": True,
-    "num_gpu_blocks_override": 700,
+    "num_gpu_blocks_override": 350,
     "block_size": BLOCK,
     "enable_prefix_caching": True,
     "async_scheduling": False,
+    "distributed_executor_backend": "uni",
 }
-LOADS = {"light": 1.5, "busy": 4.0, "over": 12.0}
+LOADS = {"light": (1.5, 16), "busy": (3.5, 16), "over": (25.0, 4.5)}
+"""Requests per second, and for how many seconds they come."""
 STEPS = "QUIRE_STEPS"
 
 
@@ -69,7 +71,7 @@ class RecordingScheduler(Scheduler):
                     [new, before] for new, before, decodes in scheduled.quire_work if not decodes
                 ],
                 "contexts": [before for _, before, decodes in scheduled.quire_work if decodes],
-                "seconds": round(now - max(scheduled.quire_began, self._ended), 7),
+                "seconds": round(now - (self._ended or scheduled.quire_began), 7),
             }
             with self._path.open("a") as file:
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")
@@ -84,7 +86,7 @@ def load(seed, rate, seconds, *, shared):
     heads = [[rng.randrange(5, VOCAB) for _ in range(384)] for _ in range(4)]
     asked, now = [], 0.0
     while (now := now + rng.expovariate(rate)) < seconds:
-        head = rng.choice(heads)[: 16 * rng.randrange(8, 25)] if shared else []
+        head = rng.choice(heads)[: 32 * rng.randrange(4, 13)] if shared else []
         own = [rng.randrange(5, VOCAB) for _ in range(rng.randrange(24, 700))]
         asked.append((now, head + own, rng.randrange(8, 120)))
     return asked
@@ -149,7 +151,7 @@ def done(signal, part):
         signal.with_name(f"{part}.done").touch()
 
 
-async def record(folder, seconds, signal):
+async def record(folder, signal):
     steps = folder / "steps.jsonl"
     steps.unlink(missing_ok=True)
     os.environ[STEPS] = str(steps)
@@ -164,24 +166,22 @@ async def record(folder, seconds, signal):
         "meta": {"vllm_version": __version__, "engine_kwargs": SETTINGS},
     }
     await serve(engine, "warm", load(0, 8.0, 3, shared=True))
-    wait_for(signal, "profile")
-    steps.write_text("")
-    for rate, shared in ((2.0, True), (6.0, False), (12.0, True)):
-        await serve(
-            engine, f"profile-{rate}", load(f"profile {rate}", rate, seconds * 0.6, shared=shared)
-        )
-    rows = [json.loads(line) for line in steps.read_text().splitlines()]
-    write(folder / "steps.jsonl.gz", rows)
+    profile = []
     for shared in (False, True):
-        for name, rate in LOADS.items():
-            part = f"{name}_{'shared' if shared else 'unshared'}"
+        kind = "shared" if shared else "unshared"
+        wait_for(signal, kind)
+        for name, (rate, seconds) in LOADS.items():
+            steps.write_text("")
+            await serve(
+                engine, f"{name}-profile", load(f"profile {name} {kind}", 8.0, 4, shared=not shared)
+            )
+            profile += [json.loads(line) for line in steps.read_text().splitlines()]
+            part = f"{name}_{kind}"
             rows = await serve(engine, part, load(part, rate, seconds, shared=shared))
             write(folder / f"vllm_cpu_{part}.jsonl.gz", [header, *name_blocks(rows)])
             print(part, len(rows), "requests", flush=True)
-            await asyncio.sleep(0.5)
-        done(signal, f"part{int(shared)}")
-        if not shared:
-            wait_for(signal, "shared")
+        done(signal, kind)
+    write(folder / "steps.jsonl.gz", profile)
     steps.unlink()
     engine.shutdown()
 
@@ -189,11 +189,10 @@ async def record(folder, seconds, signal):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--wait-for", type=Path)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    asyncio.run(record(options.folder, options.seconds, options.wait_for))
+    asyncio.run(record(options.folder, options.wait_for))
 
 
 if __name__ == "__main__":

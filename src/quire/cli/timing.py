@@ -15,7 +15,7 @@ def timing_of(
     """Return the times of a model: `base`, or by `--mfu`, or by `--measured`. Raises `ConfigError`."""
     from quire.sim.hardware import Roofline, calibrate
     from quire.sim.hardware.calibration import parse_points
-    from quire.sim.hardware.profiles import calibrate_steps, read_profile
+    from quire.sim.hardware.profiles import MeasuredTimes, read_calibration
 
     if mfu is not None and not 0 < mfu <= 1:
         raise ConfigError(f"--mfu {mfu:g} is no share of the peak; it is above 0, at most 1")
@@ -27,11 +27,13 @@ def timing_of(
         raise ConfigError("--mfu and --measured both say how long steps take; leave one out")
     path = Path(measured).expanduser()
     if path.is_file():
-        return calibrate_steps(read_profile(path), base.model, base.accelerator, base.num_gpus)
+        calibration = read_calibration(path)
+        devices = base.model, base.accelerator, base.num_gpus
+        return MeasuredTimes(*devices, calibration=calibration)
     if "=" not in measured:
         raise ConfigError(
             f"--measured {measured!r} is no file, and no steps like 512=40ms,4096=0.4s,1+2048=9ms; name "
-            "a profile (quire calibrate --help)"
+            "a profile, or what quire calibrate made of one"
         )
     roofline = Roofline(base.model, base.accelerator, base.num_gpus)
     return calibrate(roofline, parse_points(measured))

@@ -6,7 +6,7 @@ from math import log2
 
 from quire.sim.hardware.accelerators import Accelerator
 
-DIRECT_SHARE, HOST_SHARE = 0.6, 0.24
+DIRECT_SHARE, HOST_SHARE = 0.7, 0.24
 """Shares of a link's bandwidth that collectives reach: peers with a link of their own, and messages
 that pass through the host's memory, written and read there by both sides at once."""
 

@@ -36,7 +36,7 @@ GROUPED_SHARE = 0.6
 """Share of `MATRIX_SHARE` that products with routed experts reach."""
 
 TILE, EXPERT_TILE = 64, 16
-"""Rows that a matrix product computes at least, and in multiples of."""
+"""Rows that a matrix product computes at least, and in multiples of: of one, and of one expert's."""
 
 OVERLAP = 3.0
 """Exponent of the norm of computing and reading of a product: the larger of both at infinity."""
@@ -65,7 +65,7 @@ class EngineTimes(ModelTimes, frozen=True):
                      a step's tokens are spread evenly over them
     `eager`          the host starts every kernel: no graphs
 
-    A step is a sum: matrix products, as a norm of computing whole tiles of rows and reading
+    A step is a sum: matrix products, as a norm of computing tiles of rows and reading
     weights, attention over prompts by pairs, over cached tokens by bytes, activations and logits by
     bytes, collectives of the link, and what each layer and each step costs whatever is in it.
     Nothing is fitted to a device: two devices differ by their data sheets. Raises `ConfigError`
@@ -127,7 +127,7 @@ class EngineTimes(ModelTimes, frozen=True):
         """Return the seconds of all matrix products of the layers, for tokens of one group."""
         model = self.model
         params = model.dense_params / self.num_gpus
-        rows = _whole(tokens, TILE)
+        rows = _filled(tokens, TILE)
         seconds = self._product_s(2 * rows * params, self._bytes(params))
         if not model.expert_params:
             return seconds
@@ -135,14 +135,14 @@ class EngineTimes(ModelTimes, frozen=True):
         chosen = 1 - (1 - model.experts_per_token / model.num_experts) ** all_tokens
         used = model.expert_params * chosen / (self.num_gpus * self.data_parallel)
         each = all_tokens * model.experts_per_token / (model.num_experts * chosen)
-        flops = 2 * _whole(each, EXPERT_TILE) * used / GROUPED_SHARE
+        flops = 2 * _filled(each, EXPERT_TILE) * used / GROUPED_SHARE
         return seconds + self._product_s(flops, self._bytes(used))
 
     def _head_s(self, sampled: float) -> float:
         """Return the seconds from hidden states to tokens."""
         params = self.model.head_params / self.num_gpus
         logits = sampled * self.model.vocab * 4 * LOGIT_PASSES
-        product_s = self._product_s(2 * _whole(sampled, TILE) * params, self._bytes(params))
+        product_s = self._product_s(2 * _filled(sampled, TILE) * params, self._bytes(params))
         return product_s + logits / self._stream_rate
 
     def _prompt_attention_s(self, chunks: Sequence[Chunk]) -> float:
@@ -203,8 +203,9 @@ class EngineTimes(ModelTimes, frozen=True):
         return (computing**OVERLAP + reading**OVERLAP) ** (1 / OVERLAP)
 
 
-def _whole(rows: float, tile: int) -> float:
-    return -(-rows // tile) * tile
+def _filled(rows: float, tile: int) -> float:
+    """Return the rows that are computed for so many: of the last tile half is empty, on average."""
+    return max(rows + tile / 2, tile)
 
 
 def _attention_flops(model: ModelFacts, new: int, before: int) -> float:

@@ -8,6 +8,7 @@ it says nothing of contexts, so their cost is in that of the tokens.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,8 +18,6 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError, TraceError
-from quire.sim.hardware.accelerators import Accelerator
-from quire.sim.hardware.facts import ModelFacts
 from quire.sim.hardware.fitting import Floats, least_squares
 from quire.sim.hardware.roofline import (
     NOBODY,
@@ -71,8 +70,8 @@ class StepCosts(msgspec.Struct, frozen=True):
     cached_token_s: float = 0.0
 
 
-class MeasuredTimes(ModelTimes, frozen=True, kw_only=True):
-    """Seconds of steps of an engine that was measured, and how far off they were there.
+class Calibration(msgspec.Struct, frozen=True):
+    """The costs that explain measured steps best, and how far off they are.
 
     `num_steps`  measured steps behind it
     `error`      mean error of a step that was left out when its costs were found, a share of it
@@ -84,12 +83,18 @@ class MeasuredTimes(ModelTimes, frozen=True, kw_only=True):
     error: float
     sum_error: float
 
+
+class MeasuredTimes(ModelTimes, frozen=True, kw_only=True):
+    """Seconds of steps of an engine that was measured."""
+
+    calibration: Calibration
+
     @property
     def basis(self) -> str:
-        return f"costs found from {self.num_steps:,} measured steps"
+        return f"costs found from {self.calibration.num_steps:,} measured steps"
 
     def known_error(self) -> float | None:
-        return self.error
+        return self.calibration.error
 
     def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
         chunks = checked_chunks(work)
@@ -101,10 +106,10 @@ class MeasuredTimes(ModelTimes, frozen=True, kw_only=True):
         return self._decoding_s((), contexts, num_steps)
 
     def _decoding_s(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
-        costs, num = self.costs, len(contexts)
+        costs, num = self.calibration.costs, len(contexts)
         seen = int(contexts.sum()) + num * np.arange(num_steps)
         steady_s = float(np.dot(work_of(chunks, num, 0), msgspec.structs.astuple(costs)))
-        return steady_s + seen * costs.cached_token_s
+        return (steady_s + seen * costs.cached_token_s).astype(np.float64)
 
 
 def work_of(chunks: Sequence[Chunk], num_decodes: int, seen: int) -> list[float]:
@@ -112,6 +117,19 @@ def work_of(chunks: Sequence[Chunk], num_decodes: int, seen: int) -> list[float]
     new = sum(tokens for tokens, _ in chunks)
     pairs = sum(causal_pairs(*chunk) for chunk in chunks)
     return [1.0, len(chunks), new, pairs, num_decodes, seen]
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Return a calibration: one that was written, or that of the steps in a profile or a log.
+
+    Raises `TraceError` for a file that has none, `ConfigError` for steps that tell too little.
+    """
+    path = Path(path).expanduser()
+    lines = lines_of(path)
+    if b'"costs"' not in next(lines, b""):
+        return calibrate_steps(read_profile(path))
+    (calibration,) = decode_lines(path, itertools.islice(lines_of(path), 1), Calibration)
+    return calibration
 
 
 def read_profile(path: str | Path) -> list[MeasuredStep]:
@@ -131,9 +149,7 @@ def read_profile(path: str | Path) -> list[MeasuredStep]:
     return steps
 
 
-def calibrate_steps(
-    steps: Sequence[MeasuredStep], model: ModelFacts, accelerator: Accelerator, num_gpus: int = 1
-) -> MeasuredTimes:
+def calibrate_steps(steps: Sequence[MeasuredStep]) -> Calibration:
     """Return the costs that explain measured steps best, with the error on steps left out.
 
     By least squares on errors relative to what is predicted, none of the costs below zero. Raises
@@ -159,10 +175,7 @@ def calibrate_steps(
         abs(float(left_out[part == fold].sum() / seconds[part == fold].sum()) - 1)
         for fold in range(FOLDS)
     ]
-    return MeasuredTimes(
-        model,
-        accelerator,
-        num_gpus,
+    return Calibration(
         costs=StepCosts(*_fit(rows, seconds).tolist()),
         num_steps=len(steps),
         error=float(np.abs(left_out / seconds - 1).mean()),

@@ -36,6 +36,7 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_step_tokens`, `max_sequences`  the limits of each of `data_parallel` schedulers
     `num_blocks`     what the engine itself said that it has, each of its schedulers; None: nothing
+    `given_blocks`, `given_bytes`  what it was told to have, in place of what fits; None: nothing
     """
 
     model: ModelFacts
@@ -50,6 +51,19 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
     eager: bool
     prefix_caching: bool
     num_blocks: int | None
+    given_blocks: int | None = None
+    given_bytes: int | None = None
+
+    @property
+    def fitting_blocks(self) -> int:
+        """Blocks of each scheduler: those it was told to have, else those that fit. Raises `ConfigError`."""
+        if self.given_blocks is not None:
+            return self.given_blocks
+        if self.given_bytes is not None:
+            devices, kv = self.tensor_parallel, self.model.kv
+            copies = self.model.kv_copies(devices)
+            return int(self.given_bytes * devices // (kv.per_token * self.block_size * copies))
+        return blocks_that_fit(self.placement)
 
     @property
     def placement(self) -> Placement:
@@ -155,14 +169,10 @@ class RecordedRun:
             max(row.timestamp + row.duration_s for row in rows),
         )
 
-    def compare(self, timing: Timing | None = None, num_blocks: int | None = None) -> Comparison:
-        """Simulate the same requests and put both beside each other.
-
-        `timing`  None: by the data sheets; `num_blocks`  None: what fits
-        """
+    def compare(self, timing: Timing | None = None) -> Comparison:
+        """Simulate the same requests and put both beside each other; times are by the data sheets."""
         settings = self.settings
-        if num_blocks is None:
-            num_blocks = blocks_that_fit(settings.placement)
+        num_blocks = settings.fitting_blocks
         requests = self.requests
         if not settings.prefix_caching:
             requests = [msgspec.structs.replace(each, runs=NO_RUNS) for each in requests]
@@ -209,6 +219,8 @@ def _settings(header: Any, block_size: int) -> RecordedSettings:
         eager=given.flag("enforce_eager", default=False),
         prefix_caching=given.flag("enable_prefix_caching", default=True),
         num_blocks=given.count("num_gpu_blocks", default=0) or None,
+        given_blocks=given.count("num_gpu_blocks_override", default=0) or None,
+        given_bytes=given.count("kv_cache_memory_bytes", default=0) or None,
     )
 
 
