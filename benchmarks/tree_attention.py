@@ -12,7 +12,7 @@ import time
 import numpy as np
 import torch
 
-from quire.engines.loop.attention import AttentionPlan, Packed, Scoring, attend
+from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
 
 BLOCK, REQUESTS, HEADS, KV_HEADS, WIDTH = 16, 64, 4, 2, 64
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engines.loop.attention import (
+from quire.engines.packed.attention import (
     AttentionPlan,
     Packed,
     Scoring,
@@ -20,9 +20,9 @@ from quire.engines.loop.attention import (
     compiling,
     kernel,
 )
-from quire.engines.loop.attention import step as attention_step
-from quire.engines.loop.attention.compiling import compiled
-from quire.engines.loop.attention.layer import Shape
+from quire.engines.packed.attention import step as attention_step
+from quire.engines.packed.attention.compiling import compiled
+from quire.engines.packed.attention.layer import Shape
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool

@@ -9,12 +9,12 @@ from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 from test_attention import TOLERANCES, Step
 
 from quire.engines.loop import Engine
-from quire.engines.loop.attention import AttentionPlan, Packed, Scoring, attend
-from quire.engines.loop.attention import step as attention_step
-from quire.engines.loop.attention.step import turned
-from quire.engines.loop.decoder import is_plain
-from quire.engines.loop.pointwise import add_norm, gated
-from quire.engines.loop.proof import proven
+from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
+from quire.engines.packed.attention import step as attention_step
+from quire.engines.packed.attention.step import turned
+from quire.engines.packed.decoder import is_plain
+from quire.engines.packed.pointwise import add_norm, gated
+from quire.engines.packed.proof import proven
 from quire.tensors.pool import KVPool
 
 WIDTHS = (1, 15, 16, 40, 256)
@@ -24,7 +24,7 @@ WIDTHS = (1, 15, 16, 40, 256)
 def threads(request, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr("quire.engines.loop.pointwise._ALONE", 0)
+    monkeypatch.setattr("quire.engines.packed.pointwise._ALONE", 0)
     yield request.param
     torch.set_num_threads(before)
 

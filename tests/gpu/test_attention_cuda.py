@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "engines_loop"))
 
 from test_attention import Step  # noqa: E402
 
-from quire.engines.loop.attention import (  # noqa: E402
+from quire.engines.packed.attention import (  # noqa: E402
     AttentionPlan,
     Scoring,
     attend,

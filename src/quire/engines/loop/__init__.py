@@ -4,9 +4,6 @@
     for output in engine.generate(["Once upon", "Once more"], SamplingParams(max_tokens=64)):
         print(output.outputs[0].text)
 
-attention     over the block tables of a whole step
-model         one forward over packed rows of a model of transformers
-proof         packed rows against plain ones, before a model serves
 params        what a request asks of its tokens
 sampling      from logits to tokens; `guided` by a grammar, with `drafts` guessed ahead
 text          from tokens to text
@@ -14,7 +11,7 @@ prompts       as callers give them
 outputs       what is said of a request
 settings      of an engine and of a request
 running       requests while they run, and when an answer ends
-computing     the forward of a step
+computing     the forward of a step, by `engines.packed`
 tiers         KV below the pools
 engine        Engine: requests in, outputs out
 async_engine  the same for event loops, on a thread

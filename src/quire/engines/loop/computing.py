@@ -7,8 +7,8 @@ import torch
 
 from quire.core import CacheManager
 from quire.core.tokens import INT32, IntArray
-from quire.engines.loop.attention import Packed
-from quire.engines.loop.model import PackedModel
+from quire.engines.packed.attention import Packed
+from quire.engines.packed.model import PackedModel
 from quire.scheduling import Step
 from quire.tensors.copy import apply_plan
 from quire.tensors.pool import KVPool

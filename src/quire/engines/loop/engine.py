@@ -18,16 +18,16 @@ from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.sight import Sight
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.drafts import propose
-from quire.engines.loop.model import eos_ids, locked
 from quire.engines.loop.outputs import EngineStats, FinishReason, RequestOutput
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.prompts import Prompt, each_prompt, read_prompt
-from quire.engines.loop.proof import proven
 from quire.engines.loop.running import Answer, AnswerBatch, EngineRequest
 from quire.engines.loop.sampling import Sampled, Sampler
 from quire.engines.loop.settings import EngineSettings, RequestOptions, job_for
 from quire.engines.loop.text import TextStream
 from quire.engines.loop.turns import in_turn, new_turn
+from quire.engines.packed.model import eos_ids, locked
+from quire.engines.packed.proof import proven
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
 from quire.scheduling import Job, Scheduler, Step
 

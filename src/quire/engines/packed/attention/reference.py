@@ -2,8 +2,8 @@
 
 import torch
 
-from quire.engines.loop.attention.plan import AttentionPlan
-from quire.engines.loop.attention.scoring import Scoring
+from quire.engines.packed.attention.plan import AttentionPlan
+from quire.engines.packed.attention.scoring import Scoring
 
 KV = tuple[torch.Tensor, torch.Tensor]
 

@@ -13,9 +13,9 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from quire.engines.hf.probe import probe_model
-from quire.engines.loop.attention import AttentionPlan, Scoring, attend
-from quire.engines.loop.attention.step import turned, write
-from quire.engines.loop.decoder import compute, is_plain
+from quire.engines.packed.attention import AttentionPlan, Scoring, attend
+from quire.engines.packed.attention.step import turned, write
+from quire.engines.packed.decoder import compute, is_plain
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type

@@ -77,7 +77,7 @@ def compute(
 
     tokens  their ids and their positions, int64 [N]
     """
-    from quire.engines.loop.pointwise import add_norm, gated  # noqa: PLC0415 - loads the compiler
+    from quire.engines.packed.pointwise import add_norm, gated  # noqa: PLC0415 - loads the compiler
 
     (ids, positions), base = tokens, model.model
     hidden: torch.Tensor = base.embed_tokens(ids)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from quire.engines.loop.attention.layer import LOWEST, UNSEEN, LayerCode, Task
-from quire.engines.loop.attention.vectors import (
+from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
+from quire.engines.packed.attention.vectors import (
     FLOAT,
     FLOATS,
     LANES,
@@ -16,7 +16,7 @@ from quire.engines.loop.attention.vectors import (
     Number,
     Variable,
 )
-from quire.engines.loop.attention.work import LANES as QUERIES
+from quire.engines.packed.attention.work import LANES as QUERIES
 
 KEYS = 64
 """Keys that are scored before any of them is weighed."""

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.engines.loop.attention.runs import Ints, Tables
+from quire.engines.packed.attention.runs import Ints, Tables
 
 LANES = 64
 """Queries, rows times query heads of one kv head, that stand side by side where there are many."""

@@ -11,9 +11,9 @@ from quire.engines.hf.battery import twin_of
 from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.twin import MAX_DISTANCE, distances
-from quire.engines.loop.attention import Packed
-from quire.engines.loop.decoder import is_plain
-from quire.engines.loop.model import PackedModel, locked
+from quire.engines.packed.attention import Packed
+from quire.engines.packed.decoder import is_plain
+from quire.engines.packed.model import PackedModel, locked
 from quire.errors import QuireError, UnsupportedModel
 from quire.tensors.kinds import model_type
 from quire.tensors.pool import KVPool

@@ -8,7 +8,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 
-from quire.engines.loop.attention.vectors import WORD, Code
+from quire.engines.packed.attention.vectors import WORD, Code
 
 
 def for_threads(module: ir.Module, phases: Sequence[Code]) -> Callable[[int, int, int], None]:

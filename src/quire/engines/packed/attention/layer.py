@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from quire.engines.loop.attention.vectors import (
+from quire.engines.packed.attention.vectors import (
     FLOAT,
     FLOATS,
     INT,

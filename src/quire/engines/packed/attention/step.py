@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.engines.loop.attention.plan import AttentionPlan
-from quire.engines.loop.attention.reference import KV, attend_reference
-from quire.engines.loop.attention.scoring import Scoring
+from quire.engines.packed.attention.plan import AttentionPlan
+from quire.engines.packed.attention.reference import KV, attend_reference
+from quire.engines.packed.attention.scoring import Scoring
 
 _COMPILES = find_spec("llvmlite") is not None
 
@@ -71,8 +71,8 @@ def _attend_compiled(
     plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
 ) -> torch.Tensor:
     # The compiler is loaded by who attends, not by who imports the engine.
-    from quire.engines.loop.attention.kernel import kernel  # noqa: PLC0415
-    from quire.engines.loop.attention.layer import LayerInputs, Shape  # noqa: PLC0415
+    from quire.engines.packed.attention.kernel import kernel  # noqa: PLC0415
+    from quire.engines.packed.attention.layer import LayerInputs, Shape  # noqa: PLC0415
 
     (k, v), (num_rows, heads, depth) = pools, q.shape
     kv_heads, width = v.shape[2:]

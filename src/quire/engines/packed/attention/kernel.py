@@ -12,18 +12,18 @@ from functools import cache
 
 from llvmlite import ir
 
-from quire.engines.loop.attention.compiling import for_threads
-from quire.engines.loop.attention.few import attend_few
-from quire.engines.loop.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
-from quire.engines.loop.attention.many import attend_many
-from quire.engines.loop.attention.vectors import (
+from quire.engines.packed.attention.compiling import for_threads
+from quire.engines.packed.attention.few import attend_few
+from quire.engines.packed.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
+from quire.engines.packed.attention.many import attend_many
+from quire.engines.packed.attention.vectors import (
     FLOAT,
     FLOATS,
     LANES,
     Number,
     Variable,
 )
-from quire.engines.loop.attention.work import LANES as QUERIES
+from quire.engines.packed.attention.work import LANES as QUERIES
 
 
 @cache

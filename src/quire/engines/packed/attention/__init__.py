@@ -13,9 +13,9 @@ compiling  the same as machine code, for any number of threads
 reference  attention as it is defined, one request after another
 """
 
-from quire.engines.loop.attention.plan import AttentionPlan, Packed
-from quire.engines.loop.attention.reference import attend_reference
-from quire.engines.loop.attention.scoring import Scoring
-from quire.engines.loop.attention.step import attend
+from quire.engines.packed.attention.plan import AttentionPlan, Packed
+from quire.engines.packed.attention.reference import attend_reference
+from quire.engines.packed.attention.scoring import Scoring
+from quire.engines.packed.attention.step import attend
 
 __all__ = ["AttentionPlan", "Packed", "Scoring", "attend", "attend_reference"]

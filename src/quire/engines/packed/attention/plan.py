@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from quire.engines.loop.attention.runs import Ints, Tables, shared_runs
-from quire.engines.loop.attention.work import Parts, Work, ranges, tasks
+from quire.engines.packed.attention.runs import Ints, Tables, shared_runs
+from quire.engines.packed.attention.work import Parts, Work, ranges, tasks
 from quire.errors import ConfigError
 
 MIN_SAVED_TOKENS = 256

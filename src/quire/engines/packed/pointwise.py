@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from quire.engines.loop.attention.compiling import for_threads
-from quire.engines.loop.attention.step import fork
-from quire.engines.loop.attention.vectors import (
+from quire.engines.packed.attention.compiling import for_threads
+from quire.engines.packed.attention.step import fork
+from quire.engines.packed.attention.vectors import (
     FLOAT,
     FLOATS,
     INT,

@@ -4,8 +4,8 @@
 
 from collections.abc import Sequence
 
-from quire.engines.loop.attention.layer import LOWEST, UNSEEN, LayerCode, Task
-from quire.engines.loop.attention.vectors import FLOATS, LANES, Number, Variable
+from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
+from quire.engines.packed.attention.vectors import FLOATS, LANES, Number, Variable
 
 
 def attend_few(code: LayerCode, task: Task) -> None:

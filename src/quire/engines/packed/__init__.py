@@ -1,0 +1,9 @@
+"""The rows of many requests in one forward of an unchanged model of transformers, K and V in pools by block tables.
+
+model      PackedModel: one forward over packed rows
+attention  over the block tables of a whole step
+decoder    a plain decoder in few passes, with `pointwise` between its products
+proof      packed rows against plain ones, before a model serves
+
+It knows neither requests nor steps: `engines.loop` says which rows. Needs the extra `hf`.
+"""
