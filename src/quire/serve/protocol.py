@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from quire.chat import Conversation
-from quire.core import Hint
+from quire.core import Hint, Scope
 from quire.errors import ConfigError
+from quire.web.keys import scope_of
 
 MAX_PROMPTS = 256
 
@@ -51,6 +52,10 @@ class CacheRequest(PromptRequest, kw_only=True):
     """`/v1/cache/explain`; `tenant` is whose cache is meant, by the name of the key, None for requests without one."""
 
     tenant: str | None = None
+
+    def scope(self) -> Scope:
+        """Return whose cache is meant."""
+        return scope_of(self.tenant, self.cache_salt)
 
 
 class PinRequest(CacheRequest, kw_only=True):
@@ -202,7 +207,6 @@ class ChatRequest(Generation, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are told; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
