@@ -104,7 +104,7 @@ class ResponseFormat(msgspec.Struct):
 class Generation(PromptRequest, kw_only=True):
     """What both kinds of completions take; fields that OpenAI does not have are vLLM's or quire's.
 
-    `session_id`, `reuse` and `ttl_s` are the parts of a `quire.Hint`; `cache_salt` divides the cache of a
+    `session_id`, `reuse`, `ttl_s`, `returns_in_s` and `within` are the parts of a `quire.Hint`; `cache_salt` divides the cache of a
     tenant; `deadline_s` is when a request is given up. A field that is not known is not looked at.
     """
 
@@ -131,6 +131,8 @@ class Generation(PromptRequest, kw_only=True):
     session_id: str | None = None
     reuse: Literal["unknown", "session", "never"] | None = None
     ttl_s: Number = None
+    returns_in_s: Number = None
+    within: Number = None
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     deadline_s: Number = None
     response_format: ResponseFormat | None = None
@@ -161,7 +163,8 @@ class Generation(PromptRequest, kw_only=True):
     def options(self) -> dict[str, Any]:
         """Return what the engine takes beside prompt and parameters. Raises `ConfigError`."""
         reuse = self.reuse or ("session" if self.session_id is not None else "unknown")
-        hint = Hint(reuse, self.ttl_s, self.session_id)
+        within = 2.0 if self.within is None else self.within
+        hint = Hint(reuse, self.ttl_s, self.session_id, self.returns_in_s, within)
         return {"priority": self.priority, "deadline_s": self.deadline_s, "hint": hint}
 
 
