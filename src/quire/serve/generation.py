@@ -17,8 +17,8 @@ from quire.web.clients import EventStream, merged, sse, until_gone
 from quire.web.errors import ApiError, refused
 from quire.web.keys import scope_of
 
+# What the engine takes of a request as it is
 PARAMS = {*SamplingParams.__struct_fields__} & {*Generation.__struct_fields__} - {"max_tokens"}
-"""What the engine takes of a request as it is."""
 
 
 async def answered(

@@ -62,9 +62,7 @@ class Operator:
         except ValueError:
             factors = [-1.0]
         if not all(0 <= factor <= 1e6 for factor in factors):
-            raise ConfigError(
-                f"memory is one or more factors, 0.5,2 for instance, got {given[:60]!r}"
-            )
+            raise ConfigError(f"memory is one or more factors, as 0.5,2; got {given[:60]!r}")
         return await asyncio.to_thread(self._overview.what_if, factors)
 
     async def explain(self, asked: CacheRequest, request: Request) -> Any:
@@ -110,8 +108,8 @@ class Operator:
         return await self._call(closed)
 
     async def evict(self, asked: EvictRequest, request: Request) -> Any:
-        by_prompt = asked.prompt is not None or asked.messages is not None
-        ids = await self._service.one_prompt(asked) if by_prompt else None
+        whole = asked.all or asked.num_blocks is not None
+        ids = None if whole else await self._service.one_prompt(asked)
 
         def evicted(engine: Engine) -> int:
             if asked.num_blocks is not None:
