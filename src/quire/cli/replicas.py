@@ -107,7 +107,7 @@ def opened_replica(wanted: Wanted, *, is_alone: bool) -> Generator["Opened"]:
         service = wanted.service(running)
         events = f"{told['events']},{told['events_replay']}"
         try:
-            yield Opened(make_app(service), lambda: service.is_taking, events)
+            yield Opened(make_app(service), lambda: running.is_alive, events)
         finally:
             running.close()
 
