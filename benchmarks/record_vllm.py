@@ -165,6 +165,10 @@ async def record(folder, signal):
         "model": "quire-tiny",
         "meta": {"vllm_version": __version__, "engine_kwargs": SETTINGS},
     }
+    rng = random.Random(0)
+    for tokens in range(1, SETTINGS["max_num_batched_tokens"] + 1):  # each shape is compiled once
+        prompt = [rng.randrange(5, VOCAB) for _ in range(tokens)]
+        await serve(engine, f"warm-{tokens}", [(0.0, prompt, 1)])
     await serve(engine, "warm", load(0, 8.0, 3, shared=True))
     profile = []
     for shared in (False, True):

@@ -31,6 +31,10 @@ LARGE_BYTES = 70 << 30
 """Devices with more memory (A100 apart) get larger limits from vLLM, where a run names none."""
 
 
+QUANTIZED = {"fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4"}
+"""Number formats of weights by what the names of models have that come so."""
+
+
 class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of an engine that a recorded run's first line tells, or that vLLM would take.
 
@@ -200,11 +204,10 @@ def _settings(header: Any, block_size: int) -> RecordedSettings:
             f"pipeline_parallel_size is {stages}; pipelines are not simulated, only 1"
         )
     name = given.text("model", "model_name")
-    weights = given.text("quantization", default="") or ("fp8" if "fp8" in name.lower() else "")
-    dtype = weights or given.text("dtype", default="auto")
-    model = model_named(name).stored_as(
-        number_format(dtype), number_format(given.text("kv_cache_dtype", default="auto"))
-    )
+    said = (given.text(key, default="auto") for key in ("quantization", "dtype", "kv_cache_dtype"))
+    quantized, dtype, kv = map(number_format, said)
+    named = next((bits for part, bits in QUANTIZED.items() if part in name.lower()), None)
+    model = model_named(name).stored_as(quantized or named or dtype, kv)
     large = device.memory_bytes >= LARGE_BYTES and "a100" not in device.name
     return RecordedSettings(
         model=model,
