@@ -109,6 +109,13 @@ def test_blocks_that_an_engine_was_told_to_have_are_not_estimated(tmp_path):
     assert RecordedRun(recorded(tmp_path, **two)).compare().blocks.simulated == 100
 
 
+def test_quires_own_engine_has_its_own_schedule(tmp_path):
+    for engine, scheduler in (("vLLM", "first-come"), ("quire", "quire")):
+        run = RecordedRun(recorded(tmp_path, engine=engine))
+        assert run.settings.cluster(1000, run.settings.timing).scheduler == scheduler
+        assert run.compare().simulated.ttft_mean > 0
+
+
 def test_what_a_run_does_not_say_is_what_vllm_would_take(tmp_path):
     large = RecordedRun(recorded(tmp_path)).settings
     assert (large.max_step_tokens, large.max_sequences, large.block_size) == (8192, 1024, 16)

@@ -39,6 +39,7 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of an engine that a recorded run's first line tells, or that vLLM would take.
 
     `max_step_tokens`, `max_sequences`  the limits of each of `data_parallel` schedulers
+    `scheduler`      whose rules the engine's schedule has: "first-come", vLLM's, or "quire"
     `num_blocks`     what the engine itself said that it has, each of its schedulers; None: nothing
     `given_blocks`, `given_bytes`  what it was told to have, in place of what fits; None: nothing
     """
@@ -54,6 +55,7 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
     plans_ahead: bool
     eager: bool
     prefix_caching: bool
+    scheduler: str
     num_blocks: int | None
     given_blocks: int | None = None
     given_bytes: int | None = None
@@ -99,7 +101,8 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_sequences=self.max_sequences * together,
             plans_ahead=int(self.plans_ahead),
         )
-        return Cluster(limits, timing, num_replicas=self.data_parallel // together)
+        replicas = self.data_parallel // together
+        return Cluster(limits, timing, num_replicas=replicas, scheduler=self.scheduler)
 
     @property
     def _step_together(self) -> int:
@@ -221,6 +224,7 @@ def _settings(header: Any, block_size: int) -> RecordedSettings:
         plans_ahead=given.flag("async_scheduling", default=True),
         eager=given.flag("enforce_eager", default=False),
         prefix_caching=given.flag("enable_prefix_caching", default=True),
+        scheduler="quire" if given.text("engine") == "quire" else "first-come",
         num_blocks=given.count("num_gpu_blocks", default=0) or None,
         given_blocks=given.count("num_gpu_blocks_override", default=0) or None,
         given_bytes=given.count("kv_cache_memory_bytes", default=0) or None,
