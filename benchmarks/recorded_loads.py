@@ -5,7 +5,7 @@ import json
 import random
 
 VOCAB = 250
-LOADS = {"light": (1.5, 16), "busy": (3.5, 16), "over": (25.0, 4.5)}
+LOADS = {"light": (3.0, 24), "busy": (6.0, 24), "over": (25.0, 4.5)}
 """Requests per second, and for how many seconds they come."""
 
 
