@@ -131,6 +131,8 @@ def test_hints_are_extension_fields():
     assert hint(b'"reuse": "never"') == Hint("never")
     assert hint(b'"session_id": "s"') == Hint("session", session_id="s")
     assert hint(b'"ttl_s": 5') == Hint(ttl_s=5.0)
+    assert hint(b'"returns_in_s": 7, "within": 3') == Hint(returns_in_s=7.0, within=3.0)
+    assert hint(b'"returns_in_s": 7') == Hint(returns_in_s=7.0)
     with pytest.raises(ConfigError, match="session_id"):
         hint(b'"reuse": "session"')
 
