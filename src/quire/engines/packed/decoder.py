@@ -9,26 +9,18 @@ MLP (Llama, Mistral, Qwen 2). Its modules' weights are read as they are at each 
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, TypeAlias, cast
+from operator import is_
+from typing import Any, cast
 
 import torch
 
 from quire.engines.hf.sight import only_looks
-
-Attend: TypeAlias = Callable[
-    [Any, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], torch.Tensor
-]
-"""Takes the module, q `[N, heads, D]`, K and V `[N, kv_heads, D]`, and as transformers' attention does `scaling`; but
-`rotary` too, cosines and sines `[N, D]` by which q and K are to be turned; and `rows`, those that have queries, or
-none: all. Returns `[rows, heads, D]`."""
+from quire.engines.packed.attention import AttentionPlan
+from quire.engines.packed.attention.reference import KV
 
 _MODULES = cast("Any", torch.nn.modules.module)
 _DTYPES = (torch.float32, torch.bfloat16)
-_ONEDNN = (
-    cast("Any", torch.ops.mkldnn)._linear_pointwise.default
-    if torch.backends.mkldnn.is_available()
-    else None
-)
+_NUMBERS = (bool, int, float)
 _COMPILES = find_spec("llvmlite") is not None
 
 _MODEL = {"model": None, "lm_head": "Linear"}
@@ -53,9 +45,7 @@ def is_plain(model: Any) -> bool:
         _COMPILES
         and model.device.type == "cpu"
         and dtype in _DTYPES
-        and not torch.is_autocast_enabled("cpu")
-        and not _MODULES._global_forward_hooks
-        and not _MODULES._global_forward_pre_hooks
+        and _computes_here()
         and _has(model, _MODEL, dtype)
         and _has(model.model, _BASE, dtype)
         and all(
@@ -67,57 +57,101 @@ def is_plain(model: Any) -> bool:
     )
 
 
-def compute(
-    model: Any,
-    tokens: tuple[torch.Tensor, torch.Tensor],
-    rows: torch.Tensor | None,
-    attend: Attend,
-) -> torch.Tensor:
-    """Return the logits `[len(rows), vocab]` of some rows, None: of all, of a model that is plain.
+class PlainDecoder:
+    """Computes a model that is plain. The passes of a step are those of the one before where that had the same rows."""
 
-    tokens  their ids and their positions, int64 [N]
-    """
-    from quire.engines.packed.pointwise import add_norm, gated  # noqa: PLC0415 - loads the compiler
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._kept: tuple[Any, Any] = None, None
+        self._seen: list[tuple[Any, list[Any]]] = []
 
-    (ids, positions), base = tokens, model.model
-    hidden: torch.Tensor = base.embed_tokens(ids)
-    added: torch.Tensor | None = None
-    rotary = tuple(each[0].contiguous() for each in base.rotary_emb(hidden[None], positions[None]))
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model still is, as `is_plain` says."""
+        if not (self._seen and _computes_here() and all(map(_is_seen, self._seen))):
+            plain, self._kept = is_plain(self._model), (None, None)
+            self._seen = [(each, _parts(each)) for each in self._model.modules()] if plain else []
+        return bool(self._seen)
 
-    def normed(norm: Any) -> torch.Tensor:
-        return add_norm(hidden, added, norm.weight, norm.variance_epsilon)
+    def logits(
+        self,
+        tokens: tuple[torch.Tensor, torch.Tensor],
+        rows: torch.Tensor | None,
+        held: Callable[[Any], tuple[AttentionPlan, KV]],
+    ) -> torch.Tensor:
+        """Return the logits `[len(rows), vocab]` of some rows, None: of all.
 
-    for layer in base.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        states, how = (
-            normed(layer.input_layernorm),
-            {"scaling": attention.scaling, "rotary": rotary},
-        )
-        keys, values = (
-            _heads(states, each, attention.head_dim)
-            for each in (attention.k_proj, attention.v_proj)
-        )
-        if layer is base.layers[-1] and rows is not None and len(rows) < len(ids):
+        tokens  their ids and their positions, int64 [N]
+        held    what the attention of a module reads: the plan of the step, and K and V of its layer
+        """
+        from quire.engines.packed.passes import Passes  # noqa: PLC0415 - loads the compiler
+
+        (ids, positions), base = tokens, self._model.model
+        hidden: torch.Tensor = base.embed_tokens(ids)
+        cos, sin = (each[0].contiguous() for each in base.rotary_emb(hidden[None], positions[None]))
+        rooms = [held(layer.self_attn) for layer in base.layers]
+        if rows is None or len(rows) == len(ids):
+            passes = self._passes(Passes, (hidden, cos, sin), rooms)
+        else:
+            passes = Passes(hidden, cos, sin)
+            for layer, (plan, pools) in zip(base.layers[:-1], rooms[:-1], strict=True):
+                passes.layer(layer, plan, pools)
             # Nothing is asked of other rows behind their last K and V.
-            states, hidden, how["rows"] = states[rows], hidden[rows], rows
-        queries = _heads(states, attention.q_proj, attention.head_dim)
-        found = attend(attention, queries, keys, values, how)
-        added = _linear(found.flatten(1), attention.o_proj)
-        states = normed(layer.post_attention_layernorm)
-        gate, up = _linear(states, mlp.gate_proj), _linear(states, mlp.up_proj)
-        added = _linear(gated(gate, up), mlp.down_proj)
-    return _linear(normed(base.norm), model.lm_head)
+            layer, (plan, pools) = base.layers[-1], rooms[-1]
+            passes = passes.of(rows, layer, plan, pools)
+            if len(rows):
+                passes.layer(layer, plan.of(rows.numpy()), pools)
+        return passes.logits(base.norm, self._model.lm_head)
+
+    def _passes(
+        self, make: Any, inputs: tuple[torch.Tensor, ...], rooms: list[tuple[AttentionPlan, KV]]
+    ) -> Any:
+        """Return the passes of all layers for a step of these rows: those of the last one, if they are the same."""
+        layers = self._model.model.layers
+        works = [plan.parts for plan, _ in rooms]
+        places = [each.data_ptr() for _, both in rooms for each in both]
+        shape = inputs[0].shape, inputs[0].dtype, torch.get_num_threads()
+        key, passes = self._kept
+        if key is not None and key[:2] == (places, shape) and all(map(is_, key[2], works)):
+            passes.take(*inputs)
+        else:
+            passes = make(*inputs)
+            for layer, (plan, both) in zip(layers, rooms, strict=True):
+                passes.layer(layer, plan, both)
+            self._kept = (places, shape, works), passes
+        return passes
 
 
-def _heads(states: torch.Tensor, module: Any, width: int) -> torch.Tensor:
-    return _linear(states, module).view(len(states), module.out_features // width, width)
+def _computes_here() -> bool:
+    """Whether nothing outside of a model's modules has a part in what they compute."""
+    return (
+        not torch.is_autocast_enabled("cpu")
+        and not _MODULES._global_forward_hooks
+        and not _MODULES._global_forward_pre_hooks
+    )
 
 
-def _linear(states: torch.Tensor, module: Any) -> torch.Tensor:
-    """Return what a linear layer computes, by oneDNN where torch has it: in float32 that is faster than its own."""
-    if _ONEDNN is None:
-        return torch.nn.functional.linear(states, module.weight, module.bias)
-    return _ONEDNN(states, module.weight, module.bias, "none", [], "")
+def _parts(module: Any) -> list[Any]:
+    """Return what a module without hooks computes with: its kind, its numbers, its parts, and where its weights are."""
+    own: dict[str, Any] = module.__dict__
+    weights: list[torch.Tensor] = [each for each in own["_parameters"].values() if each is not None]
+    return [
+        type(module),
+        *(each for each in own.values() if type(each) in _NUMBERS),
+        *own["_modules"].values(),
+        *((each.data_ptr(), each.dtype, each.shape, each.is_contiguous()) for each in weights),
+    ]
+
+
+def _is_seen(sight: tuple[Any, list[Any]]) -> bool:
+    module, parts = sight
+    own: dict[str, Any] = module.__dict__
+    return (
+        not own["_forward_hooks"]
+        and not own["_forward_pre_hooks"]
+        and "forward" not in own
+        and _parts(module) == parts
+    )
 
 
 def _has(module: Any, kinds: Mapping[str, str | None], dtype: torch.dtype) -> bool:
@@ -132,7 +166,8 @@ def _has(module: Any, kinds: Mapping[str, str | None], dtype: torch.dtype) -> bo
                 _is_unchanged(parts[name])
                 and type(parts[name]).__name__.removesuffix("Activation").endswith(kind)
                 and all(
-                    each is None or each.dtype == dtype for each in parts[name]._parameters.values()
+                    each is None or (each.dtype == dtype and each.is_contiguous())
+                    for each in parts[name]._parameters.values()
                 )
             )
             for name, kind in kinds.items()
