@@ -51,7 +51,7 @@ def process_of(replica, mark):
     raise AssertionError("no such replica")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.system("redis-server")
 def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is_replaced(
     tmp_path, monkeypatch
