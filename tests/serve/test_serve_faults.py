@@ -159,6 +159,24 @@ def test_an_error_that_nobody_foresaw_says_nothing_of_the_inside(server, monkeyp
     wait_for(lambda: "a secret of the inside" in caplog.text)
 
 
+def test_such_an_error_in_a_stream_is_its_last_event_and_says_nothing_either(
+    server, monkeypatch, caplog
+):
+    def broken(reply, choice):
+        if choice.num_tokens > 1:
+            raise RuntimeError("a secret of the inside")
+        return b"data: {}\n\n"
+
+    monkeypatch.setattr("quire.serve.replies.Reply.chunk", broken)
+    answer = server.post("/v1/completions", LONG | {"stream": True})
+    *_, error, last = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert answer.status_code == 200
+    assert json.loads(error)["error"]["type"] == "server_error"
+    assert last == "[DONE]"
+    assert "secret" not in answer.text
+    assert "a secret of the inside" in caplog.text
+
+
 def test_connections_that_are_opened_and_dropped_harm_nobody(server):
     host, port = server.url.removeprefix("http://").split(":")
     for at in range(1000):
