@@ -16,6 +16,7 @@ from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.sight import Sight
+from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.drafts import propose
 from quire.engines.loop.outputs import EngineStats, FinishReason, RequestOutput
@@ -25,7 +26,6 @@ from quire.engines.loop.running import Answer, AnswerBatch, EngineRequest
 from quire.engines.loop.sampling import Sampled, Sampler
 from quire.engines.loop.settings import EngineSettings, RequestOptions, job_for
 from quire.engines.loop.text import TextStream
-from quire.engines.loop.turns import in_turn, new_turn
 from quire.engines.packed.model import eos_ids, locked
 from quire.engines.packed.proof import proven
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
@@ -88,7 +88,7 @@ class Engine:
         self._vocab_size = num_embeddings(model)
         self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
         self._clock = settings.clock
-        self.turn = new_turn()
+        self._turn = Turn("engine")
         self._stats = EngineStats()
         self._numbers = count()
         self._requests: dict[str, EngineRequest] = {}
@@ -155,6 +155,11 @@ class Engine:
     def is_settled(self) -> bool:
         """Whether no block of a request that has ended is held: tiers have copied all that they were given."""
         return self._below is None or self._below.is_settled
+
+    @property
+    def turn(self) -> Turn:
+        """Whose turn it is: `with engine.turn` other threads are refused."""
+        return self._turn
 
     # -- steps -----------------------------------------------------------------------------
 
