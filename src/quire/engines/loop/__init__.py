@@ -10,7 +10,7 @@ text          from tokens to text
 prompts       as callers give them
 outputs       what is said of a request
 settings      of an engine and of a request
-running       requests while they run, and when an answer ends
+requests      while they run, and when an answer ends
 computing     the forward of a step, by `engines.packed`
 tiers         KV below the pools
 engine        Engine: requests in, outputs out

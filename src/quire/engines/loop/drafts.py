@@ -31,6 +31,6 @@ def propose(tokens: np.ndarray, max_drafts: int) -> np.ndarray:
 
 
 def num_accepted(drafts: np.ndarray, sampled: np.ndarray) -> int:
-    """Return how many drafts are what was sampled in their place: `sampled` is one longer."""
-    wrong = np.flatnonzero(drafts != sampled[: len(drafts)])
+    """Return how many drafts are what was sampled in their place: `sampled` is longer."""
+    wrong = np.flatnonzero(drafts != sampled[: len(drafts)]) if len(drafts) else drafts
     return int(wrong[0]) if len(wrong) else len(drafts)

@@ -10,7 +10,7 @@ from quire.core import FullAttention, Hint, LayerGroup, Scope, Watcher
 from quire.core.policy import PolicyFactory
 from quire.engines.hf.memory import split_layout
 from quire.errors import ConfigError
-from quire.scheduling import Job, Limits
+from quire.scheduling import Limits
 from quire.tensors.model import ModelLayout
 
 if TYPE_CHECKING:
@@ -34,26 +34,21 @@ class RequestOptions(TypedDict, total=False):
     hint: Hint
 
 
-def job_for(
-    ids: list[int], max_tokens: int, scope: Scope, options: RequestOptions, now: float
-) -> Job:
-    """Return the job of a request. Raises `TokensError`, `ConfigError`."""
+def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
+    """Return what a `Job` takes of the options of a request. Raises `ConfigError`."""
     known = RequestOptions.__annotations__
     if unknown := options.keys() - known.keys():
         raise ConfigError(
             f"{min(unknown)!r} is no option of a request; these are {', '.join(known)}"
         )
-    deadline_s = options.get("deadline_s")
-    own = ("scope", "priority", "deadline_s")
-    terms: Any = {name: value for name, value in options.items() if name not in own}
-    return Job(
-        ids,
-        max_tokens,
-        scope=scope,
-        priority=options.get("priority", 0),
-        deadline=None if deadline_s is None else now + deadline_s,
-        terms=terms,
-    )
+    terms: dict[str, Any] = {**options}
+    deadline_s = terms.pop("deadline_s", None)
+    return {
+        "scope": terms.pop("scope", None),
+        "priority": terms.pop("priority", 0),
+        "deadline": None if deadline_s is None else now + deadline_s,
+        "terms": terms,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
