@@ -16,9 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from quire.engines.loop.drafts import propose
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.sampling import AnswerRules, Sampler, kept
+from quire.engines.loop.sampling import AnswerRules, Sampler, kept, propose
 from quire.errors import ConfigError, QuireError
 
 TOKEN = st.integers(0, VOCAB - 1)

@@ -8,11 +8,10 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar, Unpack
 
+from quire.engines.loop.answers import RequestOutput
 from quire.engines.loop.engine import Engine
-from quire.engines.loop.outputs import RequestOutput
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.prompts import Prompt
-from quire.engines.loop.settings import RequestOptions
+from quire.engines.loop.requests import Prompt, RequestOptions
 from quire.errors import CacheBusy, QuireError, RequestFailed
 
 _T = TypeVar("_T")

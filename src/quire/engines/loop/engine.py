@@ -13,14 +13,19 @@ from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.loop.answers import (
+    Answer,
+    AnswerBatch,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    RequestOutput,
+)
 from quire.engines.loop.computing import Forward
-from quire.engines.loop.drafts import propose
-from quire.engines.loop.outputs import EngineStats, FinishReason, RequestOutput
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.prompts import Prompt, each_prompt, read_prompt
-from quire.engines.loop.requests import Answer, AnswerBatch, EngineRequest
-from quire.engines.loop.sampling import Sampler
-from quire.engines.loop.settings import EngineSettings, RequestOptions, job_terms
+from quire.engines.loop.requests import Prompt, RequestOptions, each_prompt, job_terms, read_prompt
+from quire.engines.loop.sampling import Sampler, propose
+from quire.engines.loop.settings import EngineSettings
 from quire.engines.loop.text import TextStream
 from quire.engines.packed.model import eos_ids, locked
 from quire.engines.packed.proof import proven
@@ -76,7 +81,7 @@ class Engine:
                 self._below = EngineTiers(self.tiers, self._forward, self._identity.fingerprint)
             self.scheduler = Scheduler(
                 self.manager,
-                settings.limits,
+                settings,
                 bring_up=self._below and self._below.bring_up,
                 keep=self._below and self._below.keep,
             )
@@ -108,15 +113,50 @@ class Engine:
         Raises `TokensError`, `ConfigError`, `ScopeError`, and `OutOfBlocks` for one that can never fit; as all
         that is asked of an engine, `CacheBusy` while another thread asks.
         """
-        return self._add(prompt, params or SamplingParams(), request_id, options).request_id
+        params = params or SamplingParams()
+        if request_id is None:
+            names = map(str, self._numbers)
+            request_id = next(name for name in names if name not in self._requests)
+        elif request_id in self._requests:
+            raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
+        if self._is_closed:
+            raise ConfigError("the engine was closed; make another one")
+        if params.stop and self.tokenizer is None:
+            raise ConfigError(
+                "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
+            )
+        text, ids = read_prompt(prompt, self.tokenizer)
+        if ids and max(ids) >= self._vocab_size:
+            raise TokensError(
+                f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
+            )
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise TokensError(
+                f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
+                "(max_model_len); shorten it"
+            )
+        job = job_terms(options, self._clock())
+        job["scope"] = self.scope(job["scope"])
+        job["max_tokens"] = min(params.max_tokens or room, room)
+        own_stops = () if params.ignore_eos else self.eos_ids
+        request = EngineRequest(request_id, (text, ids), params, job["scope"], own_stops)
+        for rules in self._sampler.rules(params, ids):
+            stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
+            request.answers.append(Answer(request, rules, stream, **job))
+        first, *first.twins = request.answers
+        self.scheduler.add(first)
+        self._requests[request_id] = request
+        self._stats.requests += 1
+        self._stats.prompt_tokens += len(ids)
+        return request_id
 
     @in_turn
     def abort(self, request_id: str) -> None:
-        """End a request wherever it is; of one that has ended, or is not known, nothing is left to end."""
-        request = self._requests.get(request_id)
-        if request is not None:
+        """End a request wherever it is, and tell nothing more of it; one that has ended, or is not known, is let be."""
+        if (request := self._requests.get(request_id)) is not None:
             self._end(request, "abort")
-            self._news.pop(request_id, None)
+        self._news.pop(request_id, None)
 
     def has_unfinished(self) -> bool:
         """Whether some requests have not ended, or ended with news that `step` has not told."""
@@ -191,67 +231,18 @@ class Engine:
         requests: list[EngineRequest] = []
         try:
             for prompt, each in zip(asked, wanted, strict=True):
-                requests.append(self._add(prompt, each, None, options))
-            at = 0
-            while at < len(requests):
-                if (error := requests[at].error) is not None:
-                    raise error
-                if requests[at].finished:
-                    at += 1
-                else:
+                requests.append(self._requests[self.add_request(prompt, each, **options)])
+            for request in requests:
+                while not request.finished:
                     self._advance()
+                if request.error is not None:
+                    raise request.error
         finally:
             for request in requests:
                 self.abort(request.request_id)
-                self._news.pop(request.request_id, None)
         return [request.output() for request in requests]
 
     # -- within ----------------------------------------------------------------------------
-
-    def _add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str | None,
-        options: RequestOptions,
-    ) -> EngineRequest:
-        """Queue a request."""
-        if request_id is None:
-            names = map(str, self._numbers)
-            request_id = next(name for name in names if name not in self._requests)
-        elif request_id in self._requests:
-            raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
-        if self._is_closed:
-            raise ConfigError("the engine was closed; make another one")
-        if params.stop and self.tokenizer is None:
-            raise ConfigError(
-                "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
-            )
-        text, ids = read_prompt(prompt, self.tokenizer)
-        if ids and max(ids) >= self._vocab_size:
-            raise TokensError(
-                f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
-            )
-        room = self.max_model_len - len(ids)
-        if room < 1:
-            raise TokensError(
-                f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
-                "(max_model_len); shorten it"
-            )
-        job = job_terms(options, self._clock())
-        job["scope"] = self.scope(job["scope"])
-        job["max_tokens"] = min(params.max_tokens or room, room)
-        own_stops = () if params.ignore_eos else self.eos_ids
-        request = EngineRequest(request_id, (text, ids), params, job["scope"], own_stops)
-        for rules in self._sampler.rules(params, ids):
-            stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
-            request.answers.append(Answer(request, rules, stream, **job))
-        first, *first.twins = request.answers
-        self.scheduler.add(first)
-        self._requests[request_id] = request
-        self._stats.requests += 1
-        self._stats.prompt_tokens += len(ids)
-        return request
 
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""

@@ -1,182 +1,87 @@
-"""Requests while they run: their answers, and when each of these ends."""
+"""What callers ask for: prompts, as they give them, and the options of a request."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from math import inf
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
-from quire.core import Scope
-from quire.core.tokens import INT32
-from quire.engines.loop.outputs import CompletionOutput, FinishReason, RequestOutput
-from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled
-from quire.engines.loop.text import TextStream
-from quire.errors import QuireError
-from quire.scheduling import Job
+from quire.core import Hint, Scope
+from quire.core.tokens import array_of, key_of
+from quire.errors import ConfigError, TokensError
 
-NO_TOKEN = -1
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}."""
+
+SEEN = 60
+"""Characters of a refused prompt that an error shows."""
 
 
-class EngineRequest:
-    """What somebody asked for, and its answers.
+class RequestOptions(TypedDict, total=False):
+    """What a request takes beside its prompt and parameters.
 
-    own_stops  ids of the model's tokens that end an answer; `stops`: these and those that were asked for
+    scope       who shares its prefixes
+    priority    higher ones are served first, and preempted last
+    deadline_s  seconds from now, after which it is given up
+    retain_s, store_until, hint  of `CacheManager.open`
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: tuple[str | None, list[int]],
-        params: SamplingParams,
-        scope: Scope,
-        own_stops: Sequence[int],
-    ) -> None:
-        self.request_id = request_id
-        self.prompt, self.prompt_ids = prompt
-        self.params = params
-        self.scope = scope
-        self.own_stops = own_stops
-        self.stops = sorted({*own_stops, *(params.stop_token_ids or ())})
-        self.answers: list[Answer] = []
-        self.error: QuireError | None = None
+    scope: Scope | None
+    priority: int
+    deadline_s: float | None
+    retain_s: float | None
+    store_until: int | None
+    hint: Hint
 
-    @property
-    def finished(self) -> bool:
-        """Whether all answers have ended."""
-        return all(answer.finish_reason is not None for answer in self.answers)
 
-    def output(self) -> RequestOutput:
-        """Return all that is there of it."""
-        return RequestOutput(
-            self.request_id,
-            self.prompt,
-            self.prompt_ids,
-            self.answers[0].num_cached,
-            self._told(),
-            self.finished,
-            self.error,
+def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
+    """Return what a `Job` takes of the options of a request. Raises `ConfigError`."""
+    known = RequestOptions.__annotations__
+    if unknown := options.keys() - known.keys():
+        raise ConfigError(
+            f"{min(unknown)!r} is no option of a request; these are {', '.join(known)}"
         )
-
-    def _told(self) -> list[CompletionOutput]:
-        """Return its answers: of those among which the best are chosen, none before all have ended."""
-        num_told = self.params.n
-        if len(self.answers) == num_told:
-            return [answer.output(index) for index, answer in enumerate(self.answers)]
-        if not self.finished:
-            return []
-        best = sorted(self.answers, key=lambda answer: -answer.likeliness)[:num_told]
-        told = [answer.output(index) for index, answer in enumerate(best)]
-        return [replace(e, logprobs=None) for e in told] if self.params.logprobs is None else told
+    terms: dict[str, Any] = {**options}
+    deadline_s = terms.pop("deadline_s", None)
+    return {
+        "scope": terms.pop("scope", None),
+        "priority": terms.pop("priority", 0),
+        "deadline": None if deadline_s is None else now + deadline_s,
+        "terms": terms,
+    }
 
 
-class Answer(Job):
-    """One of the n answers to a request: the job that computes it, and what is said of its tokens.
-
-    rules     what decides its tokens; None: each is the likeliest
-    num_told  tokens that were looked at, up to the one that ends it
-    """
-
-    def __init__(
-        self, request: EngineRequest, rules: AnswerRules | None, stream: TextStream, **job: Any
-    ) -> None:
-        super().__init__(request.prompt_ids, **job)
-        self.request = request
-        self.rules = rules
-        self.num_told = 0
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self._logprobs: list[dict[int, Logprob]] = []
-        self._stream = stream
-
-    @property
-    def likeliness(self) -> float:
-        """The mean log-probability of its tokens; -inf without any."""
-        told = self._logprobs[: self.num_told]
-        values = [next(iter(each.values())).logprob for each in told]  # its own stands first
-        return sum(values) / len(values) if values else -inf
-
-    def take(self, logprobs: Sequence[dict[int, Logprob]]) -> None:
-        """Take what is told of its next tokens."""
-        self._logprobs.extend(logprobs)
-
-    def ends(self) -> bool:
-        """Look at the tokens that are new; set the reasons at the first one that ends it, and return whether one does."""
-        request, params = self.request, self.request.params
-        while self.finish_reason is None and self.num_told < self.num_generated:
-            token = self.tokens[self.prompt_len + self.num_told]
-            self.num_told += 1
-            if token in request.stops and self.num_told > params.min_tokens:
-                self._read(self.num_told - (not params.include_stop_str_in_output))
-                self.end("stop", None if token in request.own_stops else token)
-            elif params.stop and self._read(self.num_told) is not None:
-                self.end("stop", self._stream.stopped)
-            elif self.num_told == self.max_tokens:
-                self.end("length")
-        return self.finish_reason is not None
-
-    def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """Set why it ended, unless it has ended before."""
-        if self.finish_reason is None:
-            if reason != "stop":
-                self.num_told = self.num_generated
-                self._read(self.num_told)
-            self.finish_reason, self.stop_reason = reason, stop_reason
-            self._stream.finish()
-
-    def output(self, index: int) -> CompletionOutput:
-        """Return all of it."""
-        num_told = self.num_told
-        if self.finish_reason is None:
-            num_told = self.num_generated
-            self._read(num_told)
-        asks = self.request.params.num_logprobs is not None
-        return CompletionOutput(
-            index,
-            self._stream.text,
-            num_told,
-            self._logprobs[:num_told] if asks else None,
-            self.finish_reason,
-            self.stop_reason,
-            self.prompt_len,
-            self.tokens,
+def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, list[int]]:
+    """Return the text of a prompt, if it is one, and its token ids. Raises `ConfigError`, `TokensError`."""
+    if isinstance(prompt, Mapping):
+        text: Any = prompt.get("prompt")
+        ids = prompt.get("prompt_token_ids")
+        if text is None and ids is None:
+            raise ConfigError(f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
+        return text, read_prompt(cast("str", text) if ids is None else ids, tokenizer)[1]
+    if not isinstance(prompt, str):
+        return None, array_of(key_of(prompt)).tolist()
+    if tokenizer is None:
+        raise ConfigError(
+            "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
         )
-
-    def _read(self, num_tokens: int) -> str | None:
-        """Bring the text up to so many tokens, and return the text that ends it, if one was found."""
-        unread = slice(self.prompt_len + self._stream.num_tokens, self.prompt_len + num_tokens)
-        self._stream.feed(self.tokens[unread].tolist())
-        return self._stream.stopped
+    try:
+        return prompt, list(tokenizer(prompt)["input_ids"])
+    except (TypeError, UnicodeError) as error:  # a lone surrogate, for instance
+        raise TokensError(f"the tokenizer cannot read {prompt[:SEEN]!r}: {error}") from None
 
 
-class AnswerBatch:
-    """The answers that a step samples; kept while steps repeat.
-
-    speculating  those that want tokens guessed ahead
-    requests     all of theirs, by id
-    """
-
-    def __init__(self, answers: Sequence[Answer]) -> None:
-        self.answers = answers
-        self.rules = [answer.rules for answer in answers]
-        self.speculating = [answer for answer in answers if answer.request.params.speculation]
-        self.requests = {answer.request.request_id: answer.request for answer in answers}
-        stops = [answer.request.stops for answer in answers]
-        self._stops = np.full((len(stops), max(map(len, stops), default=0)), NO_TOKEN, INT32)
-        for row, ids in zip(self._stops, stops, strict=True):
-            row[: len(ids)] = ids
-        self._left = np.array([answer.max_tokens - answer.num_generated for answer in answers])
-        self._reads = np.array([bool(answer.request.params.stop) for answer in answers], np.bool_)
-
-    def take(self, sampled: Sampled) -> Sequence[Answer]:
-        """Take what was sampled for each; return the answers that may end with it."""
-        for answer, told in zip(self.answers, sampled.logprobs or (), strict=False):
-            answer.take(told or ())
-        if isinstance(sampled.tokens, list):
-            return self.answers
-        self._left -= 1
-        found = (self._stops == sampled.tokens[:, None]).any(axis=1)
-        found |= (self._left <= 0) | self._reads
-        indices: list[int] = found.nonzero()[0].tolist()
-        return [self.answers[index] for index in indices]
+def each_prompt(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Return prompts as a list, also where one was given by itself. Raises `ConfigError`."""
+    if isinstance(prompts, str | bytes | Mapping):
+        return [cast("Prompt", prompts)]
+    try:
+        given = list(cast("Iterable[Any]", prompts))
+    except TypeError:
+        raise ConfigError(
+            "prompts are a text, token ids, or several of these, got "
+            f"{type(prompts).__name__} {repr(prompts)[:SEEN]}"
+        ) from None
+    first: Any = given[0] if given else ""
+    if isinstance(first, str | Mapping | list | tuple) or np.ndim(first):
+        return given
+    return [cast("Prompt", prompts if hasattr(prompts, "__len__") else given)]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from quire.core.tokens import INT32, IntArray
-from quire.engines.loop.drafts import num_accepted
 from quire.engines.loop.guided import Grammars
 from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError, QuireError
@@ -265,3 +264,33 @@ def _told(places: list[_Place], logits: Tensor, tokens: IntArray) -> dict[int, d
         for i in range(place.rules.params.num_logprobs or 0):
             mine.setdefault(int(ids[i]), Logprob(float(values[i]), i + 1))
     return told
+
+
+_LONGEST = (
+    3  # tokens that are looked for in the text before: at most so many, then fewer, down to one
+)
+
+
+def propose(tokens: IntArray, max_drafts: int) -> IntArray:
+    """Return what may follow `tokens` (int32 [n], prompt and answer), int32, at most `max_drafts`.
+
+    What followed the longest end of them that stood before, of one to three tokens (A. Saxena, "Prompt Lookup
+    Decoding", 2023): of the places where it stood the last that `max_drafts` tokens follow, or else the first.
+    """
+    for size in range(min(_LONGEST, len(tokens) - 1), 0, -1):
+        tail = tokens[-size:]
+        # Where its last token stands; the end itself is not asked.
+        ends = size - 1 + np.flatnonzero(tokens[size - 1 : -1] == tail[-1])
+        for back in range(1, size):
+            ends = ends[tokens[ends - back] == tail[-1 - back]]
+        if len(ends):
+            full = ends[ends < len(tokens) - max_drafts]
+            start = int(full[-1] if len(full) else ends[0]) + 1
+            return tokens[start : start + max_drafts].astype(INT32)
+    return _NONE
+
+
+def num_accepted(drafts: IntArray, sampled: IntArray) -> int:
+    """Return how many drafts are what was sampled in their place: `sampled` is longer."""
+    wrong = np.flatnonzero(drafts != sampled[: len(drafts)]) if len(drafts) else drafts
+    return int(wrong[0]) if len(wrong) else len(drafts)

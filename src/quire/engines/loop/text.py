@@ -111,9 +111,7 @@ class _Decoder:
     def add(self, ids: Sequence[int]) -> str:
         more = [int(token) for token in ids]
         text = self._decode(self._window + more)
-        if len(more) > 1 and text.endswith(
-            _HALF
-        ):  # each for itself: some decoders garble whole runs
+        if len(more) > 1 and text.endswith(_HALF):  # some decoders garble whole runs
             return "".join(self.add([token]) for token in more)
         self._window += more
         sure = len(text)
