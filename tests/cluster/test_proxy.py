@@ -10,7 +10,7 @@ from quire.cluster.proxy import MADE_BY
 from quire.cluster.upstreams import Upstream
 from quire.errors import ConfigError
 from quire.routing import RoundRobin
-from quire.serve.auth import ApiKeys
+from quire.web.keys import ApiKeys
 
 LONG = "A text that is longer than the sixty-four bytes which are looked at as one block. " * 3
 

@@ -11,7 +11,7 @@ from quire.cluster.proxy import MADE_BY
 from quire.errors import ConfigError
 from quire.exchange import EventLog
 from quire.exchange.wire import StoredEvent
-from quire.serve.auth import ApiKeys, scope_of
+from quire.web.keys import ApiKeys, scope_of
 
 zmq = pytest.importorskip("quire.observe.zmq", reason="install it with: pip install pyzmq")
 

@@ -17,7 +17,7 @@ from quire.cluster.prefixes import SentPrefixes
 from quire.cluster.proxy import Proxy
 from quire.cluster.upstreams import Upstream
 from quire.routing import PrefixAware
-from quire.serve.auth import ApiKeys
+from quire.web.keys import ApiKeys
 
 
 @contextmanager

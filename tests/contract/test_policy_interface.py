@@ -158,7 +158,7 @@ class TestWhatMayBeAPolicy:
             (None, "unknown policy None; .* and what makes quire.core.Policy objects"),
             (lambda: Lru, "policy is called with a counter and a capacity"),
             (lambda tick, capacity: "lru", "makes quire.core.Policy objects, not 'lru'"),
-            (Watched, "a class that is no Policy and wants arguments"),
+            (Watched, "policy is no Policy and wants arguments"),
         ],
     )
     def test_what_makes_no_policy_is_refused(self, policy, message):

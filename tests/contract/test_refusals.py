@@ -193,6 +193,11 @@ HINTS = [
     *[lambda bad=bad: Hint("session", session_id=bad) for bad in ("", 7, b"a", ["a"])],
     *[lambda bad=bad: Hint(ttl_s=bad) for bad in (-1, 0, NAN, 1e10, "10", True, np.arange(2))],
     lambda: Hint(ttl_s=float("inf"), session_id="new"),
+    *[
+        lambda bad=bad: Hint(returns_in_s=bad)
+        for bad in (-1, 0, NAN, 1e10, "10", True, np.arange(2))
+    ],
+    *[lambda bad=bad: Hint(within=bad) for bad in (0.9, 0, -2, NAN, 1e4, "2", True, None)],
 ]
 
 
@@ -264,6 +269,7 @@ CALLS = [
     (ConfigError, lambda s: s.manager.open(run(0, 4), retain_s=5.0), "clock"),
     (ConfigError, lambda s: ops.pin(s.manager, CACHED, ttl_s=5.0), "clock"),
     (ConfigError, lambda s: s.manager.open(CACHED, hint=Hint(ttl_s=10)), "clock"),
+    (ConfigError, lambda s: s.manager.open(CACHED, hint=Hint(returns_in_s=10)), "clock"),
     *[
         (ConfigError, lambda s, bad=bad: s.manager.open(run(0, 4), priority=bad), bad)
         for bad in (1.5, "high", None, 101)

@@ -11,18 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.engines.packed import compiling
 from quire.engines.packed.attention import (
     AttentionPlan,
     Packed,
     Scoring,
     attend,
     attend_reference,
-    compiling,
     kernel,
 )
 from quire.engines.packed.attention import step as attention_step
-from quire.engines.packed.attention.compiling import compiled
 from quire.engines.packed.attention.layer import Shape
+from quire.engines.packed.compiling import compiled
+from quire.engines.packed.vectors import HAS_PAIRS
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
@@ -133,7 +134,7 @@ def test_a_shared_run_is_found_from_the_tables_alone():
     step = Step(0)
     plan = AttentionPlan(step.size, min_saved_tokens=0)
     plan.update(step.packed([[1, 2, 3], [1, 2, 4], [1, 5]], [12, 12, 8], [1, 1, 1]))
-    work = plan.work(1, 1)
+    work = plan.work(1, 2, 1)
     found = {
         (tuple(work.rows[b : b + n].tolist()), start) for _, b, n, _, _, start, _, _ in work.tasks
     }
@@ -169,7 +170,7 @@ def test_a_plan_goes_on_while_a_batch_decodes(sight):
             if packed.tables[row, context // step.size] < 0:
                 packed.tables[row, context // step.size] = step.free.pop()
         plan.update(packed)
-        works.append(plan.work(2, 1))
+        works.append(plan.work(2, 2, 1))
         step.compare(plan, Scoring(0.3))
         packed = Packed(packed.tables, packed.context + 1, packed.lengths)
     assert all(work is works[0] for work in works)
@@ -180,14 +181,14 @@ def test_a_plan_begins_again_when_a_table_is_another():
     plan = AttentionPlan(step.size)
     first = step.packed([[1], [2]], [4, 4], [1, 1])
     plan.update(first)
-    kept = plan.work(2, 1)
+    kept = plan.work(2, 2, 1)
     tables = first.tables.copy()
     tables[0, 0] = 3
     step.pool.k[0, 3] = step.pool.v[0, 3] = 1.0
     step.pool.k[0, first.tables[0, 1], 0] = step.pool.v[0, first.tables[0, 1], 0] = 1.0
     step.pool.k[0, first.tables[1, 1], 0] = step.pool.v[0, first.tables[1, 1], 0] = 1.0
     plan.update(Packed(tables, first.context + 1, first.lengths))
-    assert plan.work(2, 1) is not kept
+    assert plan.work(2, 2, 1) is not kept
     step.compare(plan, Scoring(0.3))
 
 
@@ -198,7 +199,7 @@ def test_reads_of_one_run_are_divided_among_threads_and_merged():
     tables = [blocks[:62]] * 9
     plan = AttentionPlan(16)
     plan.update(step.packed(tables, [62 * 16] * 9, lengths))
-    assert len({task[7] for task in plan.work(2, 2).tasks.tolist()}) > 9 + 1
+    assert len({task[7] for task in plan.work(2, 1, 2).tasks.tolist()}) > 9 + 1
     plan.update(step.packed([*tables[:4], blocks], [62 * 16] * 4 + [1280], [1] * 4 + [40]))
     step.compare(plan, Scoring(0.3, step.random(4), 2.0))
 
@@ -208,7 +209,7 @@ def test_rows_of_one_run_see_it_from_where_their_windows_begin():
     shared = [step.free.pop() for _ in range(20)]
     plan = AttentionPlan(16, window=100, min_saved_tokens=0)
     plan.update(step.packed([shared, shared], [320, 320], [30, 30]))
-    assert plan.work(2, 1).tasks[:, 2].max() == 60
+    assert plan.work(2, 2, 1).tasks[:, 2].max() == 60
     step.compare(plan, Scoring(0.3))
 
 
@@ -282,7 +283,17 @@ def test_a_child_of_a_process_that_attended_attends():
 def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
     monkeypatch.setattr(compiling, "compiled", partial(compiled, host=False))
-    monkeypatch.setattr(Shape.__new__, "__defaults__", (False,))
+    yield from compiled_anew(monkeypatch, paired=False)
+
+
+@pytest.fixture(params=[False, HAS_PAIRS], ids=["widened", "paired"])
+def bfloat16_cpu(request, monkeypatch):
+    """Multiply bfloat16 as floats, and in pairs where the CPU can, whatever is faster on it."""
+    yield from compiled_anew(monkeypatch, paired=request.param)
+
+
+def compiled_anew(monkeypatch, *, paired):
+    monkeypatch.setattr(Shape.__new__, "__defaults__", (False, paired))
     kernel.kernel.cache_clear()
     yield
     kernel.kernel.cache_clear()
@@ -300,6 +311,16 @@ def a_step_of_every_kind(dtype):
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_any_cpu_attends(dtype):
     a_step_of_every_kind(dtype)
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+def test_bfloat16s_are_multiplied_in_pairs_or_as_floats():
+    a_step_of_every_kind(torch.bfloat16)
+    step = Step(9, size=16, widths=(64, 64), dtype=torch.bfloat16)
+    shared = [step.free.pop() for _ in range(40)]
+    plan = AttentionPlan(16, min_saved_tokens=0)
+    plan.update(step.packed([shared] * 40, [640] * 40, [1] * 39 + [90]))
+    step.compare(plan, Scoring(0.3))
 
 
 def test_without_a_compiler_the_reference_attends(monkeypatch):

@@ -9,12 +9,17 @@ from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 from test_attention import TOLERANCES, Step
 
 from quire.engines.loop import Engine
+from quire.engines.packed import products
 from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.step import turned
+from quire.engines.packed.compiling import Program
 from quire.engines.packed.decoder import is_plain
-from quire.engines.packed.pointwise import add_norm, gated
+from quire.engines.packed.model import PackedModel
+from quire.engines.packed.norms import normed
+from quire.engines.packed.products import operands, product
 from quire.engines.packed.proof import proven
+from quire.engines.packed.vectors import HAS_PAIRS
 from quire.tensors.pool import KVPool
 
 WIDTHS = (1, 15, 16, 40, 256)
@@ -24,35 +29,75 @@ WIDTHS = (1, 15, 16, 40, 256)
 def threads(request, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr("quire.engines.packed.pointwise._ALONE", 0)
+    monkeypatch.setattr("quire.engines.packed.norms._ALONE", 0)
     yield request.param
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_rows_are_added_and_normed_in_one_pass(dtype, width):
-    torch.manual_seed(width)
-    hidden, added = torch.randn(2, 37, width).to(dtype)
-    weight, limit = torch.randn(width).to(dtype), TOLERANCES[dtype]
-    for other in (None, added):
-        given = hidden.clone()
-        found = add_norm(given, other, weight, 1e-3)
-        whole = hidden if other is None else hidden + other
-        assert torch.equal(given, whole)
-        right = torch.nn.functional.rms_norm(whole.float(), (width,), weight.float(), 1e-3)
-        torch.testing.assert_close(found, right.to(dtype), rtol=limit, atol=limit)
+def as_operands(rows):
+    room = operands(*rows.shape, rows.dtype)
+    room.copy_(rows)
+    return room
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_rows_are_gated_in_one_pass(dtype, width):
+def test_rows_are_normed(dtype, width, threads):
     torch.manual_seed(width)
-    gate, up = (torch.randn(2, 37, width) * 30).to(dtype)
-    limit, right = TOLERANCES[dtype], torch.nn.functional.silu(gate.float()) * up.float()
-    torch.testing.assert_close(gated(gate, up), right.to(dtype), rtol=limit, atol=limit)
+    hidden, weight = torch.randn(37, width).to(dtype), torch.randn(width).to(dtype)
+    limit, found = TOLERANCES[dtype], operands(37, width, dtype)
+    Program([normed(hidden, weight, 1e-3, found, threads)]).run()
+    right = torch.nn.functional.rms_norm(hidden.float(), (width,), weight.float(), 1e-3)
+    torch.testing.assert_close(found.to(dtype), right.to(dtype), rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("how", ["widened", "paired", "tiles"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "depth", "columns"),
+    [
+        (1, 2, 1),
+        (5, 16, 64),
+        (6, 30, 63),
+        (7, 34, 65),
+        (12, 258, 130),
+        (385, 126, 96),
+        (770, 300, 33),
+    ],
+)
+def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
+    monkeypatch, num_rows, depth, columns, *, dtype, bias, how, threads
+):
+    monkeypatch.setattr("quire.engines.packed.products.PAIRED", how == "paired" and HAS_PAIRS)
+    monkeypatch.setattr("quire.engines.packed.products.TILES", how == "tiles")
+    torch.manual_seed(num_rows)
+    first, second = (torch.nn.Linear(depth, n, bias, dtype=dtype) for n in (columns, columns + 3))
+    up = torch.nn.Linear(depth, columns, bias, dtype=dtype)
+    given, limit = torch.randn(num_rows, depth).to(dtype), TOLERANCES[dtype]
+    rows = as_operands(given)
+    beside = torch.full((num_rows, 2 * columns + 4), 7, dtype=dtype)  # a column more, which stays
+    added = torch.randn(num_rows, columns).to(dtype)
+    before, gated = added.clone(), operands(num_rows, columns, dtype)
+    with torch.inference_mode():
+        program = Program(
+            [
+                product(rows, (first, second), beside, threads),
+                product(rows, (first,), added, threads, become="added"),
+                product(rows, (first, up), gated, threads, become="gated"),
+            ]
+        )
+        program.run()
+        right = [first(given), second(given)]
+        weighed = torch.nn.functional.silu(right[0].float()) * up(given).float()
+        right = [torch.cat([*right, beside[:, -1:]], 1), before + right[0], weighed.to(dtype)]
+    assert (beside[:, -1] == 7).all()
+    for found, each in zip((beside, added, gated.to(dtype)), right, strict=True):
+        torch.testing.assert_close(found, each, rtol=limit, atol=limit)
+    kept = beside.clone()
+    with torch.inference_mode():
+        program.run()  # it claims its work anew
+    assert torch.equal(beside, kept)
 
 
 @pytest.mark.parametrize("compiles", [True, False])
@@ -112,6 +157,57 @@ def test_rows_that_nobody_asks_for_end_at_their_last_keys_and_values(dtype):
         torch.testing.assert_close(logits, whole[0][rows], rtol=limit, atol=limit)
         for pool, right in zip(kept, whole[1:], strict=True):
             torch.testing.assert_close(pool, right, rtol=limit, atol=limit)
+
+
+def test_the_passes_of_a_step_are_used_again_only_where_nothing_they_read_is_another():
+    model = copy.deepcopy(tiny_model("llama"))
+    packed, table = proven(model, 4), np.arange(24, dtype=np.int32).reshape(3, 8)
+    pools = [KVPool(group.memory, 24, packed.device) for group in packed.layout.groups]
+    for pool in pools:
+        pool.k.normal_(), pool.v.normal_()
+    other = [KVPool(group.memory, 24, packed.device) for group in packed.layout.groups]
+    for mine, pool in zip(other, pools, strict=True):
+        mine.k.copy_(-pool.k), mine.v.copy_(pool.v)
+    plans, lengths = packed.plans(), np.ones(3, np.int64)
+    up = model.model.layers[0].mlp.up_proj
+
+    def logits(of, plans, held, at):
+        plans[0].update(Packed(table, np.array([at, 9, at + 5]), lengths))
+        positions = torch.tensor([at, 9, at + 5])
+        return of.forward(torch.arange(3) + at, positions, None, plans, held)
+
+    def scaled():
+        up.weight = torch.nn.Parameter(up.weight.detach() * 2)
+
+    def doubled():
+        with torch.no_grad():
+            up.weight.mul_(0.5)
+
+    changes = [None, None, scaled, doubled, None, lambda: torch.set_num_threads(1)]
+    before = torch.get_num_threads()
+    for at, (change, held) in enumerate(
+        zip(changes, [pools, pools, pools, pools, other, other], strict=True)
+    ):
+        if change is not None:
+            change()
+        anew = PackedModel(model, 4, plain=True)
+        right = logits(anew, anew.plans(), [_copied(pool) for pool in held], at)
+        torch.testing.assert_close(logits(packed, plans, held, at), right, rtol=1e-5, atol=1e-5)
+    torch.set_num_threads(before)
+
+
+def _copied(pool):
+    new = KVPool(pool.layout, pool.num_blocks, pool.device)
+    new.k.copy_(pool.k), new.v.copy_(pool.v)
+    return new
+
+
+def test_products_of_torch_between_other_passes_give_the_same_logits(monkeypatch):
+    monkeypatch.setattr("quire.engines.packed.products.TILES", True)
+    for family in ("llama", "qwen2"):
+        packed = proven(tiny_model(family, dtype=torch.bfloat16), 4)
+        assert packed.plain
+        assert products.by_torch(torch.bfloat16)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "mistral+window", "qwen2"])

@@ -44,7 +44,7 @@ def test_twins_without_a_slot_wait_and_find_the_prompt():
     assert [twin.state for twin in twins] == ["running", "waiting", "waiting"]
     loop.run()
     assert len(loop.finished) == 4
-    assert twins[-1].num_cached == 18
+    assert twins[-1].num_found == 18
     loop.check_empty()
 
 

@@ -13,10 +13,10 @@ import pytest
 from quire import demo_model, ops
 from quire.engines.loop import AsyncEngine, Engine
 from quire.foresight import LiveCurve
-from quire.serve.auth import ApiKeys
-from quire.serve.metrics import Heat
+from quire.observe.overview import Heat
 from quire.serve.server import server_of
 from quire.serve.service import Bounds, ServedModel
+from quire.web.keys import ApiKeys
 
 
 def loaded():

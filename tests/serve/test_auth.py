@@ -6,8 +6,8 @@ import pytest
 
 from quire.core import Scope
 from quire.errors import ConfigError
-from quire.serve.auth import KEY_ENV, OPERATOR_ENV, ApiKeys, is_loopback, read_keys, scope_of
-from quire.serve.protocol import ApiError
+from quire.web.errors import ApiError
+from quire.web.keys import KEY_ENV, OPERATOR_ENV, ApiKeys, is_loopback, read_keys, scope_of
 
 KEYS = ApiKeys(
     [("ann", "key-of-ann"), ("bob", "key-of-bob"), ("ann", "second-of-ann")], "the-operators"
@@ -68,7 +68,9 @@ def test_without_keys_all_are_one_tenant_and_the_operator_but_only_as_localhost(
     for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
         assert keys.tenant({"host": host}) is None
         keys.check_operator({"host": host})
-    for host in ("evil.example:8000", "", "localhost.evil.example", "[::2]"):
+    for host in (
+        "evil.example:8000", "", "localhost.evil.example", "[::2]", "[", "localhost:", "evil@localhost",
+    ):  # fmt: skip
         assert status(lambda host=host: keys.tenant({"host": host})) == 403
         assert status(lambda host=host: keys.check_operator({"host": host})) == 403
 
@@ -77,6 +79,8 @@ def test_without_keys_all_are_one_tenant_and_the_operator_but_only_as_localhost(
 def test_another_sites_page_may_not_make_a_browser_ask(keys):
     headers = bearer("key-of-ann", origin="https://evil.example")
     assert status(lambda: keys.tenant(headers)) == 403
+    assert status(lambda: keys.tenant(headers | {"origin": "http://["})) == 403
+    assert status(lambda: keys.tenant(headers | {"origin": "null"})) == 403
     keys.tenant(headers | {"origin": "http://127.0.0.1:8000"})
 
 

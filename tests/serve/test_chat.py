@@ -7,16 +7,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from quire import demo_model
-from quire.serve.chat import (
-    ToolCall,
-    forced_schema,
-    held_from,
-    parse_tools,
-    prompt_of,
-    tool_format,
-    tools_of,
-)
-from quire.serve.protocol import ApiError, ChatRequest
+from quire.chat import Conversation, ToolCall, parse_tools, tool_format
+from quire.chat.tools import held_from
+from quire.errors import ConfigError
 
 TOOLS = [
     {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
@@ -37,7 +30,11 @@ def tokenizer():
 
 
 def chat(*messages, **given):
-    return msgspec.convert({"messages": messages, **given}, ChatRequest)
+    return msgspec.convert({"messages": messages, **given}, Conversation)
+
+
+def prompt_of(tokenizer, conversation):
+    return conversation.text(tokenizer)
 
 
 def test_a_conversation_is_what_the_template_says(tokenizer):
@@ -56,9 +53,9 @@ def test_content_in_parts_is_joined_and_none_is_empty(tokenizer):
 
 
 def test_what_cannot_be_laid_out_is_refused(tokenizer):
-    with pytest.raises(ApiError, match="messages is empty"):
+    with pytest.raises(ConfigError, match="messages is empty"):
         prompt_of(tokenizer, chat())
-    with pytest.raises(ApiError, match=r"arguments of a call are JSON, got '\{'"):
+    with pytest.raises(ConfigError, match=r"arguments of a call are JSON, got '\{'"):
         prompt_of(
             tokenizer,
             chat(
@@ -67,13 +64,13 @@ def test_what_cannot_be_laid_out_is_refused(tokenizer):
         )
 
     own = {"chat_template": "{% for each in range(10**9) %}{% endfor %}"}
-    with pytest.raises(ApiError, match="chat_template is not for the template"):
+    with pytest.raises(ConfigError, match="chat_template is not for the template"):
         prompt_of(tokenizer, chat({"role": "user", "content": "a"}, chat_template_kwargs=own))
 
     class Bare:
         chat_template = None
 
-    with pytest.raises(ApiError, match="no chat template"):
+    with pytest.raises(ConfigError, match="no chat template"):
         prompt_of(Bare(), chat({"role": "user", "content": "a"}))
 
 
@@ -100,22 +97,22 @@ def test_tools_and_the_arguments_of_calls_reach_the_template_as_data(tokenizer):
 
 
 def test_no_tools_where_the_choice_is_none():
-    assert [tool.function.name for tool in tools_of(chat(tools=TOOLS))] == ["add", "now"]
-    assert tools_of(chat(tools=TOOLS, tool_choice="none")) == []
+    assert [tool.function.name for tool in chat(tools=TOOLS).callable_tools] == ["add", "now"]
+    assert chat(tools=TOOLS, tool_choice="none").callable_tools == []
 
 
 def test_a_choice_of_a_tool_is_a_schema():
-    assert forced_schema(chat(tools=TOOLS)) is None
-    assert forced_schema(chat(tools=TOOLS, tool_choice="auto")) is None
+    assert chat(tools=TOOLS).forced_call() is None
+    assert chat(tools=TOOLS, tool_choice="auto").forced_call() is None
     named = {"type": "function", "function": {"name": "now"}}
-    schema = forced_schema(chat(tools=TOOLS, tool_choice=named))
+    schema = chat(tools=TOOLS, tool_choice=named).forced_call()
     assert schema["properties"]["name"] == {"const": "now"}
-    assert len(forced_schema(chat(tools=TOOLS, tool_choice="required"))["anyOf"]) == 2
+    assert len(chat(tools=TOOLS, tool_choice="required").forced_call()["anyOf"]) == 2
     for choice in ("add", {"function": {"name": "sub"}}):
-        with pytest.raises(ApiError, match="tool_choice is none, auto, required"):
-            forced_schema(chat(tools=TOOLS, tool_choice=choice))
-    with pytest.raises(ApiError, match="tool_choice"):
-        forced_schema(chat(tool_choice="required"))
+        with pytest.raises(ConfigError, match="tool_choice is none, auto, required"):
+            chat(tools=TOOLS, tool_choice=choice).forced_call()
+    with pytest.raises(ConfigError, match="tool_choice"):
+        chat(tool_choice="required").forced_call()
 
 
 @pytest.mark.parametrize("form", ANSWERS)

@@ -4,35 +4,30 @@ import pytest
 
 from quire.core import Hint
 from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks
-from quire.serve.protocol import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    Detokenize,
-    read,
-    refused,
-)
+from quire.serve.protocol import FIELDS, ChatRequest, CompletionRequest, Detokenize
+from quire.web.bodies import read
+from quire.web.errors import ApiError, refused
 
 
 def refusal(kind, body):
-    with pytest.raises(ApiError) as raised:
-        read(kind, body).check()
-    assert raised.value.status == 400
-    return raised.value
+    with pytest.raises((ApiError, ConfigError)) as raised:
+        read(kind, body)
+    error = refused(raised.value, FIELDS)
+    assert error.status == 400
+    return error
 
 
 def test_a_request_has_what_was_sent_and_defaults():
     asked = read(CompletionRequest, b'{"prompt": "hi", "temperature": 0, "top_k": 3, "user": "x"}')
-    asked.check()
     assert asked.prompts() == ["hi"]
     assert (asked.temperature, asked.top_k, asked.top_p) == (0.0, 3, None)
-    assert asked.most_tokens() == 16
+    assert asked.max_tokens == 16
     assert asked.options() == {"priority": 0, "deadline_s": None, "hint": Hint()}
 
 
 def test_chats_may_name_their_most_tokens_in_two_ways():
     def most(given):
-        return read(ChatRequest, b'{"messages": []%s}' % given).most_tokens()
+        return read(ChatRequest, b'{"messages": []%s}' % given).max_tokens
 
     assert most(b"") is None
     assert most(b', "max_tokens": 3') == 3
@@ -54,7 +49,7 @@ def test_a_prompt_is_text_or_ids_or_several_of_one_kind(prompt, prompts):
 
 @pytest.mark.parametrize("prompt", [b'["a", 1]', b'["a", [1]]', b"[" + b'"a",' * 300 + b'"a"]'])
 def test_prompts_of_two_kinds_or_too_many_are_refused(prompt):
-    with pytest.raises(ApiError, match="prompts of one kind"):
+    with pytest.raises(ConfigError, match="prompts of one kind"):
         read(CompletionRequest, b'{"prompt": %s}' % prompt).prompts()
 
 
@@ -136,6 +131,8 @@ def test_hints_are_extension_fields():
     assert hint(b'"reuse": "never"') == Hint("never")
     assert hint(b'"session_id": "s"') == Hint("session", session_id="s")
     assert hint(b'"ttl_s": 5') == Hint(ttl_s=5.0)
+    assert hint(b'"returns_in_s": 7, "within": 3') == Hint(returns_in_s=7.0, within=3.0)
+    assert hint(b'"returns_in_s": 7') == Hint(returns_in_s=7.0)
     with pytest.raises(ConfigError, match="session_id"):
         hint(b'"reuse": "session"')
 
@@ -148,8 +145,11 @@ def test_errors_are_openais_objects():
 
 
 def test_what_quire_refuses_is_the_clients_error_and_all_else_the_servers():
-    assert refused(ConfigError("temperature must be at least 0, got -1.0")).param == "temperature"
-    assert refused(ConfigError("something is wrong")).param is None
+    assert (
+        refused(ConfigError("temperature must be at least 0, got -1.0"), FIELDS).param
+        == "temperature"
+    )
+    assert refused(ConfigError("something is wrong"), FIELDS).param is None
     full = OutOfBlocks("no room", group="full", needed=9, free=1, cached=0, active=0)
     assert (refused(full).status, refused(full).code) == (400, "out_of_memory")
     late = refused(DeadlinePassed("too late"))

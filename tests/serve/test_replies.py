@@ -7,7 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from quire import demo_model
-from quire.serve.replies import DONE, Reply, ReplyChoice, token_bytes
+from quire.serve.replies import Reply, ReplyChoice, token_bytes
+from quire.web.clients import DONE
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 

@@ -11,12 +11,12 @@ import openai
 import pytest
 from serve_help import fixtures, loaded, running
 
-from quire.serve.auth import ApiKeys
 from quire.serve.service import Bounds
 from quire.tiers import Host
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
+from quire.web.keys import ApiKeys
 
 LONG = {
     "model": "quire-tiny",

@@ -323,8 +323,10 @@ def test_a_pin_made_while_the_pins_are_listed_is_not_lost():
         operator._pins[2] = made
         return answer
 
-    operator = Operator(SimpleNamespace(running=SimpleNamespace(call=call)))
+    engine = SimpleNamespace(manager=None, tiers=None)
+    operator = Operator(SimpleNamespace(running=SimpleNamespace(call=call, engine=engine)))
     operator._pins[1] = over
+    asyncio.run(operator.pins(None, None))
     assert asyncio.run(operator.pins(None, None)) == {"data": [{"id": 2, "num_tokens": 16}]}
 
 

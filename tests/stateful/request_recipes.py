@@ -95,7 +95,8 @@ def open_options(draw):
     if draw(st.integers(0, 2)) == 0:
         name = draw(st.sampled_from([None, *SESSIONS]))
         reuse = draw(st.sampled_from(["unknown", "never", *["session"] * bool(name)]))
-        options["hint"] = Hint(reuse, ttl_s=draw(st.none() | some), session_id=name)
+        ttl_s, returns_in_s = draw(st.none() | some), draw(st.none() | some)
+        options["hint"] = Hint(reuse, ttl_s, name, returns_in_s, draw(st.sampled_from([1, 2.0, 9])))
     return options
 
 

@@ -73,17 +73,21 @@ def belady_hits(trace: SmallTrace, capacity: int) -> list[int]:
     return hits
 
 
-def best_possible(trace: SmallTrace, capacity: int) -> int:
-    """The most blocks that any choice of what to keep after each request can find."""
+def best_possible(trace: SmallTrace, capacity: int, *, bypass: bool = True) -> int:
+    """The most blocks that any choice of what to keep after each request can find.
+
+    Without bypass the first blocks of the request itself are kept, as far as there is room.
+    """
     states = {frozenset[int](): 0}
     for chain in trace.chains:
         after: dict[frozenset[int], int] = {}
+        must = frozenset[int]() if bypass else frozenset(chain[:capacity])
         for held, found in states.items():
             total = found + _prefix(chain, held)
-            may = sorted(held | set(chain))
-            for size in range(min(capacity, len(may)) + 1):
+            may = sorted((held | set(chain) if bypass else held) - must)
+            for size in range(min(capacity - len(must), len(may)) + 1):
                 for kept in combinations(may, size):
-                    key = frozenset(kept)
+                    key = must.union(kept)
                     after[key] = max(after.get(key, 0), total)
         states = after
     return max(states.values())

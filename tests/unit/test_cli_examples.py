@@ -25,6 +25,7 @@ def _one_thread():
         ("hf_chat.py", "tokens cached"),
         ("own_engine.py", "300 cached, 3 to do"),
         ("parallel_samples.py", "anna again: 803 of 804 tokens cached"),
+        ("agent_hints.py", "with the latencies of tools 6"),
         ("slots.py", "slot 1, 753 of 760 tokens held"),
     ],
 )

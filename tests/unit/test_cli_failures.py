@@ -64,7 +64,7 @@ REFUSED = [
     ("demo", "--num-turns", "99"),
     ("demo", "--engine", "transformers", "--tier", "host:1XB"),
     ("generate", "hi", "--block-size", "0"),
-    ("generate", "hi", "--hint", "maybe"),
+    ("generate", "hi", "--reuse", "maybe"),
     ("replay", TRACE, "--block-size", "0"),
     ("replay", TRACE, "--report", "page.pdf"),
     (*PLAN, "--report", "plan.pdf"),

@@ -41,6 +41,16 @@ def test_no_choice_of_what_to_keep_beats_the_optimum_and_one_equals_it(texts, ca
     assert curves(trace).optimum.at(capacity) == found / sum(trace.tokens)
 
 
+@given(st.lists(st.text("ab", max_size=4), min_size=1, max_size=8), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_what_is_reachable_is_the_best_choice_of_what_to_keep_beside_the_blocks_of_each_request(
+    texts, capacity
+):
+    trace = SmallTrace(texts)
+    found = best_possible(trace, capacity, bypass=False) * trace.block_size
+    assert curves(trace).reachable.at(capacity) == found / sum(trace.tokens)
+
+
 @given(st.data(), tries)
 @settings(max_examples=100, deadline=None)
 def test_last_blocks_that_are_partial_count_with_the_tokens_they_have(data, texts):
@@ -74,11 +84,13 @@ def test_both_curves_rise_to_one_ceiling_and_the_optimum_is_never_lower(texts):
     trace = SmallTrace(texts)
     both = curves(trace)
     at = range(trace.num_unique + 1)
-    lru, optimum = ([curve.at(c) for c in at] for curve in (both.lru, both.optimum))
-    assert lru == sorted(lru)
-    assert optimum == sorted(optimum)
-    assert all(low <= high for low, high in zip(lru, optimum, strict=True))
-    assert lru[-1] == optimum[-1] == both.ceiling
+    three = (both.lru, both.reachable, both.optimum)
+    lru, reachable, optimum = ([curve.at(c) for c in at] for curve in three)
+    for curve in (lru, reachable, optimum):
+        assert curve == sorted(curve)
+        assert curve[-1] == both.ceiling
+    for low, middle, high in zip(lru, reachable, optimum, strict=True):
+        assert low <= middle <= high
     assert both.num_unique == trace.num_unique
 
 
@@ -104,7 +116,7 @@ def test_a_trace_without_reuse_hits_nothing(texts):
 
 def test_no_capacity_hits_nothing_and_a_small_one_keeps_the_first_blocks():
     both = curves(SmallTrace(["abcdefgh"] * 4))
-    for curve in (both.lru, both.optimum):
+    for curve in (both.lru, both.reachable, both.optimum):
         assert [curve.at(c) for c in (0, 1, 3, 8, 99)] == [0, 3 / 32, 9 / 32, 24 / 32, 24 / 32]
 
 

@@ -26,7 +26,11 @@ def exact():
 def test_json_holds_both_curves_exact_at_every_capacity(path, exact):
     document = told("curve", path)
     assert document["num_unique"] == exact.num_unique
-    for name, curve in (("lru", exact.lru), ("optimum", exact.optimum)):
+    for name, curve in (
+        ("lru", exact.lru),
+        ("optimum", exact.optimum),
+        ("reachable", exact.reachable),
+    ):
         assert document[name][0] == [0, 0.0]
         assert all(hit == curve.at(capacity) for capacity, hit in document[name])
     assert document["seconds"] > 0
@@ -47,6 +51,7 @@ def test_csv_has_a_row_per_capacity(path, exact, tmp_path):
     for row, capacity in zip(rows, capacities, strict=True):
         assert float(row["lru"]) == exact.lru.at(capacity)
         assert float(row["optimum"]) == exact.optimum.at(capacity)
+        assert float(row["reachable"]) == exact.reachable.at(capacity)
 
 
 def test_tiers_say_where_tokens_are_found(path, exact):

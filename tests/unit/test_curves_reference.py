@@ -37,6 +37,7 @@ def test_the_conversation_trace_gives_the_reference_table(conversation):
     assert both.num_unique == 182_790
     assert percent(both.lru, shares_of(both), 2) == [5.35, 19.96, 28.44, 36.04, 37.03]
     assert percent(both.optimum, shares_of(both), 2) == [25.12, 37.36, 37.36, 37.36, 37.36]
+    assert percent(both.reachable, shares_of(both), 2) == [24.45, 37.36, 37.36, 37.36, 37.36]
     assert round(100 * both.ceiling, 2) == 37.36
 
 
@@ -53,6 +54,7 @@ def test_the_agent_trace_gives_the_reference_table():
     assert both.num_unique == 24_751
     assert percent(both.lru, shares_of(both)[:4], 2) == [41.86, 80.91, 88.77, 89.72]
     assert percent(both.optimum, shares_of(both)[:4], 2) == [48.86, 82.52, 89.23, 89.73]
+    assert percent(both.reachable, shares_of(both)[:4], 2) == [43.39, 81.31, 89.14, 89.73]
 
 
 def test_the_coding_agent_trace_reaches_its_ceiling():

@@ -39,6 +39,7 @@ THINGS = {
     "with PrefixCache(model, '8MiB', tiers=['host:8MiB', 'disk:{tmp}?capacity=8MiB']) as cache:\n"
     "    cache.generate(input_ids=quire_ids(), max_new_tokens=2)\n"
     "    cache.save('{tmp}/saved')",
+    ("route", "Proxy"): "from quire.cluster.proxy import Proxy",
     ("tiers", "TierStack"): "from quire.tiers import Host, TierStack; TierStack([Host('1MiB')]).close()",
     ("redis", "Redis"): "from quire.tiers.redis.url import parse_server; parse_server('redis://h')",
     ("objects", "Objects"): "from quire.tiers import open_tier; open_tier('memory:///').close()",

@@ -16,6 +16,7 @@ from quire.sim.hardware import (
     model_named,
 )
 from quire.sim.hardware.calibration import parse_points
+from quire.sim.hardware.collectives import all_reduce_s
 
 H100 = accelerator_named("h100")
 LLAMA = model_named("llama-3-8b")
@@ -83,8 +84,8 @@ def test_more_devices_compute_faster_and_pay_for_collectives():
     model = model_named("llama-3.1-70b")
     one, four = Roofline(model, H100), Roofline(model, H100, num_gpus=4)
     assert one.collectives_s(8192) == 0
-    moved = 2 * 3 / 4 * 8192 * model.hidden * 2 / 450e9 + H100.peer_latency_s
-    assert four.collectives_s(8192) == pytest.approx(2 * 80 * moved)
+    one_s = all_reduce_s(H100, 4, 8192 * model.hidden * 2)
+    assert four.collectives_s(8192) == pytest.approx(2 * 80 * one_s)
     shared = one.prefill_s(8192) / 4
     assert four.prefill_s(8192) == pytest.approx(shared + four.collectives_s(8192))
 

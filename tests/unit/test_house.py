@@ -22,6 +22,8 @@ ROOMS = (
     "engines",
     "serve",
     "cluster",
+    "web",
+    "chat",
 )
 
 

@@ -34,7 +34,7 @@ def placed(model="llama-3.1-8b", **settings):
 
 def test_what_weights_and_activations_leave_is_for_k_and_v():
     split = budget(placed(reserve_bytes=GIB), 8192)
-    assert split.usable_bytes == int(80 * GIB * 0.9)
+    assert split.usable_bytes == int(H100.memory_bytes * 0.9)
     assert split.weight_bytes == 2 * 8_030_261_248
     assert split.kv_bytes == split.usable_bytes - split.weight_bytes - GIB
     assert split.block_bytes == 16 * 131_072
@@ -90,7 +90,7 @@ def test_a_model_that_does_not_fit_says_how_many_devices_it_takes(model, gpu, co
 
 
 def test_weights_that_leave_no_room_for_a_sequence_say_how_many_devices_it_takes():
-    here = placed("qwen3-32b", utilization=0.8)
+    here = placed("qwen3-32b", utilization=0.85)
     split = budget(here, 40_960)
     assert split.users == 0
     assert split.num_gpus_needed == 2

@@ -383,13 +383,13 @@ def test_generate_and_demo_record_what_they_ask(tmp_path):
     turns.write_text("What is a list?\nAnd a set?\n")
     talk = tmp_path / "talk.jsonl"
     words = ("generate", "--turns", turns, "--max-new-tokens", 4, "--record", talk)
-    told(*words, "--hint", "session")
+    told(*words, "--reuse", "session")
     first, second = rows(talk)
     assert first.session == second.session == first.hint.session_id
     assert first.hint.reuse == "session"
     assert first.blocks.tolist() == second.blocks[: first.num_blocks].tolist()
     assert "name a new file" in refusal(*words)
-    assert "--hint is never or session" in refusal("generate", "a", "--hint", "x")
+    assert "--reuse is never or session" in refusal("generate", "a", "--reuse", "x")
     demo = tmp_path / "demo.jsonl.gz"
     small = (
         "--engine",

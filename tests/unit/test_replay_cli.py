@@ -31,7 +31,8 @@ def rows_of(command):
 
 def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(command, path):
     trace = open_trace(path, block_size=16)
-    curve = curves(trace).optimum
+    both = curves(trace)
+    curve = both.optimum
     found = told(*command, "--capacity", "20", "--capacity", "50%", "--policies", "fifo,lru")
     rows, unique = found["rows"], found["num_unique"]
     assert [(row["capacity_blocks"], row["policy"]) for row in rows] == [
@@ -43,6 +44,10 @@ def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(command,
         assert (row["evictions"], row["missed"]) == (result.evicted_blocks, result.missed)
         assert tuple(row["missed"]) == REASONS
         assert row["optimum_token_hit"] == curve.at(row["capacity_blocks"])
+        reachable, lru = (each.at(row["capacity_blocks"]) for each in (both.reachable, both.lru))
+        assert row["reachable_token_hit"] == reachable
+        closed = (row["token_hit"] - lru) / (reachable - lru) if reachable > lru else None
+        assert row["gap_closed"] == closed
         assert row["seconds"] > 0
 
 
@@ -99,7 +104,7 @@ def test_concurrent_rows_say_how_long_requests_waited(command, rows_of):
 
 
 def test_hints_reach_the_replay(rows_of, path):
-    (row,) = rows_of("--foreseen", "last-use", "--capacity", "12", "--policies", "lru")
+    (row,) = rows_of("--hints", "last-use", "--capacity", "12", "--policies", "lru")
     result = replay(open_trace(path, block_size=16), 12, hints="last-use")
     assert row["token_hit"] == result.token_hit
 
@@ -121,7 +126,7 @@ def test_hints_reach_the_replay(rows_of, path):
         (["--gpu", "h100"], "--gpu h100 says nothing without --model"),
         (["--policies", "lruu"], "did you mean lru"),
         (["--policies", ","], "--policies names no policy"),
-        (["--foreseen", "sessions-end"], "did you mean session-end"),
+        (["--hints", "sessions-end"], "did you mean session-end"),
         (["--executor", "threads"], "unknown executor 'threads'"),
         (["--decode-rate", "5"], "say nothing without --concurrent"),
         (["--concurrent", "--decode-rate", "0"], "the decode rate in tokens per second is a number above 0, got 0"),

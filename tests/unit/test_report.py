@@ -187,7 +187,7 @@ def test_a_hostile_name_of_a_trace_is_text_and_nothing_else(tmp_path):
     "words",
     [
         ["--policies", "optimum", "--capacity", "1"],
-        ["--policies", "fifo", "--capacity", "1000000", "--concurrent", "--foreseen", "last-use"],
+        ["--policies", "fifo", "--capacity", "1000000", "--concurrent", "--hints", "last-use"],
     ],
 )
 def test_any_choice_of_rows_makes_a_page(tmp_path, words):

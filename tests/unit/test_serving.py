@@ -171,14 +171,15 @@ def test_the_managers_hold_nothing_once_all_is_served(monkeypatch, scheduler):
         assert not device & below  # a block is in one place
 
 
-def test_many_decode_steps_at_once_are_the_same_as_one_by_one(monkeypatch):
+@pytest.mark.parametrize("plans_ahead", [0, 1])
+def test_many_decode_steps_at_once_are_the_same_as_one_by_one(monkeypatch, plans_ahead):
     requests = random_requests(7, 200, span_s=2.0)
 
     def outcome(max_run, tiers, router):
         monkeypatch.setattr(first_come, "MAX_RUN", max_run)
         result, served = run(
             requests,
-            limits=limits(TIGHT),
+            limits=limits(TIGHT, plans_ahead=plans_ahead),
             num_replicas=2,
             tiers=tiers,
             block_bytes=1000,

@@ -8,7 +8,7 @@ from quire.core import CacheManager
 from quire.errors import ConfigError
 from quire.routing import PrefixAware, router_named
 from quire.sim.hardware import MemoryTier, Roofline, accelerator_named, calibrate, model_named
-from quire.sim.plan import blocks_that_fit
+from quire.sim.plan import Placement, blocks_that_fit, budget
 from quire.sim.serving import (
     ClosedLoop,
     Objective,
@@ -61,24 +61,51 @@ def test_two_measured_points_predict_the_simulated_times_of_others():
         assert served[-1].ttft_s == pytest.approx(machine.prefill_s(new, cached), rel=1e-6)
 
 
-def test_blocks_fill_what_the_weights_leave():
-    roofline = Roofline(model_named("llama-3.1-8b"), H100)
-    num_blocks = blocks_that_fit(roofline, 16, max_sequences=256)
-    model = roofline.model
-    left = int(0.9 * H100.memory_bytes) - model.weight_bytes
-    assert num_blocks == left // (16 * model.kv.per_token)
-    twice = blocks_that_fit(Roofline(model, H100, 2), 16, max_sequences=256)
-    assert twice > 2 * num_blocks
+# -- memory --------------------------------------------------------------------------------
+
+
+def placed(model, num_gpus=1, **settings):
+    placed = {"accelerator": H100, "num_gpus": num_gpus} | settings
+    return Placement(model=model_named(model), **placed)
+
+
+def test_blocks_fill_what_weights_and_room_to_compute_in_leave():
+    here = placed("llama-3.1-8b")
+    left = int(0.9 * H100.memory_bytes) - here.model.weight_bytes - here.reserved_bytes
+    assert blocks_that_fit(here) == left // (16 * here.model.kv.per_token)
+    assert blocks_that_fit(placed("llama-3.1-8b", 2)) > 2 * blocks_that_fit(here)
+
+
+def test_larger_steps_more_sequences_and_peers_leave_fewer_blocks():
+    blocks = blocks_that_fit(placed("llama-3.1-8b"))
+    for more in ({"step_tokens": 16_384}, {"max_sequences": 1024}, {"utilization": 0.8}):
+        assert blocks_that_fit(placed("llama-3.1-8b", **more)) < blocks
+    alone = placed("llama-3.1-8b", 2).reserved_bytes
+    assert alone > 2 * (placed("llama-3.1-8b").reserved_bytes - 8192 * 14336 * 3)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b"])
+def test_a_plan_has_the_blocks_that_a_simulation_has(name, num_gpus):
+    here = placed(name, num_gpus)
+    split = budget(here, 2048)
+    assert split.users >= here.max_sequences or not here.model.kv.window_bytes
+    assert split.num_blocks == blocks_that_fit(here)
+
+
+def test_groups_that_share_experts_hold_a_part_of_them_each():
+    moe, dense = placed("qwen3-30b-a3b", data_parallel=2), placed("qwen3-8b", data_parallel=2)
+    assert moe.weight_bytes == moe.model.weight_bytes - moe.model.expert_params
+    assert dense.weight_bytes == dense.model.weight_bytes
 
 
 def test_a_model_that_does_not_fit_is_refused_with_sizes():
-    large = Roofline(model_named("llama-3.1-70b"), H100)
-    with pytest.raises(ConfigError, match=r"90% of 1 x h100 is 72.0 GiB, but the weights of"):
-        blocks_that_fit(large, 16, max_sequences=256)
-    windows = Roofline(model_named("gemma-4-31b"), H100)
+    with pytest.raises(ConfigError, match=r"90% of 1 x h100 is 71.3 GiB, but the weights of"):
+        blocks_that_fit(placed("llama-3.1-70b"))
+    windows = placed("gemma-4-31b")
     with pytest.raises(ConfigError, match="Run fewer sequences, for example "):
-        blocks_that_fit(windows, 16, max_sequences=256)
-    assert blocks_that_fit(windows, 16, max_sequences=8) > 0
+        blocks_that_fit(windows)
+    assert blocks_that_fit(windows, 8) > 0
 
 
 # -- arrivals ------------------------------------------------------------------------------

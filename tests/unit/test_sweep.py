@@ -5,12 +5,16 @@ import sys
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from replay_help import random_chains, trace_of
 from trace_help import mooncake_rows, write
 
+from quire.core.policies import policy_names
 from quire.errors import ConfigError, TraceError
 from quire.sim.curves import curves
 from quire.sim.executors import EXECUTORS, Processes, RayWorkers, Serial, executor_named
+from quire.sim.foresight import KINDS
 from quire.sim.optimum import optimum_results
 from quire.sim.replay import replay
 from quire.sim.sweep import Experiment, SweepPoint, points_of, sweep
@@ -189,6 +193,16 @@ def test_the_optimum_finds_what_its_curve_says_and_no_policy_more(seed):
         assert row.hit_blocks >= lru.hit_blocks
         for reason in ("cold", "oversized", "partial_block"):
             assert row.missed[reason] == lru.missed[reason]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 25), st.sampled_from([*KINDS, "return-time:2"]))
+@settings(max_examples=40, deadline=None)
+def test_no_policy_finds_more_than_is_reachable_whatever_it_is_told(seed, capacity, hints):
+    trace = trace_of(random_chains(seed % 1000, num_requests=50))
+    (best,) = optimum_results(trace, [capacity], "reachable")
+    assert best.token_hit == curves(trace).reachable.at(capacity)
+    for policy in policy_names():
+        assert replay(trace, capacity, policy, hints=hints).hit_blocks <= best.hit_blocks
 
 
 def test_the_optimum_counts_from_a_request_like_a_replay_does():

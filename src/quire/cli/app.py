@@ -10,6 +10,7 @@ from quire._version import __version__
 from quire.cli import (
     bench,
     cache,
+    calibrate,
     curve,
     demo,
     doctor,
@@ -102,6 +103,7 @@ app.command("plan")(plan.plan)
 app.command("curve")(curve.curve)
 app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(cache.app, name="cache")
 app.add_typer(trace.app, name="trace")
 app.add_typer(bench.app, name="bench")

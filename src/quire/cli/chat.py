@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.bench.timing import Stamp
+from quire.chat.conversation import laid_out
 from quire.errors import ConfigError, TokensError
 from quire.extras import lacking
 
@@ -57,23 +58,19 @@ def prompt_inputs(reader: Any, messages: Messages) -> dict[str, Any]:
         if places_images:
             raise ConfigError("the model's processor has no chat template to place images with")
         return {"input_ids": reader("\n\n".join(contents), return_tensors="pt")["input_ids"]}
-    from jinja2 import TemplateError
-
     if places_images:
         in_parts = (
             [{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents
         )
         messages = [said | {"content": each} for said, each in zip(messages, in_parts, strict=True)]
-    try:
-        encoded = reader.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
-    except (TemplateError, ValueError) as error:
-        raise ConfigError(f"the model's chat template refuses this: {error}") from error
+    encoded = laid_out(
+        reader,
+        messages,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
     wanted = dict(encoded) if places_images else {"input_ids": encoded["input_ids"]}
     wanted.pop("attention_mask", None)  # of one row, without padding
     return wanted

@@ -63,7 +63,7 @@ def curve(
     """The hit ratio of a trace for every capacity, under LRU and at best.
 
     Exact, from one pass over the file. The optimum knows the future: no policy finds
-    more. Hits are prompt tokens in blocks that were cached, as a share of all.
+    more, and no pool more than is reachable, which keeps what a request uses while it runs. Hits are prompt tokens in blocks that were cached, as a share of all.
 
     [bold]Examples[/bold]
 
@@ -91,7 +91,7 @@ def _document(
 ) -> dict[str, Any]:
     """Return both curves as plain data: pairs of capacity in blocks and token hit, 0 to 1."""
     result: dict[str, Any] = {}
-    for name in ("lru", "optimum"):
+    for name in ("lru", "optimum", "reachable"):
         thin = getattr(both, name).thinned(points, listed)
         pairs = zip(thin.capacities.tolist(), thin.token_hit.tolist(), strict=True)
         result[name] = [list(pair) for pair in pairs]
@@ -101,13 +101,13 @@ def _document(
 
 
 def _rows(both: "Curves", points: int, listed: list[int]) -> Iterator[dict[str, float]]:
-    """Yield a row per capacity: blocks, token hit of LRU and of the optimum."""
+    """Yield a row per capacity: blocks, token hit of LRU and of both bounds."""
     chosen: set[int] = set()
-    for each in (both.lru, both.optimum):
+    for each in (both.lru, both.reachable, both.optimum):
         chosen.update(each.thinned(points, listed).capacities.tolist())
     for blocks in sorted(chosen):
         hits = {"lru": both.lru.at(blocks), "optimum": both.optimum.at(blocks)}
-        yield {"capacity_blocks": blocks} | hits
+        yield {"capacity_blocks": blocks, **hits, "reachable": both.reachable.at(blocks)}
 
 
 def _tiers(both: "Curves", sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -147,10 +147,12 @@ def _show(both: "Curves", listed: list[int], tiers: list[dict[str, Any]], name: 
         f"tokens counted, {both.num_unique:,} different blocks of {both.block_size} tokens\n"
     )
     console.print(picture(both, width=min(console.width, 76), utf8=is_utf8(console)))
-    table = plain_table("of all blocks", "blocks", "LRU", "optimum")
+    table = plain_table("of all blocks", "blocks", "LRU", "reachable", "optimum")
     for blocks in listed:
         share = f"{100 * blocks / both.num_unique:.3g} %" if both.num_unique else ""
-        hits = (f"{100 * each.at(blocks):.2f} %" for each in (both.lru, both.optimum))
+        hits = (
+            f"{100 * each.at(blocks):.2f} %" for each in (both.lru, both.reachable, both.optimum)
+        )
         table.add_row(share, f"{blocks:,}", *hits)
     console.print(table)
     if tiers:

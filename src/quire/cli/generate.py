@@ -46,7 +46,7 @@ def generate(
     ] = None,
     save: options.SaveTo = None,
     record: options.RecordTo = None,
-    hint: Annotated[
+    reuse: Annotated[
         str | None,
         typer.Option(
             help="What is foreseen of the cached prompts: never (used again), or session "
@@ -77,7 +77,7 @@ def generate(
       quire generate --model ./my-model --temperature 0.8 "Once upon a time"
       quire generate --model ./my-vision-model --image cat.png "What is this?"
       quire generate --model ./my-model --lora ./my-adapter --salt me "Hello"
-      quire generate --turns questions.txt --record talk.jsonl --hint session
+      quire generate --turns questions.txt --record talk.jsonl --reuse session
       quire generate --tier host:2GiB --tier "disk:./kv?capacity=20GiB" "Hello"
     """
     questions = _questions(prompt, file, turns)
@@ -87,7 +87,7 @@ def generate(
     parse_bytes(kv_memory)
     check_writable(save)
     check_new(record)
-    foreseen = _hint(hint)
+    foreseen = _hint(reuse)
     images = [chat.read_image(path) for path in image or ()]
     with ExitStack() as opening, output.progress(f"loading {model}"):
         stack = opening.enter_context(opened(tier, tier_file))
@@ -177,7 +177,7 @@ def _hint(reuse: str | None) -> "Hint":
     if reuse is None:
         return Hint()
     if reuse not in {"never", "session"}:
-        raise ConfigError(f"--hint is never or session, got {reuse!r}")
+        raise ConfigError(f"--reuse is never or session, got {reuse!r}")
     return Hint("never") if reuse == "never" else Hint("session", session_id="generate")
 
 

@@ -48,8 +48,29 @@ MaxBody: TypeAlias = Annotated[str, typer.Option("--max-body", help="Size of a r
 MaxNewTokens: TypeAlias = Annotated[
     int, typer.Option("--max-new-tokens", min=1, help="Tokens of a reply, at most.")
 ]
+KvDtype: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", help="Format of K and V: fp8, ...", show_default=False),
+]
+MaxBatchedTokens: TypeAlias = Annotated[
+    int, typer.Option("--max-num-batched-tokens", help="Tokens of all sequences in a step.")
+]
+MaxNumSeqs: TypeAlias = Annotated[
+    int, typer.Option("--max-num-seqs", help="Sequences that a step has at most.")
+]
+Measured: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--measured",
+        help="Times from measured steps: a profile (see calibrate), or tokens[+cached]=time by comma.",
+        show_default=False,
+    ),
+]
 Mfu: TypeAlias = Annotated[
-    float, typer.Option("--mfu", help="Share of the peak FLOP/s that prefills reach.")
+    float | None,
+    typer.Option(
+        "--mfu", help="Times from a roofline at this share of the peak FLOP/s.", show_default=False
+    ),
 ]
 _MODEL = "A model: a local folder, or a name."
 Model: TypeAlias = Annotated[str, typer.Option("--model", help=_MODEL)]
@@ -93,6 +114,9 @@ SaveTo: TypeAlias = Annotated[
     ),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option("--seed", help="Of all that is drawn at random.")]
+Utilization: TypeAlias = Annotated[
+    float, typer.Option("--utilization", help="Share of the device memory that may be used.")
+]
 Below: TypeAlias = Annotated[
     str,
     typer.Option(

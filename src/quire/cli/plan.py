@@ -12,6 +12,7 @@ from rich.text import Text
 from quire.cli import options, output
 from quire.cli.files import check_writable, write_text
 from quire.cli.tables import facts_table, plain_table
+from quire.cli.timing import timing_of, within
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
@@ -32,32 +33,24 @@ def plan(
     tiers: options.Below = "",
     trace: Annotated[Path | None, typer.Option(help="A trace file.", show_default=False)] = None,
     dtype: options.MaybeDtype = None,
-    kv_dtype: Annotated[
-        str | None, typer.Option(help="Format of K and V: fp8, ...", show_default=False)
-    ] = None,
+    kv_dtype: options.KvDtype = None,
     block_size: options.BlockSize = 16,
     new_tokens: Annotated[str, typer.Option(help="Tokens a turn adds to a cached prefix.")] = "256",
-    mfu: options.Mfu = 0.5,
-    measured: Annotated[
-        str | None,
-        typer.Option(
-            help="Measured steps, tokens[+cached]=time by comma: rates are fitted to them.",
-            show_default=False,
-        ),
-    ] = None,
-    utilization: Annotated[
-        float, typer.Option(help="Share of the device memory that may be used.")
-    ] = 0.9,
+    mfu: options.Mfu = None,
+    measured: options.Measured = None,
+    utilization: options.Utilization = 0.9,
+    max_num_batched_tokens: options.MaxBatchedTokens = 8192,
+    max_num_seqs: options.MaxNumSeqs = 256,
     reserve: Annotated[
         str | None,
-        typer.Option(help="Room for activations, all devices; else estimated.", show_default=False),
+        typer.Option(help="Room to compute in, all devices; else estimated.", show_default=False),
     ] = None,
     report: options.ReportTo = None,
     as_json: options.AsJson = False,
 ) -> None:
     """What fits, for how many users, and what more memory would buy.
 
-    Counts blocks after weights and activations, compares fetching with
+    Counts blocks beside weights and room to compute in, compares fetching with
     recomputing for each tier, and with a trace says what each 64 GiB of memory
     below the device is worth: hits (exact, LRU), seconds, time to first token.
 
@@ -72,8 +65,7 @@ def plan(
     """
     import msgspec
 
-    from quire.sim.hardware import Roofline, accelerator_named, calibrate, model_named
-    from quire.sim.hardware.calibration import parse_points
+    from quire.sim.hardware import EngineTimes, accelerator_named, model_named
     from quire.sim.hardware.tiers import parse_tiers
     from quire.sim.plan import Placement
     from quire.sim.plan import plan as make_plan
@@ -87,10 +79,10 @@ def plan(
         utilization=utilization,
         reserve_bytes=None if reserve is None else parse_bytes(reserve),
         block_size=block_size,
+        step_tokens=max_num_batched_tokens,
+        max_sequences=max_num_seqs,
     )
-    roofline = Roofline(placement.model, placement.accelerator, num_gpus, mfu=mfu)
-    if measured is not None:
-        roofline = calibrate(roofline, parse_points(measured))
+    sheets = EngineTimes(placement.model, placement.accelerator, num_gpus)
     with output.progress("reading the trace" if trace else "planning"):
         made = make_plan(
             placement,
@@ -98,7 +90,7 @@ def plan(
             parse_tiers(tiers),
             trace=None if trace is None else open_trace(trace),
             new_tokens=parse_tokens(new_tokens),
-            roofline=roofline,
+            timing=timing_of(sheets, mfu, measured),
         )
     if report is not None:
         write_text(report, report_of(made, report.suffix))
@@ -158,7 +150,7 @@ def _head(made: "DeploymentPlan") -> Text:
 def _memory(memory: "Budget") -> Any:
     parts = (
         ("weights", memory.weight_bytes, WEIGHTS),
-        ("activations", memory.reserve_bytes, RESERVE),
+        ("to compute in", memory.reserve_bytes, RESERVE),
         ("K and V", memory.kv_bytes, output.CACHED),
     )
     *before, _ = (
@@ -217,8 +209,7 @@ def _tier_table(made: "DeploymentPlan") -> Any:
         f"{output.milliseconds(speed.decode_step_s)} ms a step, {speed.tokens_per_s:,.0f} tokens/s."
     )
     assumed = Text(
-        f"By a roofline at {speed.mfu:.0%} of the peak FLOP/s and {speed.bandwidth_efficiency:.0%} "
-        "of the bandwidth: assumptions, unless you gave --mfu or --measured.\n",
+        f"Times by {speed.basis}; off by {within(speed.error)} where that was found.\n",
         "bright_black",
     )
     return Group(Text("Fetch or recompute", "bold"), table, line, assumed)

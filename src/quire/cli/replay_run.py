@@ -84,7 +84,15 @@ class Replays:
         return result.row() | {
             "share": capacity / both.num_unique if both.num_unique else None,
             "optimum_token_hit": both.optimum.at(capacity),
+            "reachable_token_hit": both.reachable.at(capacity),
+            "gap_closed": self._gap_closed(result),
         }
+
+    def _gap_closed(self, result: "ReplayResult") -> float | None:
+        """Return what a row finds of that between LRU and what a pool can reach; None where nothing is between."""
+        both, capacity = self.curves, result.capacity_blocks
+        lru, best = both.lru.at(capacity), both.reachable.at(capacity)
+        return (result.token_hit - lru) / (best - lru) if best > lru else None
 
     def _facts(self) -> dict[str, Any]:
         both, line, trace = self.curves, self._roofline, self._experiment.trace

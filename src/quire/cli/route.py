@@ -58,7 +58,7 @@ def route(
     from quire.cluster.proxy import Proxy
     from quire.cluster.upstreams import Upstream
     from quire.routing import router_named
-    from quire.serve.auth import is_loopback, read_keys
+    from quire.web.keys import is_loopback, read_keys
 
     known = read_keys(keys, exposed=not is_loopback(host))
     chosen = router_named(router, load_limit=load_limit)

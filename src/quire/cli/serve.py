@@ -100,7 +100,7 @@ def serve(
                 f"--events {events} is beyond loopback, where anybody could read the tokens of "
                 "prompts; use tcp://127.0.0.1:PORT, or add --events-in-clear if only you reach it"
             )
-    from quire.serve.auth import is_loopback, is_open_to_all, read_keys
+    from quire.web.keys import is_loopback, is_open_to_all, read_keys
 
     if keys is not None and is_open_to_all(keys):
         output.stderr().print(
@@ -121,7 +121,7 @@ def serve(
             from quire.engines.loop import AsyncEngine, Engine
             from quire.exchange import EventLog
             from quire.foresight import LiveCurve
-            from quire.serve.metrics import Heat
+            from quire.observe.overview import Heat
             from quire.serve.server import serve as run
             from quire.serve.service import Bounds, ServedModel
 

@@ -12,12 +12,13 @@ from rich.text import Text
 
 from quire.cli import options
 from quire.cli.inputs import blocks_that_hold, opened
-from quire.cli.output import BAR_WIDTH, HEIGHTS, milliseconds, print_json, progress, stderr, stdout
+from quire.cli.output import BAR_WIDTH, HEIGHTS, print_json, progress, stderr, stdout
+from quire.cli.recorded import check_alone, compare, duration
 from quire.cli.tables import facts_table, plain_table
+from quire.cli.timing import timing_of, within
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.sim.hardware import Roofline
     from quire.sim.serving import Cluster, Load, Objective, Served, ServingResult
 
 SHOWN_STEPS = 100
@@ -31,10 +32,21 @@ FIRST, RUNNING, WAITING = "cyan", "green", "yellow"
 
 def simulate(
     *,
-    trace: Annotated[Path, typer.Option(help="A trace file.", show_default=False)],
+    context: typer.Context,
+    trace: Annotated[Path | None, typer.Option(help="A trace file.", show_default=False)] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            help="A recorded run of an engine, in place of all but --measured and --json: its own "
+            "settings, simulated beside measured.",
+            show_default=False,
+        ),
+    ] = None,
     model: options.Model = "llama-3.1-8b",
     gpu: options.Gpu = "h100",
     num_gpus: options.NumGpus = 1,
+    dtype: options.MaybeDtype = None,
+    kv_dtype: options.KvDtype = None,
     replicas: Annotated[int, typer.Option(help="Replicas behind the router.")] = 1,
     router: options.Router = "prefix",
     load_limit: options.LoadLimit = 1.25,
@@ -51,14 +63,21 @@ def simulate(
         int | None, typer.Option(min=0, help="How many requests.", show_default="all of the trace")
     ] = None,
     block_size: options.MaybeBlockSize = None,
+    utilization: options.Utilization = 0.9,
     kv_memory: options.MaybeKvMemory = None,
     tiers: options.Below = "",
     scheduler: Annotated[
-        str, typer.Option(help="first-come, or quire: the scheduler of quire's engine, slower.")
+        str,
+        typer.Option(help="first-come, as vLLM's, or quire: that of quire's engine, slower."),
     ] = "first-come",
-    max_step_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
-    max_sequences: Annotated[int, typer.Option(help="Requests that a replica runs at once.")] = 256,
-    mfu: options.Mfu = 0.5,
+    async_scheduling: Annotated[
+        bool,
+        typer.Option("--async-scheduling", help="Plan each step while the one before it runs."),
+    ] = False,
+    max_num_batched_tokens: options.MaxBatchedTokens = 8192,
+    max_num_seqs: options.MaxNumSeqs = 256,
+    mfu: options.Mfu = None,
+    measured: options.Measured = None,
     slo_ttft: Annotated[
         float | None, typer.Option(help="Seconds to the first token that are still good.")
     ] = None,
@@ -69,8 +88,9 @@ def simulate(
 ) -> None:
     """Times to tokens, throughput and hit rate of a service under a trace.
 
-    Replicas batch continuously over the real cache manager; a roofline of model
-    and accelerator says how long steps take. Equal input gives an equal result.
+    Replicas batch continuously over the real cache manager, by vLLM's rules; data
+    sheets of the accelerator, or measurements, say how long steps take. Equal input
+    gives an equal result.
 
     [bold]Examples[/bold]
 
@@ -79,11 +99,13 @@ def simulate(
       quire simulate --trace trace.jsonl.gz --arrivals poisson:3 --slo-ttft 2
       quire simulate --trace trace.jsonl.gz --arrivals closed:64:10 --duration 600
       quire simulate --trace trace.jsonl.gz --below host=256GiB@50GB/s --json
+      quire simulate --trace trace.jsonl.gz --measured steps.jsonl.gz
+      quire simulate --recorded run.jsonl.gz
     """
     from quire.routing import router_named
-    from quire.sim.hardware import Roofline, accelerator_named, model_named
+    from quire.sim.hardware import EngineTimes, accelerator_named, model_named
     from quire.sim.hardware.tiers import parse_tiers
-    from quire.sim.plan import blocks_that_fit
+    from quire.sim.plan import Placement, blocks_that_fit
     from quire.sim.serving import (
         Cluster,
         Load,
@@ -92,8 +114,15 @@ def simulate(
         parse_arrivals,
     )
 
-    facts = model_named(model)
-    roofline = Roofline(facts, accelerator_named(gpu), num_gpus, mfu=mfu)
+    if recorded is not None:
+        check_alone(context, "recorded", {"measured", "as_json"})
+        compare(recorded, measured, as_json=as_json)
+        return
+    if trace is None:
+        raise ConfigError("there is nothing to play: name a --trace, or a --recorded run")
+    facts = model_named(model).stored_as(dtype, kv_dtype)
+    sheets = EngineTimes(facts, accelerator_named(gpu), num_gpus)
+    timing = timing_of(sheets, mfu, measured)
     chosen = router_named(router, load_limit=load_limit)
     arriving = parse_arrivals(arrivals, speed=speed, seed=seed)
     if speed != 1 and arrivals != "trace":
@@ -104,12 +133,28 @@ def simulate(
     source = opened(trace, block_size)
     size = source.block_size
     block_bytes = max(facts.kv.per_token, 1) * size
+    placement = Placement(
+        model=facts,
+        accelerator=sheets.accelerator,
+        num_gpus=num_gpus,
+        utilization=utilization,
+        block_size=size,
+        step_tokens=max_num_batched_tokens,
+        max_sequences=max_num_seqs,
+    )
     if kv_memory is None:
-        num_blocks = blocks_that_fit(roofline, size, max_sequences=max_sequences)
+        num_blocks = blocks_that_fit(placement)
     else:
         num_blocks = blocks_that_hold(kv_memory, size, facts, "--kv-memory")
-    limits = ReplicaLimits(num_blocks, size, policy, max_step_tokens, max_sequences)
-    cluster = Cluster(limits, roofline, replicas, below, block_bytes, scheduler)
+    limits = ReplicaLimits(
+        num_blocks,
+        size,
+        policy,
+        max_num_batched_tokens,
+        max_num_seqs,
+        plans_ahead=int(async_scheduling),
+    )
+    cluster = Cluster(limits, timing, replicas, below, block_bytes, scheduler)
     with progress("reading", SHOWN_STEPS) as say:
         say(f"reading {trace.name}")
         load = Load(list(islice(source, num_requests)), arriving, duration_s=duration)
@@ -117,7 +162,7 @@ def simulate(
     settings = {
         "trace": str(trace),
         "model": facts.name,
-        "gpu": roofline.accelerator.name,
+        "gpu": sheets.accelerator.name,
         "num_gpus": num_gpus,
         "router": router,
         "policy": policy,
@@ -125,13 +170,15 @@ def simulate(
         "arrivals": str(arriving),
         "num_blocks": num_blocks,
         "block_size": size,
+        "times_by": timing.basis,
+        "times_off_by": timing.known_error(),
     }
     if as_json:
         print_json(settings | msgspec.to_builtins(result))
         if result.overloaded:
             stderr().print(result.overloaded, style="yellow", markup=False, highlight=False)
         return
-    _show(settings, result, roofline)
+    _show(settings, result)
 
 
 def _run(
@@ -152,21 +199,19 @@ def _run(
     return simulate(cluster, load, router, objective=objective, observers=[tell])
 
 
-def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline") -> None:
+def _show(settings: dict[str, Any], result: "ServingResult") -> None:
     console = stdout()
     kv, gpus = settings["num_blocks"] * settings["block_size"], settings["num_gpus"]
     devices = f"{result.num_replicas} x {f'{gpus} x ' * (gpus > 1)}{settings['gpu']}"
     console.print(
         f"\n[bold]{settings['model']}[/bold] on {devices}, KV for {kv:,} tokens "
         f"each; {settings['arrivals']}, router {settings['router']}, policy {settings['policy']}, "
-        f"scheduler {settings['scheduler']}; "
-        f"assumed: {roofline.mfu:.0%} of the peak FLOPs, "
-        f"{roofline.bandwidth_efficiency:.0%} of the bandwidth\n"
+        f"scheduler {settings['scheduler']}; times by {settings['times_by']}\n"
     )
     if not result.num_requests:
         console.print("No requests, so nothing to report.\n")
         return
-    console.print(durations(result))
+    console.print(durations(result, settings["times_off_by"]))
     console.print(facts(result))
     console.print(histogram(result, console.width))
     console.print(queues(result, console.width))
@@ -174,10 +219,10 @@ def _show(settings: dict[str, Any], result: "ServingResult", roofline: "Roofline
         console.print(f"[yellow]{result.overloaded}[/yellow]\n")
 
 
-def durations(result: "ServingResult") -> Any:
-    """Return the table of what users waited for."""
+def durations(result: "ServingResult", error: float | None) -> Any:
+    """Return the table of what users waited for, and how far off such times were where that was found."""
     heads = ("mean", "p50", "p90", "p99", "max")
-    table = plain_table(Column("seen by users", no_wrap=True), *heads)
+    table = plain_table(Column("seen by users", no_wrap=True), *heads, "off by")
     for name, spread in (
         ("first token, TTFT", result.ttft_s),
         ("of it in the queue", result.waited_s),
@@ -185,7 +230,8 @@ def durations(result: "ServingResult") -> Any:
         ("whole request, E2E", result.e2e_s),
     ):
         if spread is not None:
-            table.add_row(name, *(duration(getattr(spread, head)) for head in heads))
+            cells = (duration(getattr(spread, head)) for head in heads)
+            table.add_row(name, *cells, within(error))
     return table
 
 
@@ -244,8 +290,3 @@ def queues(result: "ServingResult", width: int) -> Text:
             text.append(HEIGHTS[ceil(count / (most or 1) * (len(HEIGHTS) - 1))], style)
         text.append(f" {most:,.3g}\n")
     return text
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in ms, or from one second on in s."""
-    return f"{milliseconds(seconds)} ms" if seconds < 1 else f"{seconds:,.4g} s"

@@ -14,7 +14,7 @@ from quire.cluster.index import ClusterIndex, Held
 from quire.core.tokens import IntArray
 from quire.exchange.wire import EventBatch
 from quire.observe.telling import salt_key
-from quire.serve.auth import scope_of
+from quire.web.keys import scope_of
 
 if TYPE_CHECKING:
     from quire.observe.zmq import Subscriber

@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
-from typing import Any
 
 import httpx
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -18,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 from quire.cluster.prefixes import Asker, Prefixes, Question
 from quire.cluster.upstreams import PATIENCE_S, Upstream
 from quire.routing import Router, Target
-from quire.serve.auth import ApiKeys
-from quire.serve.clients import EventStream, until_gone
-from quire.serve.protocol import ApiError
-from quire.serve.replies import DONE, sse
+from quire.web.bodies import body_of
+from quire.web.clients import DONE, EventStream, sse, until_gone
+from quire.web.errors import ApiError, as_json, handlers
+from quire.web.keys import ApiKeys
 
 ELSEWHERE = frozenset({429, 502, 503})
 """Answers of an upstream that has no room, or is none: another one is asked."""
@@ -85,9 +83,7 @@ class Proxy:
         routes = [Route(path, self._handle, methods=["POST"]) for path in ROUTED]
         routes += [Route(path, self._handle, methods=[each]) for path, each in PASSED.items()]
         routes += [Route("/health", self._health), Route("/v1/upstreams", self._state)]
-        kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
-        handlers: Any = dict.fromkeys(kinds, _failed)
-        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
+        return Starlette(routes=routes, exception_handlers=handlers(), lifespan=self._life)
 
     @asynccontextmanager
     async def _life(self, _: Starlette) -> AsyncGenerator[None]:
@@ -120,11 +116,11 @@ class Proxy:
             for each in self.upstreams
         ]
         said = {"upstreams": listed, "blocks": index.num_blocks, "capacity": index.capacity}
-        return Response(msgspec.json.encode(said), media_type="application/json")
+        return as_json(said)
 
     async def _handle(self, request: Request) -> Response:
         who = Asker(_key(request), self._keys.tenant(request.headers))
-        body = await self._body(request)
+        body = await body_of(request, self._max_body, self._slow_s)
         return await until_gone(request, self._answered(request, who, body))
 
     async def _answered(self, request: Request, who: Asker, body: bytes) -> Response:
@@ -216,19 +212,6 @@ class Proxy:
         )
         return msgspec.json.decode(answer.raise_for_status().content, type=_Tokenized).tokens
 
-    async def _body(self, request: Request) -> bytes:
-        """Return a request's body. Raises `ApiError` for one that is too large or too slow."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._slow_s):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > self._max_body:
-                        raise ApiError(413, f"the body has more than {self._max_body} bytes")
-        except TimeoutError:
-            raise ApiError(408, f"the body did not come in {self._slow_s:g} seconds") from None
-        return bytes(body)
-
 
 class _Tokenized(msgspec.Struct):
     """What `/tokenize` answers."""
@@ -271,16 +254,3 @@ async def _events(
 def _key(request: Request) -> str:
     """Return what stands for the key of a request."""
     return sha256(request.headers.get("authorization", "").encode()).hexdigest()
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """Answer an error as OpenAI does."""
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # nobody reads it
-    if isinstance(error, HTTPException):
-        what = f"{request.method} {request.url.path[:80]!r} is not offered here"
-        error = ApiError(error.status_code, what)
-    elif not isinstance(error, ApiError):
-        error = ApiError(500, "the router failed at this request; its log says where")
-    body = msgspec.json.encode(error.document())
-    return Response(body, error.status, headers=error.headers, media_type="application/json")

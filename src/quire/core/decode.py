@@ -145,8 +145,7 @@ def commit_step(kernel: Kernel, batch: DecodeBatch, token_ids: TokenIds) -> None
         _look(kernel, batch)
     key = key_of(token_ids)
     if len(key) != len(batch.seqs) * TOKEN_BYTES:
-        msg = f"{len(key) // TOKEN_BYTES} tokens for a batch of {len(batch)}; one for each"
-        raise TokensError(msg)
+        raise TokensError(f"{len(key) // TOKEN_BYTES} tokens for a batch of {len(batch)}; one each")
     check_sign(key)
     if kernel.copies:
         for seq in batch.seqs:
@@ -178,8 +177,7 @@ def _look(kernel: Kernel, batch: DecodeBatch) -> None:
         row_ids: list[int] = batch.row_ids.tolist()
         for seq, row in zip(batch.seqs, row_ids, strict=True):
             if seq.state != "open" or seq.row != row:
-                msg = f"{seq!r} left the batch; make a new one of those still open"
-                raise SequenceError(msg)
+                raise SequenceError(f"{seq!r} left the batch; make a new one of those still open")
             if seq.script.key:
                 _refuse_prefill(seq)
         batch.epoch = rows.epoch

@@ -43,8 +43,7 @@ class Order:
         except TypeError as error:
             raise ConfigError(f"policy is called with a counter and a capacity: {error}") from error
         if not isinstance(self._plain, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            msg = f"policy is a name or makes quire.core.Policy objects, not {self._plain!r}"
-            raise ConfigError(msg)
+            raise ConfigError(f"policy makes quire.core.Policy objects, not {self._plain!r}")
 
     # -- terms ---------------------------------------------------------------------------
 

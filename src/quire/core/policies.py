@@ -87,8 +87,7 @@ def factory_of(policy: object) -> PolicyFactory:
         try:
             factory = factory()
         except TypeError as error:
-            msg = f"policy is a class that is no Policy and wants arguments: {error}"
-            raise ConfigError(msg) from error
+            raise ConfigError(f"policy is no Policy and wants arguments: {error}") from error
     if not callable(factory):
         known = ", ".join(policy_names())
         raise ConfigError(

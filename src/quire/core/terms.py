@@ -13,7 +13,10 @@ from quire.errors import ConfigError
 MAX_PRIORITY = 100
 
 MAX_SECONDS = 1e9
-"""The longest retention or time to live: about 31 years."""
+"""The longest retention, time to live or time to a return: about 31 years."""
+
+MAX_WITHIN = 1e3
+"""A forecast that may be wrong by more says nothing."""
 
 Reuse: TypeAlias = Literal["unknown", "session", "never"]
 
@@ -21,22 +24,28 @@ Reuse: TypeAlias = Literal["unknown", "session", "never"]
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A caller's forecast of the reuse of the blocks that its request stores.
 
-    `reuse`       "never": nobody comes back to them; "session": only this session does;
-                  "unknown": nothing is known
-    `ttl_s`       nobody comes back to them later than so many seconds after the request's end; with
-                  a session, after the end of its last request
-    `session_id`  whose turn it is, within the request's scope; `CacheManager.end_session` says
-                  that none follows
+    `reuse`         "never": nobody comes back to them; "session": only this session does;
+                    "unknown": nothing is known
+    `ttl_s`         nobody comes back to them later than so many seconds after the request's end; with
+                    a session, after the end of its last request
+    `session_id`    whose turn it is, within the request's scope; `CacheManager.end_session` says
+                    that none follows
+    `returns_in_s`  seconds from the request's end to the next one of its session; with "never", that one
+                    goes on from what this one found
+    `within`        factor by which that may be wrong, either way, from 1 on
 
     A forecast, not a command: blocks that nobody is expected to come back to are evicted before all
     others, and found like any other until then. A request of somebody else that uses them makes them
-    ordinary ones. A group with a window or a state still loses its own blocks by their last use, before
-    whole prefixes go. Raises `ConfigError`.
+    ordinary ones. The policy `learned` ranks by expected times, and believes each caller and session as far
+    as theirs came true; other policies take no notice of times. A group with a window or a state still loses
+    its own blocks by their last use, before whole prefixes go. Raises `ConfigError`.
     """
 
     reuse: Reuse = "unknown"
     ttl_s: float | None = None
     session_id: str | None = None
+    returns_in_s: float | None = None
+    within: float = 2.0
 
     def __post_init__(self) -> None:
         known = get_args(Reuse)
@@ -46,13 +55,13 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
             check_session_id(self.session_id)
         if self.reuse == "session" and self.session_id is None:
             raise ConfigError('reuse="session" needs a session_id: Hint("session", session_id="a")')
+        if type(self.within) not in (int, float) or not 1 <= self.within <= MAX_WITHIN:
+            raise ConfigError(f"within is a factor from 1 to {MAX_WITHIN:g}, got {self.within!r}")
 
     @property
     def lasts_s(self) -> float:
         """Seconds after a request's end for which its blocks are expected to be used again."""
-        if self.reuse == "never":
-            return 0.0
-        return FOREVER if self.ttl_s is None else self.ttl_s
+        return 0.0 if self.reuse == "never" else self.ttl_s or FOREVER
 
 
 NO_HINT = Hint()
@@ -91,18 +100,17 @@ ORDINARY = Terms()
 def terms_of(clock: Clock | None, given: RequestTerms) -> Terms:
     """Return the terms that a request names, checked; raise `ConfigError`."""
     known = RequestTerms.__annotations__
-    unknown = given.keys() - known.keys()
-    if unknown:
-        msg = f"open takes {', '.join(known)} beside a prompt, not {', '.join(sorted(unknown))}"
-        raise ConfigError(msg)
+    if unknown := ", ".join(sorted(given.keys() - known.keys())):
+        raise ConfigError(f"open takes {', '.join(known)} beside a prompt, not {unknown}")
     priority, store_until = given.get("priority", 0), given.get("store_until")
     hint: object = given.get("hint", NO_HINT)
     if not isinstance(hint, Hint):
         raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
     check_seconds("a hint's ttl_s", hint.ttl_s, clock)
+    check_seconds("a hint's returns_in_s", hint.returns_in_s, clock)
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-        msg = f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise ConfigError(f"{msg}, got {priority!r}")
+        limit = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise ConfigError(f"priority must be an integer {limit}, got {priority!r}")
     retain_s = check_seconds("retain_s", given.get("retain_s"), clock)
     if store_until is not None and (type(store_until) is not int or store_until < 0):
         msg = "store_until is the number of tokens to store, an integer from 0 (or None for all of them)"

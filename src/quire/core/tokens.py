@@ -62,8 +62,7 @@ def check_sign(key: Key) -> None:
         return
     lowest = int(np.minimum.reduce(np.frombuffer(key, INT32)))
     if lowest < 0:
-        msg = f"token id {lowest} is negative; token ids run from 0 to {2**31 - 1}"
-        raise TokensError(msg)
+        raise TokensError(f"token id {lowest} is negative; token ids run from 0 to {2**31 - 1}")
 
 
 def array_of(key: Key | bytes | bytearray) -> IntArray:

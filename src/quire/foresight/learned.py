@@ -66,6 +66,7 @@ class Learned(Watcher):
         mind, node = self.mind, seq.node
         now = mind.now = self._clock() if self._clock is not None else float(seq.number - 1)
         mind.model.advance(now)
+        mind.forecasts.advance(now)
         if not node.end:
             mind.walk = Walk(Record())
         walk = self._walks[id(seq)] = mind.walk
@@ -100,6 +101,7 @@ class Learned(Watcher):
         record.prompt = prompt
         record.found = min(walk.reached, prompt)
         mind.num_requests += 1
+        self._expect(seq, walk)
         self._judge(walk, seq.node.end, prompt)
         record.answered = seq.node.end > prompt
         record.trimmed = record.answered and mind.trims and mind.num_requests % TRIAL > 0
@@ -125,11 +127,23 @@ class Learned(Watcher):
         previous.superseded = True
         mind.doubt(previous.kind)
         mind.model.returned(previous, mind.now)
+        mind.forecasts.returned(previous, mind.now)
         while node.children and walk.found:
             node = node.children[next(reversed(node.children))]
         if node.note is previous:
             for expose in mind.exposures:
                 expose(node)
+
+    def _expect(self, seq: Sequence, walk: Walk) -> None:
+        """Take down what the caller has said of the blocks that the request stored, and of those of the turns before."""
+        hint, record, previous = seq.terms.hint, walk.record, walk.previous
+        record.since = 0 if walk.continues else walk.found
+        record.foretold = hint.returns_in_s is not None
+        record.spent = hint.reuse == "never"
+        # Who spoke of times before and says no more than "never" comes back to nothing of it.
+        speaks = walk.continues and previous is not None and previous.foretold
+        record.finished = speaks and record.spent and not record.foretold
+        self.mind.forecasts.expect(record, seq.scope, hint, self.mind.now)
 
     def _leave(self, node: Node, record: Record) -> None:
         """Write a record on what its request stored, or alone has referenced since it began."""
@@ -182,5 +196,7 @@ def _goes_on(previous: Record, reached: int) -> bool:
     It may leave out a tail of what was new in it: the end of a prompt is often written anew.
     """
     new = previous.prompt - previous.found
+    if previous.spent and not previous.since:
+        new = 0
     fits = reached >= previous.found + (new + 1) // 2
     return fits and previous.closed and not previous.superseded and previous.prompt > 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from quire.core.node import Node
+from quire.foresight.forecasts import Forecasts
 from quire.foresight.lru_shadow import LruShadow
 from quire.foresight.reentry import Record, Reentry
 
@@ -68,6 +69,7 @@ class Mind:
         self.exposures: list[Callable[[Node], None]] = []
         self.model = Reentry()
         self.shadow = LruShadow()
+        self.forecasts = Forecasts()
         self.ghosts: dict[int, Record] = {}
         self.now = 0.0
         self.walk = Walk(Record())

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from quire.core.node import Node
 from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Policy, Tick
+from quire.foresight.forecasts import BELIEVED
 from quire.foresight.mind import Mind
 from quire.foresight.reentry import Record
 
-SUPERSEDED, BEYOND, FIRST_CLASS = range(3)
-"""Queues: what another request has gone on from, what follows prompts, then the classes."""
+SUPERSEDED, BEYOND, AWAITED, FIRST_CLASS = range(4)
+"""Queues: what another request has gone on from, what follows prompts, what callers come back to, then the classes."""
+
+
+Item: TypeAlias = tuple[float, float, int, Entry]
+"""What the queue goes by, lowest first; the age of the entry; a number; the entry."""
 
 
 class Queues(Policy):
-    """Evicts what is superseded, then answers that are trimmed, then the head of the class of the lowest rank.
+    """Evicts what is superseded, then answers that are trimmed, then the lowest rank.
 
+    Of what callers have said when they come back to, that is what is expected last; of the rest, the head of a class.
     An entry's `note` is the record of the request that used it last, its `uses` its age. A queue is a heap
     by age. An entry in it may have gone, or belong in another queue since a later turn went on from it:
     that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
@@ -28,7 +35,8 @@ class Queues(Policy):
         self._mind = mind
         mind.doubts.append(self._doubt)
         mind.exposures.append(self._expose)
-        self._heaps: dict[int, LazyHeap[tuple[float, int, Entry]]] = {}
+        self._heaps: dict[int, LazyHeap[Item]] = {}
+        self._lasts = LazyHeap[Item](self._holds)
         self._held: dict[int, Entry] = {}
         self._fronts: dict[int, tuple[float, float, Entry]] = {}
         self._front_of: dict[int, int] = {}
@@ -64,24 +72,27 @@ class Queues(Policy):
 
     def victim(self) -> tuple[Entry, int] | None:
         if self._mind.is_lru:
-            heads = [self._head(queue) for queue in list(self._heaps)]
-            oldest = min((head for head in heads if head is not None), key=_age, default=None)
-            return (oldest, ENDLESS) if oldest is not None else None
-        self._look()
-        head = self._head(SUPERSEDED)
-        if head is not None:
-            return head, ENDLESS
-        head = self._head(BEYOND)
-        if head is not None:
-            return head, head.end - _record(head).prompt
-        return (min(self._fronts.values())[2], ENDLESS) if self._fronts else None
+            self._head(AWAITED)  # nothing is awaited now: what stands there goes to the others
+            firsts = (heap.first() for heap in self._heaps.values())
+            heads = [first[3] for first in firsts if first is not None]
+            return (min(heads, key=_age), ENDLESS) if heads else None
+        # In this order: what has left one queue stands in a later one.
+        beyond, awaited, superseded = self._head(BEYOND), self._look(), self._head(SUPERSEDED)
+        if superseded is not None:
+            return superseded, ENDLESS
+        if beyond is not None:
+            return beyond, beyond.end - _record(beyond).prompt
+        front = min(self._fronts.values(), default=None)
+        if awaited is not None and (front is None or self._rank(awaited)[0] <= front[0]):
+            return awaited, ENDLESS
+        return (front[2], ENDLESS) if front is not None else None
 
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}
         for heap in self._heaps.values():
-            for pair in heap.items:
-                if self._holds(pair):
-                    held[id(pair[2])] = pair[2]
+            for item in heap.items:
+                if self._holds(item):
+                    held[id(item[3])] = item[3]
         if self._mind.is_lru:
             yield from sorted(held.values(), key=_age)
         else:
@@ -90,8 +101,10 @@ class Queues(Policy):
             )
 
     def _rank(self, entry: Entry) -> tuple[float, float]:
-        mind = self._mind
-        return mind.model.rank_of(_record(entry), mind.now), _age(entry)
+        mind, record = self._mind, _record(entry)
+        if record.forecast is not None and self._queue(entry) == AWAITED:
+            return record.forecast.rank(mind.now), _age(entry)
+        return mind.model.rank_of(record, mind.now), _age(entry)
 
     def _queue(self, entry: Entry) -> int:
         record = _record(entry)
@@ -99,22 +112,33 @@ class Queues(Policy):
             return SUPERSEDED
         if record.trimmed and entry.end > record.prompt:
             return BEYOND
+        if entry.end > record.since and not self._mind.is_lru:
+            if record.finished:
+                return SUPERSEDED
+            forecast = record.forecast
+            if forecast is not None and forecast.trust >= BELIEVED:
+                return AWAITED
         return FIRST_CLASS + record.kind
 
-    def _look(self) -> None:
-        """Bring the fronts of all classes up to date."""
+    def _look(self) -> Entry | None:
+        """Bring the fronts of all classes up to date; return what is awaited last."""
         mind, fronts = self._mind, self._fronts
         ranked = (mind.now, mind.model.moves)
         if ranked != self._ranked:
             self._ranked = ranked
             for queue, (_, age, entry) in fronts.items():
                 fronts[queue] = (self._rank(entry)[0], age, entry)
+        while (first := self._lasts.first()) is not None and first[0] < mind.now:
+            heapq.heappop(self._lasts.items)
+            self._push(first[3])
+        awaited = self._head(AWAITED)  # which may put others back into their classes
         while self._doubtful:
             queue, _ = self._doubtful.popitem()
             head = self._head(queue)
             if head is not None:
                 fronts[queue] = (*self._rank(head), head)
                 self._front_of[id(head)] = queue
+        return awaited or self._head(AWAITED)
 
     def _expose(self, entry: Entry) -> None:
         """An entry may belong in another queue than before."""
@@ -133,7 +157,12 @@ class Queues(Policy):
         queue = self._queue(entry)
         if queue not in self._heaps:
             self._heaps[queue] = LazyHeap(self._holds)
-        self._heaps[queue].push((_age(entry), self.tick(), entry))
+        age, forecast = _age(entry), _record(entry).forecast
+        if queue == AWAITED and forecast is not None:
+            self._heaps[queue].push((-forecast.due, age, self.tick(), entry))
+            self._lasts.push((forecast.last, age, self.tick(), entry))
+            return
+        self._heaps[queue].push((age, age, self.tick(), entry))
         front = self._fronts.get(queue)
         if queue >= FIRST_CLASS and (front is None or _age(entry) <= front[1]):
             self._doubt(queue - FIRST_CLASS)
@@ -142,16 +171,16 @@ class Queues(Policy):
         """Return the oldest entry of a queue; drop what no longer belongs there."""
         heap = self._heaps.get(queue)
         while heap is not None and (first := heap.first()) is not None:
-            entry = first[2]
+            entry = first[3]
             if self._queue(entry) == queue:
                 return entry
             heapq.heappop(heap.items)
             self._push(entry)
         return None
 
-    def _holds(self, pair: tuple[float, int, Entry]) -> bool:
-        """Whether a pair is up to date but for the queue that its entry belongs in."""
-        age, _, entry = pair
+    def _holds(self, item: Item) -> bool:
+        """Whether an item is up to date but for the queue that its entry belongs in."""
+        _, age, _, entry = item
         return id(entry) in self._held and entry.uses == age and entry.evictable
 
 

@@ -28,6 +28,8 @@ from math import frexp
 import msgspec
 import numpy as np
 
+from quire.foresight.forecast import Forecast
+
 EDGES = [0.0] + [2.0 ** (k // 2 - 2) * (1.0, 2.0**0.5)[k % 2] for k in range(30)]
 """Where bins of age begin, in seconds: half octaves from a quarter of a second to 1.6 hours."""
 
@@ -77,6 +79,9 @@ class Record(msgspec.Struct, gc=False, eq=False):
     `answered`    whether it stored blocks beyond its prompt; `trimmed` whether those go first
     `superseded`  whether another request has gone on from here
     `slot`        its place in the shadow of LRU; -1 beyond its end
+    `forecast`    when its caller comes back; only to what lies behind its first `since` blocks
+    `foretold`    whether its caller said when somebody comes back
+    `spent`       whether its caller said that nobody comes back to what it stored; `finished`: nor to the turns before
     """
 
     number: int = 0
@@ -94,6 +99,11 @@ class Record(msgspec.Struct, gc=False, eq=False):
     superseded: bool = False
     closed: bool = False
     slot: int = -1
+    forecast: Forecast | None = None
+    since: int = 0
+    foretold: bool = False
+    spent: bool = False
+    finished: bool = False
 
 
 class Reentry:

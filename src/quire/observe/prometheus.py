@@ -1,8 +1,9 @@
-"""Prometheus metrics of running caches, read when they are asked for."""
+"""Prometheus metrics of running caches, read when they are asked for, and of the requests of engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from quire.core import CacheManager
@@ -10,6 +11,7 @@ from quire.errors import ConfigError, QuireError
 from quire.extras import lacking
 
 try:
+    from prometheus_client import CollectorRegistry, Counter, Histogram
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
@@ -89,6 +91,9 @@ METRICS = (
 )
 """All metrics. A counter's name ends in `_total` where Prometheus shows it."""
 
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""The buckets of times."""
+
 SAME_NAME = frozenset(metric.name for metric in METRICS)
 
 
@@ -153,6 +158,43 @@ class CacheCollector(Collector):
             if tiers is not None:
                 _of_tiers(samples, tiers)
         return iter(families.values())
+
+
+class RequestTimes:
+    """Time to first token and between tokens, tokens and ends, in a registry of prometheus_client.
+
+    told = RequestTimes(registry).begin()
+    async for output in engine.generate(prompt):
+        told(output)
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, says: str) -> Histogram:
+            return Histogram(name, says, registry=registry, buckets=SECONDS)
+
+        self._first = histogram("quire_ttft_seconds", "From request to first token")
+        self._between = histogram("quire_itl_seconds", "Between tokens of a request")
+        self._made = Counter("quire_generation_tokens", "Tokens generated", registry=registry)
+        self._ended = Counter(
+            "quire_finished", "Sequences that ended, by why", ["reason"], registry=registry
+        )
+
+    def begin(self) -> Callable[[Any], None]:
+        """Return what is to be told each `RequestOutput` of requests that begin now."""
+        begun, latest = time.monotonic(), dict[str, tuple[float, int]]()
+
+        def told(output: Any) -> None:
+            now, num_tokens = time.monotonic(), sum(each.num_tokens for each in output.outputs)
+            before, num_told = latest.get(output.request_id, (begun, 0))
+            if num_tokens > num_told:
+                latest[output.request_id] = now, num_tokens
+                self._made.inc(num_tokens - num_told)
+                (self._between if num_told else self._first).observe(now - before)
+            if output.finished:
+                for each in output.outputs:
+                    self._ended.labels(each.finish_reason or "none").inc()
+
+        return told
 
 
 class _Samples:

@@ -65,7 +65,7 @@ class Job:
     `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
     `seq`         its sequence, open while it runs
     `number`      of the scheduler's jobs, in order of arrival
-    `num_cached`  tokens that were found at its first admission
+    `num_found`   tokens that were found at its first admission
     `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
     Raises `TokensError`, `ScopeError`, `ConfigError`.
     """
@@ -99,7 +99,7 @@ class Job:
         self.drafts: IntArray | None = None
         self.seq: Sequence | None = None
         self.state: Literal["new", "waiting", "running", "finished"] = "new"
-        self.number = self.num_cached = self.num_preempted = 0
+        self.number = self.num_found = self.num_preempted = 0
         self.patience = 1
         self.behind: tuple[Job, int] | None = None
 

@@ -173,7 +173,7 @@ class Scheduler:
 
     def _fork(self, job: Job, twin: Job) -> None:
         """Have a twin share the blocks of a job that begins to decode; where it finds no slot, it waits."""
-        twin.num_cached = job.num_cached
+        twin.num_found = job.num_found
         self._enter(twin)
         if self.num_running < self.limits.max_running:
             with suppress(OutOfBlocks):
@@ -285,7 +285,7 @@ class Scheduler:
             self.manager.resume(job.seq)
         else:
             job.seq = self.manager.open(job.known(), job.scope, **job.terms)
-            job.num_cached = min(job.seq.num_cached, job.prompt_len)
+            job.num_found = min(job.seq.num_cached, job.prompt_len)
         self.waiting.remove(job)
         passed = [other for other in self.waiting if other.number < job.number]
         for other in passed:

@@ -1,7 +1,10 @@
 """A server over the engine that speaks OpenAI's protocol.
 
-protocol  requests as structs, every refusal as OpenAI's error object
-auth      keys, tenants and their scopes, the operator
-chat      conversations to prompts, answers to tool calls
-replies   an engine's outputs as completions and chunks
+protocol    requests as structs that check themselves
+service     an engine as a server has it: who may ask, how much is in flight, the tokenizer
+replies     an engine's outputs as completions and chunks
+generation  from a request to an answer
+operator    the cache by hand, metrics, the page
+app         all routes
+server      its run and its end
 """

@@ -1,31 +1,28 @@
-"""All routes as one application, and how errors are answered."""
+"""All routes as one application."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
-import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.errors import QuireError
 from quire.serve.generation import answered
 from quire.serve.operator import Operator
 from quire.serve.protocol import (
-    ApiError,
+    FIELDS,
+    CacheRequest,
     ChatRequest,
     CompletionRequest,
     Detokenize,
     EvictRequest,
     PinRequest,
     PromptRequest,
-    read,
-    refused,
 )
 from quire.serve.service import ServedModel
+from quire.web.bodies import body_of, read
+from quire.web.errors import as_json, handlers
 
 Answer: TypeAlias = Callable[[Any, Request], Awaitable[Any]]
 Admit: TypeAlias = Callable[[Mapping[str, str]], str | None]
@@ -34,45 +31,47 @@ Admit: TypeAlias = Callable[[Mapping[str, str]], str | None]
 def make_app(service: ServedModel) -> Starlette:
     """Return the application: what clients with a key may ask, and what the operator may.
 
-    Each answer gets the request's document, of the struct that stands beside it, and the request, whose state has the tenant.
+    Each answer gets the request's document, of the struct that stands before it, and the request, whose state has the tenant.
     """
-    keys, client, operator = service.keys, ClientRoutes(service), Operator(service)
+    client, operator, bounds = ClientRoutes(service), Operator(service), service.bounds
 
-    def route(path: str, kind: Any, answer: Answer, admit: Admit, method: str = "") -> Route:
+    def route(admit: Admit, method: str, path: str, kind: Any, answer: Answer) -> Route:
         async def handle(request: Request) -> Response:
-            request.state.tenant = admit(request.headers)
-            asked = read(kind, await service.body(request)) if kind else None
-            return _response(await answer(asked, request))
+            request.state.tenant, asked = admit(request.headers), None
+            if kind is not None:
+                asked = read(kind, await body_of(request, bounds.max_body, bounds.slow_s))
+            said = await answer(asked, request)
+            return said if isinstance(said, Response) else as_json(said)
 
-        return Route(path, handle, methods=[method or ("POST" if kind else "GET")])
+        return Route(path, handle, methods=[method])
 
-    routes = [
-        route("/v1/completions", CompletionRequest, client.generate, keys.tenant),
-        route("/v1/chat/completions", ChatRequest, client.generate, keys.tenant),
-        route("/v1/models", None, client.models, keys.tenant),
-        route("/v1/models/{name:path}", None, client.model, keys.tenant),
-        route("/tokenize", PromptRequest, client.tokenize, keys.tenant),
-        route("/detokenize", Detokenize, client.detokenize, keys.tenant),
-        route("/health", None, client.health, anybody),
-        route("/", None, operator.page, keys.check_operator),
-        route("/metrics", None, operator.metrics, keys.check_operator),
-        route("/v1/cache", None, operator.state, keys.check_operator),
-        route("/v1/cache/what-if", None, operator.what_if, keys.check_operator),
-        route("/v1/cache/explain", PromptRequest, operator.explain, keys.check_operator),
-        route("/v1/cache/pin", PinRequest, operator.pin, keys.check_operator),
-        route("/v1/cache/pins", None, operator.pins, keys.check_operator),
-        route("/v1/cache/pins/{number:int}", None, operator.unpin, keys.check_operator, "DELETE"),
-        route("/v1/cache/evict", EvictRequest, operator.evict, keys.check_operator),
+    for_clients: list[tuple[str, str, Any, Answer]] = [
+        ("POST", "/v1/completions", CompletionRequest, client.generate),
+        ("POST", "/v1/chat/completions", ChatRequest, client.generate),
+        ("GET", "/v1/models", None, client.models),
+        ("GET", "/v1/models/{name:path}", None, client.model),
+        ("POST", "/tokenize", PromptRequest, client.tokenize),
+        ("POST", "/detokenize", Detokenize, client.detokenize),
     ]
+    for_operators: list[tuple[str, str, Any, Answer]] = [
+        ("GET", "/", None, operator.page),
+        ("GET", "/metrics", None, operator.metrics),
+        ("GET", "/v1/cache", None, operator.state),
+        ("GET", "/v1/cache/what-if", None, operator.what_if),
+        ("POST", "/v1/cache/explain", CacheRequest, operator.explain),
+        ("POST", "/v1/cache/pin", PinRequest, operator.pin),
+        ("GET", "/v1/cache/pins", None, operator.pins),
+        ("DELETE", "/v1/cache/pins/{number:int}", None, operator.unpin),
+        ("POST", "/v1/cache/evict", EvictRequest, operator.evict),
+    ]
+    routes = [route(anybody, "GET", "/health", None, client.health)]
+    routes += [route(service.keys.tenant, *each) for each in for_clients]
+    routes += [route(service.keys.check_operator, *each) for each in for_operators]
+    return Starlette(routes=routes, exception_handlers=handlers(FIELDS), lifespan=operator.sampling)
 
-    @asynccontextmanager
-    async def life(_: Starlette) -> AsyncGenerator[None]:
-        async with service.metrics.sampled():
-            yield
 
-    kinds = (ApiError, QuireError, HTTPException, ClientDisconnect, Exception)
-    handlers: Any = dict.fromkeys(kinds, _failed)
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=life)
+def anybody(headers: Mapping[str, str]) -> None:
+    """Admit whoever asks."""
 
 
 class ClientRoutes:
@@ -82,56 +81,23 @@ class ClientRoutes:
         self._service = service
 
     async def generate(self, asked: ChatRequest | CompletionRequest, request: Request) -> Any:
-        """`/v1/completions` and `/v1/chat/completions`."""
         return await answered(self._service, request, asked)
 
     async def models(self, asked: None, request: Request) -> Any:
-        """`/v1/models`."""
-        return {"object": "list", "data": [self._model()]}
+        return {"object": "list", "data": [self._service.card()]}
 
     async def model(self, asked: None, request: Request) -> Any:
-        """`/v1/models/NAME`."""
         self._service.check_model(request.path_params["name"])
-        return self._model()
-
-    def _model(self) -> dict[str, Any]:
-        own = {"id": self._service.model, "object": "model", "created": self._service.created}
-        return own | {"owned_by": "quire", "max_model_len": self._service.max_model_len}
+        return self._service.card()
 
     async def tokenize(self, asked: PromptRequest, request: Request) -> Any:
-        """`/tokenize`."""
         self._service.check_model(asked.model)
-        ids = await self._service.ids(asked)
+        ids = await self._service.one_prompt(asked)
         return {"count": len(ids), "max_model_len": self._service.max_model_len, "tokens": ids}
 
     async def detokenize(self, asked: Detokenize, request: Request) -> Any:
-        """`/detokenize`."""
         return {"prompt": await self._service.text(asked.tokens)}
 
     async def health(self, asked: None, request: Request) -> Response:
-        """`/health`: whether requests are taken; of anybody, from anywhere."""
+        """Answer whether requests are taken."""
         return Response(status_code=200 if self._service.is_taking else 503)
-
-
-def anybody(headers: Mapping[str, str]) -> None:
-    """Admit whoever asks."""
-
-
-def _response(answer: Any) -> Response:
-    if isinstance(answer, Response):
-        return answer
-    return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """Answer an error; one that nobody foresaw says nothing of the server's inside."""
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # nobody reads it
-    if isinstance(error, HTTPException):
-        what = f"{request.method} {request.url.path[:80]!r} is not offered here"
-        error = ApiError(error.status_code, what)
-    elif not isinstance(error, (ApiError, QuireError)):
-        error = ApiError(500, "the server failed at this request; its log says where")
-    said = refused(error)
-    body = msgspec.json.encode(said.document())
-    return Response(body, said.status, headers=said.headers, media_type="application/json")

@@ -1,22 +1,27 @@
 """Completions and chats: from a request to an answer, whole or as a stream, that ends with its client."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engines.loop import RequestOutput, SamplingParams
-from quire.errors import RequestFailed
-from quire.serve import chat
-from quire.serve.auth import scope_of
-from quire.serve.clients import EventStream, until_gone
-from quire.serve.protocol import ApiError, ChatRequest, CompletionRequest, refused
-from quire.serve.replies import Reply, ReplyChoice, sse
-from quire.serve.service import Ids, ServedModel, ending
+from quire.chat.tools import FORMATS
+from quire.engines.loop import SamplingParams
+from quire.errors import ConfigError
+from quire.serve.protocol import FIELDS, ChatRequest, CompletionRequest, Generation, Ids
+from quire.serve.replies import Reply, ReplyChoice
+from quire.serve.service import ServedModel
+from quire.web.clients import EventStream, sse, until_gone
+from quire.web.errors import ApiError, refused
+from quire.web.keys import scope_of
 
-PARAMS = {*SamplingParams.__struct_fields__} - {"max_tokens", "logprobs"}
+PARAMS = {*SamplingParams.__struct_fields__} & {*Generation.__struct_fields__} - {"max_tokens"}
+"""What the engine takes of a request as it is."""
+
+Item = TypeVar("Item")
 
 
 async def answered(
@@ -24,110 +29,113 @@ async def answered(
 ) -> Response | dict[str, Any]:
     """Return the answer to a request of `request.state.tenant`. Raises `ApiError` and what the engine refuses."""
     tenant: str | None = request.state.tenant
-    asked.check()
     service.check_model(asked.model)
-    given = asked.prompts() if isinstance(asked, CompletionRequest) else [asked]
-    prompts = [await service.ids(each) for each in given]
-    places = service.admitted(tenant, len(prompts) * asked.num_answers)
-    params, tools = sampling_of(service, asked, prompts)
-    usage = asked.stream_options is not None and asked.stream_options.include_usage
+    prompts = await service.ids(asked)
+    is_chat = isinstance(asked, ChatRequest)
+    forced = asked.forced_call() if is_chat else None
+    tools = None
+    if is_chat and asked.callable_tools:
+        tools = service.tool_format if forced is None else "json"
+    params = sampling_of(asked, prompts, service.max_model_len, tools, forced or asked.schema())
+    scope = scope_of(tenant, asked.cache_salt)
     reply = Reply(
         service.model,
         [ReplyChoice(at, service.tokenizer, tools=tools) for at in range(len(prompts) * asked.n)],
         n=asked.n,
-        chat=isinstance(asked, ChatRequest),
-        top=params.logprobs,
-        usage=usage,
+        chat=is_chat,
+        top=asked.num_logprobs,
+        usage=asked.stream_options is not None and asked.stream_options.include_usage,
     )
-    options = asked.options() | {"scope": scope_of(tenant, asked.cache_salt)}
-    told = _told(service, reply, places, service.outputs(prompts, params, options))
-    if not asked.stream:
-        await until_gone(request, _drained(told))
+
+    async def told() -> AsyncGenerator[ReplyChoice]:
+        """Yield the choices that have news, as long as the engine works for them."""
+        async with service.admitted(tenant, len(prompts) * asked.num_answers):
+            streams = [
+                service.running.generate(each, params, scope=scope, **asked.options())
+                for each in prompts
+            ]
+            took = service.times.begin()
+            async with aclosing(merged(streams)) as outputs:
+                async for place, output in outputs:
+                    took(output)
+                    for choice in reply.take(place, output):
+                        yield choice
+
+    async def events() -> AsyncGenerator[bytes]:
+        """Yield a stream; once it has begun, an error becomes its last event but one."""
+        has_begun = False
+        async with aclosing(told()) as news:
+            try:
+                async for choice in news:
+                    for event in () if has_begun else reply.opening():
+                        yield event
+                    has_begun = True
+                    if event := reply.chunk(choice):
+                        yield event
+            except Exception as error:
+                if not has_begun:
+                    raise
+                yield sse(refused(error, FIELDS).document())
+            for event in reply.closing():
+                yield event
+
+    async def whole() -> dict[str, Any]:
+        async with aclosing(told()) as news:
+            async for _ in news:
+                pass
         return reply.whole()
-    first = await until_gone(request, anext(told))  # what the engine refuses is refused before
-    return EventStream(_events(first, told, reply), service.bounds.slow_s)
+
+    if not asked.stream:
+        return await until_gone(request, whole())
+    stream = events()
+    first = await until_gone(request, anext(stream))  # what the engine refuses is refused before
+    return EventStream(stream, service.bounds.slow_s, first=first)
 
 
 def sampling_of(
-    service: ServedModel, asked: ChatRequest | CompletionRequest, prompts: Sequence[Ids]
-) -> tuple[SamplingParams, chat.ToolFormat | None]:
-    """Return the engine's parameters, and how tool calls are looked for in the answer. Raises `ApiError`, `ConfigError`."""
-    if not prompts or not all(prompts):
-        raise ApiError(400, "the prompt is empty; send some text or token ids", param="prompt")
-    given = {name: getattr(asked, name) for name in PARAMS & set(asked.__struct_fields__)}
-    given = {name: value for name, value in given.items() if value is not None}
-    tools: chat.ToolFormat | None = None
-    schema: dict[str, Any] | None = None
-    logprobs: int | None = asked.logprobs
-    if isinstance(asked, ChatRequest):
-        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-        schema = chat.forced_schema(asked)
-        if chat.tools_of(asked):
-            tools = service.tool_format if schema is None else "json"
-            given["skip_special_tokens"] &= tools not in ("mistral", "llama3")
-    if schema is None and (form := asked.response_format) and form.type != "text":
-        schema = form.json_schema.schema if form.json_schema else {"type": "object"}
-    if schema is not None:
-        given["json_schema"] = schema
-    limit, longest = service.max_model_len, max(map(len, prompts))
-    max_tokens = asked.most_tokens()
-    if max_tokens is None:
-        max_tokens = max(limit - longest, 1)
-    if longest + max_tokens > limit:
+    asked: ChatRequest | CompletionRequest,
+    prompts: Sequence[Ids],
+    limit: int,
+    tools: str | None,
+    schema: dict[str, Any] | None,
+) -> SamplingParams:
+    """Return the engine's parameters: for an answer with tool calls in a format, that matches a schema. Raises `ApiError`, `ConfigError`."""
+    if not all(prompts):
+        raise ConfigError("prompt is empty; send some text or token ids")
+    longest, most = max(map(len, prompts)), asked.max_tokens
+    if longest + (most or 1) > limit:
         raise ApiError(
             400,
-            f"the prompt has {longest} tokens and max_tokens is {max_tokens}, together "
-            f"{longest + max_tokens}; the limit is {limit}: send a shorter prompt, or ask for less",
+            f"the prompt has {longest} tokens and max_tokens is {most}; together they may have "
+            f"{limit}: send a shorter prompt, or ask for less",
             param="messages" if isinstance(asked, ChatRequest) else "prompt",
             code="context_length_exceeded",
         )
-    return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given), tools
+    given = {name: getattr(asked, name) for name in PARAMS if getattr(asked, name) is not None}
+    if tools is not None and FORMATS[tools].is_special:
+        given["skip_special_tokens"] = False
+    return SamplingParams(max_tokens=most, logprobs=asked.num_logprobs, json_schema=schema, **given)
 
 
-async def _told(
-    service: ServedModel,
-    reply: Reply,
-    places: AbstractAsyncContextManager[None],
-    outputs: AsyncGenerator[tuple[int, RequestOutput]],
-) -> AsyncGenerator[ReplyChoice]:
-    """Yield the choices that have news, as long as the engine works for them."""
-    begun = set[int]()
-    took = service.metrics.took()
-    async with places, aclosing(outputs):
-        try:
-            async for place, output in outputs:
-                took(output)
-                if place not in begun:
-                    begun.add(place)
-                    reply.prompt_tokens += len(output.prompt_token_ids)
-                    reply.cached_tokens += output.num_cached_tokens
-                for made in output.outputs:
-                    choice = reply.choices[place * reply.n + made.index]
-                    choice.take(made)
-                    yield choice
-        except RequestFailed as error:
-            if service.is_ending:
-                raise ending() from error
-            raise
-
-
-async def _drained(told: AsyncGenerator[ReplyChoice]) -> None:
-    async for _ in told:
-        pass
-
-
-async def _events(
-    first: ReplyChoice, told: AsyncGenerator[ReplyChoice], reply: Reply
-) -> AsyncGenerator[bytes]:
-    """Yield a stream that has begun, and its end; an error in it becomes its last event but one."""
-    async with aclosing(told):
-        for event in filter(None, (*reply.opening(), reply.chunk(first))):
-            yield event
-        try:
-            async for choice in told:
-                if event := reply.chunk(choice):
-                    yield event
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
-            yield sse(refused(error).document())
-        for event in reply.closing():
-            yield event
+async def merged(streams: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[tuple[int, Item]]:
+    """Yield the items of generators as they come, each with its generator's place; closed early, all of them are."""
+    if len(streams) == 1:  # most requests: without a task for each item
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    waiting = {asyncio.ensure_future(anext(each, None)): at for at, each in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                place, item = waiting.pop(task), task.result()
+                if item is not None:
+                    yield place, item
+                    waiting[asyncio.ensure_future(anext(streams[place], None))] = place
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for each in streams:
+            await each.aclose()

@@ -1,119 +1,148 @@
 """What the operator asks: the cache, its metrics, and the page that shows both."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from importlib.resources import files
 from itertools import count
 from typing import Any
 
 import msgspec
+from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from quire import ops
+from quire.core import Scope
 from quire.engines.loop import Engine
-from quire.serve.auth import scope_of
-from quire.serve.protocol import ApiError, EvictRequest, PinRequest, PromptRequest
+from quire.errors import ConfigError, QuireError
+from quire.observe.overview import Overview
+from quire.serve.protocol import CacheRequest, EvictRequest, PinRequest
 from quire.serve.service import ServedModel
+from quire.web.errors import ApiError
+from quire.web.keys import scope_of
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+FACTORS = (0.5, 1, 2, 4)
+"""Memories that the page asks about, as factors of what there is."""
+
+EVERY_S = 2.0
+"""Seconds between two points of the page's curve."""
 
 
 class Operator:
-    """The operator's routes, and the pins that were made by them, each under a number of its own."""
+    """The operator's routes, and the pins that were made by them, which the engine's thread alone touches."""
 
     def __init__(self, service: ServedModel) -> None:
         self._service, self._call = service, service.running.call
+        engine = service.running.engine
+        self._overview = Overview(engine.manager, engine.tiers)
         self._pins: dict[int, ops.Pin] = {}
         self._numbers = count(1)
 
+    @asynccontextmanager
+    async def sampling(self, _: Any) -> AsyncGenerator[None]:
+        """Take samples for the curve of the page while an application lives."""
+
+        async def samples() -> None:
+            while True:
+                with suppress(QuireError):  # of a cache that was cut off there is none
+                    await self._call(lambda _: self._overview.sample())
+                await asyncio.sleep(EVERY_S)
+
+        task = asyncio.create_task(samples())
+        try:
+            yield
+        finally:
+            task.cancel()
+
     async def page(self, asked: None, request: Request) -> Response:
-        """`/`."""
         text = files("quire.serve").joinpath("page.html").read_text("utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": CSP})
 
     async def metrics(self, asked: None, request: Request) -> Response:
-        """`/metrics`."""
-        text = await self._service.metrics.prometheus()
+        text = await self._call(lambda _: generate_latest(self._service.registry))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def state(self, asked: None, request: Request) -> Any:
-        """`/v1/cache`."""
+        # not on the engine's thread, which it would hold up
+        curve = await asyncio.to_thread(self._overview.latest_what_if, FACTORS)
+        state = await self._call(lambda _: self._overview.state())
+        stats = asdict(await self._call(lambda engine: engine.stats()))
         own = {"model": self._service.model, "inflight": self._service.num_inflight}
-        return await self._service.metrics.state() | own
+        return state | own | {"engine": stats, "what_if": curve, "every_s": EVERY_S}
 
     async def what_if(self, asked: None, request: Request) -> Any:
-        """`/v1/cache/what-if?memory=2,4`: the hit rate with so many times the memory."""
         given = request.query_params.get("memory", "2")
         try:
-            factors = tuple(map(float, given.split(",")))
+            factors = [float(each) for each in given.split(",")]
         except ValueError:
-            factors = ()
-        if not factors or not all(0 <= factor <= 1e6 for factor in factors):
-            said = f"memory is one or more factors, 2 or 0.5,2 for instance, got {given[:60]!r}"
-            raise ApiError(400, said, param="memory")
-        return await self._service.metrics.what_if(factors)
+            factors = [-1.0]
+        if not all(0 <= factor <= 1e6 for factor in factors):
+            raise ConfigError(
+                f"memory is one or more factors, 0.5,2 for instance, got {given[:60]!r}"
+            )
+        return await asyncio.to_thread(self._overview.what_if, factors)
 
-    async def explain(self, asked: PromptRequest, request: Request) -> Any:
-        """`/v1/cache/explain`: what is cached of a prompt, and why not more."""
-        ids, scope = await self._service.ids(asked), scope_of(asked.tenant, asked.cache_salt)
+    async def explain(self, asked: CacheRequest, request: Request) -> Any:
+        ids = await self._service.one_prompt(asked)
 
-        def looked(engine: Engine) -> tuple[Any, dict[str, int]]:
-            bound = engine.scope(scope)
-            return ops.explain(engine.manager, ids, bound), engine.in_tiers(ids, bound)
+        def looked(engine: Engine) -> dict[str, Any]:
+            scope = _scope(engine, asked)
+            told = ops.explain(engine.manager, ids, scope)
+            return {
+                "num_tokens": told.num_tokens,
+                "cached_tokens": told.hit.num_tokens,
+                "segments": msgspec.to_builtins(told.segments),
+                "in_tiers": engine.in_tiers(ids, scope),
+                "in_other_scopes": [tokens for _, tokens in told.found_in],
+            }
 
-        told, in_tiers = await self._call(looked)
-        return {
-            "num_tokens": told.num_tokens,
-            "cached_tokens": told.hit.num_tokens,
-            "segments": msgspec.to_builtins(told.segments),
-            "in_tiers": in_tiers,
-            "in_other_scopes": [tokens for _, tokens in told.found_in],
-        }
+        return await self._call(looked)
 
     async def pin(self, asked: PinRequest, request: Request) -> Any:
-        """`/v1/cache/pin`: a cached prefix stays for `ttl_s` seconds."""
-        ids, scope = await self._service.ids(asked), scope_of(asked.tenant, asked.cache_salt)
-        made = await self._call(
-            lambda engine: ops.pin(engine.manager, ids, engine.scope(scope), ttl_s=asked.ttl_s)
-        )
-        await self._forget_those_let_go()
-        number = next(self._numbers)
-        self._pins[number] = made
-        return {"id": number, "num_tokens": made.num_tokens, "ttl_s": asked.ttl_s}
+        ids = await self._service.one_prompt(asked)
+
+        def pinned(engine: Engine) -> dict[str, Any]:
+            made = ops.pin(engine.manager, ids, _scope(engine, asked), ttl_s=asked.ttl_s)
+            number = next(self._numbers)
+            self._pins = self._held() | {number: made}
+            return {"id": number, "num_tokens": made.num_tokens, "ttl_s": asked.ttl_s}
+
+        return await self._call(pinned)
 
     async def pins(self, asked: None, request: Request) -> Any:
-        """`/v1/cache/pins`: those that hold something still."""
-        await self._forget_those_let_go()
-        pins = self._pins.items()
-        return {"data": [{"id": number, "num_tokens": pin.num_tokens} for number, pin in pins]}
-
-    async def _forget_those_let_go(self) -> None:
-        """Forget the pins whose time is over."""
-        known = list(self._pins.items())
-        held = await self._call(lambda _: [pin.is_held for _, pin in known])
-        for (number, _), is_held in zip(known, held, strict=True):
-            if not is_held:
-                self._pins.pop(number, None)
+        held = await self._call(lambda _: self._held())
+        return {"data": [{"id": at, "num_tokens": pin.num_tokens} for at, pin in held.items()]}
 
     async def unpin(self, asked: None, request: Request) -> Any:
-        """`DELETE /v1/cache/pins/N`."""
         number = request.path_params["number"]
-        pin = self._pins.pop(number, None)
-        if pin is None:
-            raise ApiError(404, f"there is no pin {number}; it was closed, or its time is over")
-        await self._call(lambda _: pin.close())
-        return {"id": number, "closed": True}
+
+        def closed(_: Engine) -> dict[str, Any]:
+            if number not in self._pins:
+                raise ApiError(404, f"there is no pin {number}; it was closed, or its time is over")
+            self._pins.pop(number).close()
+            return {"id": number, "closed": True}
+
+        return await self._call(closed)
 
     async def evict(self, asked: EvictRequest, request: Request) -> Any:
-        """`/v1/cache/evict`: the blocks of a prefix, of a scope, or so many by policy."""
         by_prompt = asked.prompt is not None or asked.messages is not None
-        if by_prompt + asked.all + (asked.num_blocks is not None) != 1:
-            raise ApiError(400, "give one of prompt, messages, all: true, and num_blocks")
-        scope, blocks = scope_of(asked.tenant, asked.cache_salt), asked.num_blocks
-        ids = await self._service.ids(asked) if by_prompt else None
+        ids = await self._service.one_prompt(asked) if by_prompt else None
 
-        def drop(engine: Engine) -> int:
-            if blocks is not None:
-                return ops.reclaim(engine.manager, blocks)
-            return ops.invalidate(engine.manager, ids, engine.scope(scope))
+        def evicted(engine: Engine) -> int:
+            if asked.num_blocks is not None:
+                return ops.reclaim(engine.manager, asked.num_blocks)
+            return ops.invalidate(engine.manager, ids, _scope(engine, asked))
 
-        return {"evicted_blocks": await self._call(drop)}
+        return {"evicted_blocks": await self._call(evicted)}
+
+    def _held(self) -> dict[int, ops.Pin]:
+        """Return the pins that hold something still."""
+        return {number: pin for number, pin in self._pins.items() if pin.is_held}
+
+
+def _scope(engine: Engine, asked: CacheRequest) -> Scope:
+    """Return whose cache is meant."""
+    return engine.scope(scope_of(asked.tenant, asked.cache_salt))

@@ -2,83 +2,72 @@
 
 import time
 import uuid
-from collections.abc import Iterable
-from typing import Any
-
-import msgspec
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from quire._version import __version__
-from quire.serve.chat import ToolCall, ToolFormat, held_from, parse_tools
+from quire.chat.tokens import token_bytes
+from quire.chat.tools import ToolCall, held_from, parse_tools
+from quire.web.clients import DONE, sse
 
 FINGERPRINT = f"quire-{__version__}"
-DONE = b"data: [DONE]\n\n"
-
-_BYTES: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}
-"""The letters of byte-level BPE, each with its byte."""
 
 
-def sse(document: Any) -> bytes:
-    """Return a document as one event of a stream."""
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+class News(NamedTuple):
+    """What of a choice was not told yet: text, tool calls, tokens with log-probabilities, and why it ended, if it did."""
+
+    text: str
+    calls: list[ToolCall]
+    entries: list[dict[str, Any]]
+    finish_reason: str | None
 
 
 class ReplyChoice:
-    """One choice of an answer: what of it was sent, and what is held back since it may be a tool call.
+    """One choice of an answer: what of it was told, and what is held back since it may be a tool call.
 
-    After every call: sent text + held text == the choice's text, up to a tool call.
+    After every call: told text + held text == the choice's text, up to a tool call.
+
+    `num_tokens`  that were generated so far
     """
 
-    def __init__(self, index: int, tokenizer: Any, *, tools: ToolFormat | None = None) -> None:
-        self.index = index
-        self._tokenizer = tokenizer
-        self._tools: ToolFormat | None = tools
-        self._sent, self._sent_tokens = 0, 0
+    def __init__(self, index: int, tokenizer: Any, *, tools: str | None = None) -> None:
+        self.index, self.num_tokens = index, 0
+        self._tokenizer, self._tools = tokenizer, tools
+        self._num_chars = self._num_entries = self._offset = 0
         self._latest: Any = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that were generated so far."""
-        return self._latest.num_tokens if self._latest is not None else 0
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why it ended, None before: "tool_calls" where it ends with such."""
-        reason = self._latest.finish_reason if self._latest is not None else None
-        return "tool_calls" if reason == "stop" and self._whole()[1] else reason
 
     def take(self, output: Any) -> None:
         """Take the choice as it is now, a `CompletionOutput` that grew."""
-        self._latest = output
+        self._latest, self.num_tokens = output, output.num_tokens
 
-    def news(self) -> tuple[str, list[ToolCall], list[Any]]:
-        """Return what can be sent now: text, tool calls (at the end), and log-probabilities of tokens (see `entries`)."""
-        text, calls = self._latest.text, list[ToolCall]()
-        if self._latest.finish_reason is not None:
-            text, calls = self._whole()
-        elif self._tools is not None:
+    def news(self, top: int | None) -> News:
+        """Return what can be told now; of each token `top` of the likeliest, None for no log-probabilities."""
+        text, reason, calls = self._latest.text, self._latest.finish_reason, list[ToolCall]()
+        if self._tools is not None and reason is None:
             text = text[: held_from(text, self._tools)]
-        fresh, self._sent = text[self._sent :], max(self._sent, len(text))
-        return fresh, calls, self._entries()
+        elif self._tools is not None:
+            text, calls = parse_tools(text, self._tools)
+            reason = "tool_calls" if calls and reason == "stop" else reason
+        fresh, self._num_chars = text[self._num_chars :], max(self._num_chars, len(text))
+        return News(fresh, calls, [] if top is None else self._entries(top), reason)
 
-    def _whole(self) -> tuple[str, list[ToolCall]]:
-        if self._tools is None:
-            return self._latest.text, []
-        return parse_tools(self._latest.text, self._tools)
+    def offsets(self, entries: list[dict[str, Any]]) -> list[int]:
+        """Return where the texts of tokens begin, which are told next."""
+        lengths = (len(entry["token"]) for entry in entries)
+        *begins, self._offset = accumulate(lengths, initial=self._offset)
+        return begins
 
-    def _entries(self) -> list[dict[str, Any]]:
-        """Return the tokens that were not told of yet, each with its log-probability and the likeliest others."""
-        logprobs = self._latest.logprobs
-        if logprobs is None:
-            return []
-        since, self._sent_tokens = self._sent_tokens, len(logprobs)
-        ids = self._latest.token_ids[since : len(logprobs)]
+    def _entries(self, top: int) -> list[dict[str, Any]]:
+        logprobs: list[dict[int, Any]] = self._latest.logprobs or []
+        since, self._num_entries = self._num_entries, len(logprobs)
+        told = zip(self._latest.token_ids[since : len(logprobs)], logprobs[since:], strict=True)
         entries: list[dict[str, Any]] = []
-        for token, around in zip(ids, logprobs[since:], strict=True):
-            each = {int(other): _number(value) for other, value in around.items()}
-            top = sorted(each.items(), key=lambda pair: -pair[1])
-            entries.append(self._entry(int(token), each[int(token)]) | {
-                "top_logprobs": [self._entry(*pair) for pair in top]})  # fmt: skip
+        for token, around in told:
+            values = {each: float(getattr(of, "logprob", of)) for each, of in around.items()}
+            likeliest = sorted(values, key=lambda each: -values[each])[:top]
+            shown = [self._entry(each, values[each]) for each in likeliest]
+            entries.append(self._entry(token, values[token]) | {"top_logprobs": shown})
         return entries
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
@@ -105,16 +94,56 @@ class Reply:
         top: int | None,
         usage: bool = False,
     ) -> None:
-        self.choices, self.n = list(choices), n
+        self._choices, self._n = list(choices), n
         self._chat, self._top, self._usage = chat, top, usage
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.prompt_tokens = self.cached_tokens = 0
-        self._head = {"id": self.id, "created": int(time.time()), "model": model}
-        self._offsets = dict.fromkeys((choice.index for choice in self.choices), 0)
+        self._begun = set[int]()
+        name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._head = {"id": name, "created": int(time.time()), "model": model}
 
-    def usage(self) -> dict[str, Any]:
+    def take(self, place: int, output: Any) -> Iterator[ReplyChoice]:
+        """Yield the choices of which the engine says more, a `RequestOutput` for the prompt at this place."""
+        if place not in self._begun:
+            self._begun.add(place)
+            self.prompt_tokens += len(output.prompt_token_ids)
+            self.cached_tokens += output.num_cached_tokens
+        for made in output.outputs:
+            choice = self._choices[place * self._n + int(made.index)]
+            choice.take(made)
+            yield choice
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer of a request that is not streamed."""
+        choices = [self._shape(each, each.news(self._top), "message") for each in self._choices]
+        kind = "chat.completion" if self._chat else "text_completion"
+        return self._document(kind, choices) | {"usage": self._counts()}
+
+    def opening(self) -> list[bytes]:
+        """Return what a stream begins with: of a chat, who speaks."""
+        said = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        shapes = [{"index": each.index, **said, "finish_reason": None} for each in self._choices]
+        return [self._chunk([each]) for each in shapes] if self._chat else []
+
+    def chunk(self, choice: ReplyChoice) -> bytes:
+        """Return what is new of a choice as an event; nothing where nothing is."""
+        news = choice.news(self._top)
+        return self._chunk([self._shape(choice, news, "delta")]) if any(news) else b""
+
+    def closing(self) -> list[bytes]:
+        """Return what a stream ends with."""
+        return [self._chunk([], self._counts()), DONE] if self._usage else [DONE]
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return sse(self._document(kind, choices) | ({"usage": usage} if self._usage else {}))
+
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        own = {"object": kind, "system_fingerprint": FINGERPRINT, "choices": choices}
+        return self._head | own
+
+    def _counts(self) -> dict[str, Any]:
         """Return the tokens of all prompts, of them those found in the cache, and of all choices."""
-        made = sum(choice.num_tokens for choice in self.choices)
+        made = sum(choice.num_tokens for choice in self._choices)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": made,
@@ -122,110 +151,35 @@ class Reply:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    def whole(self) -> dict[str, Any]:
-        """Return the answer of a request that is not streamed."""
-        choices = [self._choice(choice, "message") for choice in self.choices]
-        kind = "chat.completion" if self._chat else "text_completion"
-        return self._document(kind, choices) | {"usage": self.usage()}
-
-    def opening(self) -> list[bytes]:
-        """Return what a stream begins with: of a chat, who speaks."""
-        if not self._chat:
-            return []
-        delta = {"role": "assistant", "content": ""}
-        return [self._chunk([self._shape(c, "delta", delta, [], None)]) for c in self.choices]
-
-    def chunk(self, choice: ReplyChoice) -> bytes:
-        """Return what is new of a choice as an event; nothing where nothing is."""
-        made = self._choice(choice, "delta")
-        said = made.get("delta") or made.get("text")
-        return self._chunk([made]) if said or made["finish_reason"] or made["logprobs"] else b""
-
-    def closing(self) -> list[bytes]:
-        """Return what a stream ends with."""
-        last = self._document(self._chunk_kind(), []) | {"usage": self.usage()}
-        return [*([sse(last)] if self._usage else []), DONE]
-
-    def _choice(self, choice: ReplyChoice, place: str) -> dict[str, Any]:
-        text, calls, entries = choice.news()
-        said: dict[str, Any] = {}
-        if place == "message":
-            said = {"role": "assistant", "content": text if text or not calls else None}
-        elif text:
-            said = {"content": text}
-        if calls:
-            said["tool_calls"] = [
-                {
-                    **({"index": at} if place == "delta" else {}),
-                    "id": f"call_{uuid.uuid4().hex[:24]}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for at, call in enumerate(calls)
-            ]
-        if not self._chat:
-            said = {"text": text}
-        return self._shape(choice, place, said, entries, choice.finish_reason)
-
-    def _shape(
-        self,
-        choice: ReplyChoice,
-        place: str,
-        said: dict[str, Any],
-        entries: list[Any],
-        ended: str | None,
-    ) -> dict[str, Any]:
-        shown = None
-        if self._top is not None and entries:
-            for entry in entries:
-                del entry["top_logprobs"][self._top :]
-            shown = {"content": entries} if self._chat else self._legacy(choice, entries)
-        body = {place: said} if self._chat else said
-        return {"index": choice.index, **body, "logprobs": shown, "finish_reason": ended}
-
-    def _legacy(self, choice: ReplyChoice, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return log-probabilities as completions have them."""
-        offsets: list[int] = []
-        for entry in entries:
-            offsets.append(self._offsets[choice.index])
-            self._offsets[choice.index] += len(entry["token"])
-        return {
-            "tokens": [entry["token"] for entry in entries],
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [
-                {top["token"]: top["logprob"] for top in (*entry["top_logprobs"], entry)}
-                for entry in entries
-            ],
-            "text_offset": offsets,
-        }
-
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self._chat else "text_completion"
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        none = {"usage": None} if self._usage else {}
-        return sse(self._document(self._chunk_kind(), choices) | none)
-
-    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            **self._head,
-            "object": kind,
-            "system_fingerprint": FINGERPRINT,
-            "choices": choices,
-        }
+    def _shape(self, choice: ReplyChoice, news: News, place: str) -> dict[str, Any]:
+        """Return news of a choice in the shape of chats, as a "message" or a "delta", or of completions."""
+        said: dict[str, Any] = {place: _said(news, place)} if self._chat else {"text": news.text}
+        logprobs = None
+        if news.entries and self._chat:
+            logprobs = {"content": news.entries}
+        elif news.entries:
+            logprobs = _columns(news.entries) | {"text_offset": choice.offsets(news.entries)}
+        end = {"logprobs": logprobs, "finish_reason": news.finish_reason}
+        return {"index": choice.index} | said | end
 
 
-def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """Return the bytes of a token, also of one that is part of a character."""
-    text: str = tokenizer.decode([token])
-    name: Any = tokenizer.convert_ids_to_tokens(token)
-    if "\ufffd" in text and isinstance(name, str):
-        if name.startswith("<0x") and len(name) == 6:
-            return bytes([int(name[3:5], 16)])
-        if all(each in _BYTES for each in name):
-            return bytes(_BYTES[each] for each in name)
-    return text.encode("utf-8", "replace")
+def _said(news: News, place: str) -> dict[str, Any]:
+    """Return news as a chat's message, or as a delta of one, which has nothing that is not new."""
+    said: dict[str, Any] = {"content": news.text} if news.text else {}
+    if place == "message":
+        said = {"role": "assistant", "content": news.text or (None if news.calls else "")}
+    for at, call in enumerate(news.calls):
+        made = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
+        index = {"index": at} if place == "delta" else {}
+        said.setdefault("tool_calls", []).append(index | made | {"function": call._asdict()})
+    return said
 
 
-def _number(value: Any) -> float:
-    return float(getattr(value, "logprob", value))
+def _columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return log-probabilities as completions have them."""
+    tops = [(*entry["top_logprobs"], entry) for entry in entries]
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [{each["token"]: each["logprob"] for each in top} for top in tops],
+    }

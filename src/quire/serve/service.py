@@ -3,32 +3,24 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from prometheus_client import CollectorRegistry
 
-from quire.engines.loop import AsyncEngine, RequestOutput, SamplingParams
-from quire.serve import chat
-from quire.serve.auth import ApiKeys
-from quire.serve.metrics import Metrics
-from quire.serve.protocol import ApiError, ChatRequest, PromptRequest
+from quire.chat import Conversation, tool_format
+from quire.engines.loop import AsyncEngine
+from quire.errors import ConfigError, RequestFailed
+from quire.observe.prometheus import CacheCollector, RequestTimes
+from quire.serve.protocol import Ids, PromptRequest
+from quire.web.errors import ApiError
+from quire.web.keys import ApiKeys
 
-Ids = list[int]
-
-
-def ending() -> ApiError:
-    """Return what clients are told whom a server that ends does not answer."""
-    return ApiError(
-        503,
-        "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another",
-        code="shutting_down",
-        headers={"Retry-After": "10"},
-    )
+Made = TypeVar("Made")
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -53,17 +45,17 @@ class ServedModel:
 
     def __init__(self, running: AsyncEngine, model: str, keys: ApiKeys, bounds: Bounds) -> None:
         self.running, self.model, self.keys, self.bounds = running, model, keys, bounds
-        self.metrics = Metrics(running)
+        self.registry = CollectorRegistry()
+        self.registry.register(CacheCollector(running.engine.manager, running.engine.tiers))
+        self.times = RequestTimes(self.registry)
         self.max_model_len = running.engine.max_model_len
         self.inflight = Counter[str | None]()
         self.is_ending = False
-        self.created = int(time.time())
+        self._created = int(time.time())
         self.tokenizer: Any = deepcopy(running.engine.tokenizer)  # its thread is not the engine's
+        self.tool_format = tool_format(getattr(self.tokenizer, "chat_template", None))
         # What is longer than the model's tokens can be is not read: it would hold up the texts of others.
-        self._longest_token = max(map(len, self.tokenizer.get_vocab()))
-        self.tool_format: chat.ToolFormat = chat.tool_format(
-            getattr(self.tokenizer, "chat_template", None)
-        )
+        self._longest_text = self.max_model_len * max(map(len, self.tokenizer.get_vocab()))
         self._crew = ThreadPoolExecutor(1, "quire-text")
 
     @property
@@ -76,64 +68,50 @@ class ServedModel:
         """Whether requests are taken."""
         return self.running.is_alive and not self.is_ending
 
+    def card(self) -> dict[str, Any]:
+        """Return what `/v1/models` says of it."""
+        own = {"id": self.model, "object": "model", "created": self._created}
+        return own | {"owned_by": "quire", "max_model_len": self.max_model_len}
+
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` unless a model that a request names is this one."""
         if name not in (None, self.model):
             said = f"the model {name!r} is not served here; {self.model!r} is"
             raise ApiError(404, said, param="model", code="model_not_found")
 
-    async def body(self, request: Request) -> bytes:
-        """Return a request's body. Raises `ApiError` for one that is too large or too slow."""
-        limit, body = self.bounds.max_body, bytearray()
-        length = int(request.headers.get("content-length", "0"))
-        try:
-            async with asyncio.timeout(self.bounds.slow_s):
-                if length <= limit:
-                    async for piece in request.stream():
-                        body += piece
-                        if len(body) > limit:
-                            break
-        except TimeoutError:
-            raise ApiError(408, f"the body did not come in {self.bounds.slow_s} seconds") from None
-        if (size := max(length, len(body))) > limit:
-            raise ApiError(
-                413, f"the body has {size} bytes or more, the limit is {limit}; send less"
-            )
-        return bytes(body)
+    async def ids(self, asked: PromptRequest) -> list[Ids]:
+        """Return prompts as token ids; one thread alone uses the tokenizer. Raises `ConfigError`."""
+        return await self._on_crew(lambda: [self._ids(asked, each) for each in asked.prompts()])
 
-    async def ids(self, asked: PromptRequest | ChatRequest | str | Ids) -> Ids:
-        """Return a prompt as token ids; one thread alone uses the tokenizer. Raises `ApiError`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._crew, self._ids, asked)
+    async def one_prompt(self, asked: PromptRequest) -> Ids:
+        """Return the prompt of a request that has one only. Raises `ConfigError`."""
+        prompts = await self.ids(asked)
+        if len(prompts) != 1:
+            raise ConfigError(f"prompt is one text or list of token ids here, got {len(prompts)}")
+        return prompts[0]
 
     async def text(self, ids: Ids) -> str:
-        """Return token ids as text. Raises `ApiError`."""
-        size = len(self.tokenizer)
-        for token in ids:
-            if not 0 <= token < size:
-                raise ApiError(400, f"tokens are from 0 to {size - 1}, got {token}", param="tokens")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._crew, self.tokenizer.decode, ids)
+        """Return token ids as text. Raises `ConfigError`."""
+        last = len(self.tokenizer) - 1
+        if outside := [token for token in ids if not 0 <= token <= last]:
+            raise ConfigError(f"tokens are from 0 to {last}, got {outside[0]}")
+        return await self._on_crew(lambda: self.tokenizer.decode(ids))
 
-    def _ids(self, asked: PromptRequest | ChatRequest | str | Ids) -> Ids:
-        special = True
-        if isinstance(asked, PromptRequest):
-            if (asked.prompt is None) == (asked.messages is None):
-                raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-            special = asked.add_special_tokens
-            asked = asked if asked.prompt is None else asked.prompt
-        if isinstance(asked, ChatRequest | PromptRequest):
-            special, asked = False, chat.prompt_of(self.tokenizer, asked)
-        if not isinstance(asked, str):
-            return asked
-        if len(asked) > (most := self.max_model_len * self._longest_token):
-            raise ApiError(
-                400,
-                f"a text of {len(asked)} characters has more than {self.max_model_len} tokens, the limit: "
-                f"{most} characters are too many whatever they say; shorten it",
-                param="prompt",
+    async def _on_crew(self, work: Callable[[], Made]) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._crew, work)
+
+    def _ids(self, asked: PromptRequest, given: str | Ids | Conversation) -> Ids:
+        if isinstance(given, list):
+            return given
+        is_chat = not isinstance(given, str)
+        text = given.text(self.tokenizer) if is_chat else given
+        if len(text) > self._longest_text:
+            raise ConfigError(
+                f"prompt: a text of {len(text)} characters has more than {self.max_model_len} tokens, the "
+                f"limit: {self._longest_text} characters are too many whatever they say; shorten it"
             )
-        return self.tokenizer(asked, add_special_tokens=special)["input_ids"]
+        special = asked.add_special_tokens and not is_chat
+        return self.tokenizer(text, add_special_tokens=special)["input_ids"]
 
     @asynccontextmanager
     async def admitted(self, tenant: str | None, count: int) -> AsyncGenerator[None]:
@@ -144,10 +122,11 @@ class ServedModel:
         limit, others = self.bounds.max_inflight, self.keys.names - {tenant}
         own = limit // (2 * (len(others) + 1))
         if count > (most := limit - own * len(others)):
-            said = f"{count} sequences are asked for at once, the limit is {most}; ask for fewer"
-            raise ApiError(400, said, param="n")
+            raise ConfigError(
+                f"n: {count} sequences are asked for at once, the limit is {most}; ask for fewer"
+            )
         if self.is_ending:
-            raise ending()
+            raise _ending()
         kept = sum(max(own - self.inflight[other], 0) for other in others)
         if self.num_inflight + count > limit - kept:
             raise ApiError(
@@ -160,42 +139,13 @@ class ServedModel:
         self.inflight[tenant] += count
         try:
             yield
+        except RequestFailed as error:
+            raise _ending() if self.is_ending else error from error
         finally:
             self.inflight[tenant] -= count
 
-    async def outputs(
-        self, prompts: Sequence[Ids], params: SamplingParams, options: dict[str, Any]
-    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield the outputs of all prompts as they come, each with the place of its prompt; closed early, all are aborted."""
-        if len(prompts) == 1:
-            async with aclosing(self.running.generate(prompts[0], params, **options)) as stream:
-                async for output in stream:
-                    yield 0, output
-            return
-        news: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue()
 
-        async def follow(place: int, prompt: Ids) -> None:
-            ended = None
-            try:
-                async with aclosing(self.running.generate(prompt, params, **options)) as stream:
-                    async for output in stream:
-                        news.put_nowait((place, output))
-            except Exception as error:  # noqa: BLE001 - it is raised to whoever reads
-                ended = error
-            news.put_nowait(ended)
-
-        tasks = [asyncio.create_task(follow(*each)) for each in enumerate(prompts)]
-        try:
-            running = len(tasks)
-            while running:
-                match await news.get():
-                    case None:
-                        running -= 1
-                    case Exception() as error:
-                        raise error
-                    case told:
-                        yield told
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+def _ending() -> ApiError:
+    """Return what clients are told whom a server that ends does not answer."""
+    said = "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another"
+    return ApiError(503, said, code="shutting_down", headers={"Retry-After": "10"})

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.optimum import optimum_steps
+from quire.sim.optimum import optimum_steps, reachable_steps
 from quire.sim.reuse import Counts, Reuses, Steps, lru_steps, reuses, sums
 from quire.sim.trace.rows import Trace
 
@@ -105,14 +105,17 @@ class Curve(msgspec.Struct, frozen=True, eq=False):
 
 
 class Curves(msgspec.Struct, frozen=True, eq=False):
-    """The curves of LRU and of the optimum, of one trace.
+    """The curves of LRU and of what no policy exceeds, of one trace.
 
+    `optimum`        Belady's rule; a block may be left out at once
+    `reachable`      the same where a request holds its blocks while it runs, as in every pool
     `num_unique`     different blocks: a capacity that never evicts
     `seconds`        CPU time to read the trace and compute both
     """
 
     lru: Curve
     optimum: Curve
+    reachable: Curve
     num_unique: int
     num_requests: int
     block_size: int
@@ -130,7 +133,7 @@ class Curves(msgspec.Struct, frozen=True, eq=False):
 
 
 def curves(trace: Trace, *, count_from: int = 0) -> Curves:
-    """Read a trace once and return the curves of LRU and of the optimum, over all capacities.
+    """Read a trace once and return the curves of LRU and of both bounds, over all capacities.
 
     Requests before number `count_from`, counted from 0, only warm the cache up. k blocks found
     are min(k x block size, prompt) tokens. Raises `TraceError`, and `ConfigError` for a
@@ -147,8 +150,10 @@ def curves_of(read: Reuses, *, count_from: int = 0) -> Curves:
     _check_count_from(count_from, read.num_requests)
     lru = _curve(lru_steps(read), read, count_from)
     optimum = _curve(optimum_steps(read), read, count_from)
+    reachable = _curve(reachable_steps(read), read, count_from)
     seconds = time.process_time() - begun
-    return Curves(lru, optimum, read.num_unique, read.num_requests, read.block_size, seconds)
+    facts = read.num_unique, read.num_requests, read.block_size, seconds
+    return Curves(lru, optimum, reachable, *facts)
 
 
 def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:

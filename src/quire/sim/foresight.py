@@ -13,9 +13,11 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from quire.core.terms import NO_HINT, Hint
+from quire.core.terms import MAX_WITHIN, NO_HINT, Hint
+from quire.errors import ConfigError
 from quire.sim.columns import Column
 from quire.sim.names import unknown
+from quire.sim.returns import blind_returns, returns, wrong_returns
 from quire.sim.trace.rows import Trace, TraceRequest, end_id
 
 NOBODY = -1
@@ -58,15 +60,37 @@ def foresee(trace: Trace, kind: str) -> Foresight:
                  the trace names no sessions, a request belongs to the one that stored the
                  deepest block of its prompt, unless more than `MAX_TURNS` requests use that
     last-use     no-store and session-end together
+    return-time  when each request is gone on from, and "never" where it is not. `return-time:2` is wrong by up
+                 to a factor of 2, and says so
+    return-time-wrong    each forecast 10 times too long or too short, and said to be right within 2
+    return-time-blind    as return-time; what nobody returns to is forecast like the rest
     """
-    check_kind(kind)
-    return KINDS[kind](trace)
+    name, noise = _parts_of(kind)
+    if name in TIMED:
+        hints = TIMED[name](trace, noise)
+        return lambda number: Advice(hints[number])
+    return KINDS[name](trace)
 
 
 def check_kind(kind: str) -> None:
-    """Raise `ConfigError` unless this is one of `KINDS`."""
-    if kind not in KINDS:
-        raise unknown("hints", kind, KINDS)
+    """Raise `ConfigError` unless this is one of `KINDS`, or of `TIMED` with the factor of its noise."""
+    _parts_of(kind)
+
+
+def _parts_of(kind: str) -> tuple[str, float]:
+    """Return the name of a kind and the factor of its noise, 1 for none."""
+    name, colon, factor = kind.partition(":")
+    if name not in TIMED and kind not in KINDS:
+        raise unknown("hints", name, (*KINDS, *TIMED))
+    try:
+        noise = float(factor) if colon else 1.0
+    except ValueError:
+        noise = 0.0
+    if not 1 <= noise <= MAX_WITHIN:
+        raise ConfigError(
+            f"the noise of a forecast is a factor from 1 to {MAX_WITHIN:g}, as in {name}:2; got {factor!r}"
+        )
+    return name, noise
 
 
 def _recorded(trace: Trace) -> Foresight:
@@ -170,3 +194,10 @@ KINDS: dict[str, Callable[[Trace], Foresight]] = {
     "last-use": lambda trace: _Uses(trace).last_use,
 }
 """Kinds of hints, by the name they are asked for with."""
+
+TIMED: dict[str, Callable[[Trace, float], list[Hint]]] = {
+    "return-time": returns,
+    "return-time-wrong": wrong_returns,
+    "return-time-blind": blind_returns,
+}
+"""Kinds that say when somebody returns; a factor of noise may stand behind a colon."""

@@ -1,4 +1,7 @@
-"""The optimum: Belady's rule with bypass, its stack distances and its rows beside replayed policies.
+"""What no policy exceeds: Belady's rule, with and without bypass, its stack distances and its rows beside replayed policies.
+
+The optimum may leave out blocks that a request has just used. A pool cannot, as a request holds its blocks while it
+runs: what it can reach is the optimum without bypass.
 
 Its distances stay apart from those of LRU: LRU orders blocks by their last use, which a count of
 inversions sees; the optimum by their next, and what it keeps depends on what else was offered.
@@ -7,8 +10,7 @@ inversions sees; the optimum by their next, and what it keeps depends on what el
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from quire.sim.replay import HitTally, Observer, ReplayResult, check_capacity
 from quire.sim.reuse import Reuses, Steps, reuses
 from quire.sim.trace.rows import Trace
 
-OPTIMUM = "optimum"
+OPTIMUM, REACHABLE = "optimum", "reachable"
 
 GONE = -1
 """The next use of a hole: nothing is kept there."""
@@ -28,20 +30,21 @@ COMPACT_AT = 256
 def optimum_results(
     trace: Trace,
     capacities: Sequence[int],
+    bound: str = OPTIMUM,
     *,
     observers: Sequence[Sequence[Observer]] = (),
     count_from: int = 0,
 ) -> list[ReplayResult]:
-    """Return the hits of the optimum at each capacity, in blocks, as a replay of it would.
+    """Return the hits of a bound, one of `BOUNDS`, at each capacity, in blocks, as a replay of it would.
 
     A miss counts as evicted where an earlier request had the block. The trace is read once, and
-    once more for the `observers` of each capacity, as in a replay. See `optimum_steps`.
+    once more for the `observers` of each capacity, as in a replay.
     """
     for capacity in capacities:
         check_capacity(capacity)
     begun = time.process_time()
     read = reuses(trace, trace.block_size)
-    steps = optimum_steps(read)
+    steps = BOUNDS[bound](read)
     columns = [
         column[count_from:].tolist()
         for column in (read.prompt_tokens, read.prompt_blocks, read.seen_blocks)
@@ -58,7 +61,7 @@ def optimum_results(
             for observe in observers[number]:
                 observe(request, min(found * read.block_size, request.prompt_tokens))
         seconds = reading / len(capacities) + time.process_time() - begun
-        results.append(tally.result(OPTIMUM, None, seconds))
+        results.append(tally.result(bound, None, seconds))
     return results
 
 
@@ -75,16 +78,45 @@ def optimum_steps(reuses: Reuses) -> Steps:
     of its own and those carried, and the rest is carried on. A block that is used now leaves a
     hole, which takes one of those carried. Levels with one next use are one piece.
     """
-    order = np.argsort(reuses.earlier, kind="stable")
-    users, uses, counts = (
-        column[order].tolist() for column in (reuses.earlier, reuses.later, reuses.num_blocks)
-    )
     stack = _NextUses()
-    rows = zip(users, uses, counts, strict=True)
-    for now, group in groupby(rows, key=_user):
-        stack.use(now, [[use, count] for _, use, count in group])
+    for now, pieces in enumerate(_next_uses(reuses)):
+        if pieces:
+            stack.use(now, pieces)
     stack.collect(reuses.num_requests)
     return stack.steps()
+
+
+def reachable_steps(reuses: Reuses) -> Steps:
+    """Return the stack distances of all reuses under Belady's rule without bypass: the most that a pool can find.
+
+    A request holds all blocks of its prompt while it runs, so what is kept beside them is chosen from the room that they
+    leave; a cache smaller than a prompt has its first blocks. This is a stack algorithm as well: the prompt's blocks are the
+    uppermost levels, and those that they push away go down as in `optimum_steps`.
+    """
+    stack = _NextUses()
+    for now, pieces in enumerate(_next_uses(reuses)):
+        rest = int(reuses.prompt_blocks[now]) - sum(count for _, count in pieces)
+        stack.hold(now, [*pieces, [GONE, rest]] if rest else pieces)
+    stack.collect(reuses.num_requests)
+    return stack.steps()
+
+
+def _next_uses(reuses: Reuses) -> list[list[list[int]]]:
+    """Return of each request the blocks that are used again: [next use, count], soonest first."""
+    pieces: list[list[list[int]]] = [[] for _ in range(reuses.num_requests)]
+    rows = zip(
+        reuses.earlier.tolist(), reuses.later.tolist(), reuses.num_blocks.tolist(), strict=True
+    )
+    for user, use, count in rows:
+        pieces[user].append([use, count])
+    return pieces
+
+
+BOUNDS: dict[str, Callable[[Reuses], Steps]] = {
+    OPTIMUM: optimum_steps,
+    REACHABLE: reachable_steps,
+}
+"""Stack distances of what no policy exceeds, by the names that stand in place of a policy's."""
 
 
 class _NextUses:
@@ -96,15 +128,41 @@ class _NextUses:
         self._found: list[tuple[int, int, int]] = []
         self._compact_at = COMPACT_AT
 
+    def hold(self, now: int, chain: list[list[int]]) -> None:
+        """Request `now` holds blocks in the uppermost levels: [next use, count] from the root on; others go down."""
+        uses, sizes, found = self._uses, self._sizes, self._found
+        room = sum(count for _, count in chain)
+        level = at = 0
+        moved: dict[int, int] = {}
+        while at < len(uses) and level < room:
+            use, size = uses[at], min(sizes[at], room - level)
+            if use > now:
+                moved[use] = moved.get(use, 0) + size
+            elif use != GONE:
+                found.append((level, size, use))
+            level += size
+            if size < sizes[at]:
+                sizes[at] -= size
+                break
+            at += 1
+        del uses[:at], sizes[:at]
+        above = [use for use, _ in chain], [count for _, count in chain]
+        self._sink(now, [[use, moved[use]] for use in sorted(moved)], above, room)
+
     def use(self, now: int, carried: list[list[int]]) -> None:
         """Request `now` used blocks: [next use, count], soonest first. What was due is a hole.
 
         A hole is counted as a hit when it is filled or collected; until then its levels stay.
         """
+        self._sink(now, carried, ([], []), 0)
+
+    def _sink(
+        self, now: int, carried: list[list[int]], above: tuple[list[int], list[int]], level: int
+    ) -> None:
+        """Let blocks go down the stack, below `level` levels that are filled already."""
         uses, sizes, found = self._uses, self._sizes, self._found
-        above_uses: list[int] = []
-        above_sizes: list[int] = []
-        level, at, end = 0, 0, len(uses)
+        above_uses, above_sizes = above
+        at, end = 0, len(uses)
         while carried and at < end:
             soonest, count = carried[0]
             start = at
@@ -185,7 +243,3 @@ def _exchange(carried: list[list[int]], count: int, use: int) -> None:
                 carried.insert(index, [use, count])
             return
     carried.append([use, count])
-
-
-def _user(row: tuple[int, int, int]) -> int:
-    return row[0]

@@ -26,6 +26,9 @@ from quire.sim.trace.rows import TraceRequest
 Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 """One whole number each, int64 [n]."""
 
+Bools: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool]]
+"""One yes or no each, bool [n]."""
+
 NUM_GAPS = 32
 """Bins of times between uses, each twice as long as the one before: up to 34 years."""
 

@@ -17,20 +17,20 @@ from quire.sim.concurrent import Service, replay_concurrent
 from quire.sim.executors import Executor, Serial
 from quire.sim.foresight import check_kind
 from quire.sim.names import unknown
-from quire.sim.optimum import OPTIMUM, optimum_results
+from quire.sim.optimum import BOUNDS, optimum_results
 from quire.sim.replay import ReplayResult, check_capacity, replay
 from quire.sim.trace.rows import Trace, TraceRequest
 
 
 class SweepPoint(msgspec.Struct, frozen=True):
-    """A replay to be done: a policy by name or the optimum, and a capacity in blocks."""
+    """A replay to be done: a policy or a bound by name, and a capacity in blocks."""
 
     capacity_blocks: int
     policy: str
 
 
 Task: TypeAlias = tuple[SweepPoint, ...]
-"""Pairs that are computed together: one replay, or the optimum at every capacity."""
+"""Pairs that are computed together: one replay, or a bound at every capacity."""
 
 
 class Measuring(Protocol):
@@ -96,26 +96,26 @@ def sweep(
 
 
 def check_policy(policy: str) -> None:
-    """Raise `ConfigError` for a name that is neither a policy's nor the optimum's."""
-    known = [*policy_names(), OPTIMUM]
+    """Raise `ConfigError` for a name that is neither a policy's nor a bound's."""
+    known = [*policy_names(), *BOUNDS]
     if policy not in known:
         raise unknown("policy", policy, known)
 
 
 def _tasks(points: Sequence[SweepPoint]) -> list[Task]:
-    """Share out points, each once. The optimum comes first: it takes longest."""
+    """Share out points, each once. The bounds come first: they take longest."""
     distinct = list(dict.fromkeys(points))
-    optimum = tuple(point for point in distinct if point.policy == OPTIMUM)
-    replays: list[Task] = [(point,) for point in distinct if point.policy != OPTIMUM]
-    return [optimum, *replays] if optimum else replays
+    bounds = [tuple(point for point in distinct if point.policy == bound) for bound in BOUNDS]
+    replays: list[Task] = [(point,) for point in distinct if point.policy not in BOUNDS]
+    return [*filter(None, bounds), *replays]
 
 
 def _run(experiment: Experiment, task: Task) -> list[ReplayResult]:
     trace, hints, service = experiment.trace, experiment.hints, experiment.service
     observers = [[measure() for measure in experiment.measures] for _ in task]
-    if task[0].policy == OPTIMUM:
+    if task[0].policy in BOUNDS:
         capacities = [point.capacity_blocks for point in task]
-        results = optimum_results(trace, capacities, observers=observers)
+        results = optimum_results(trace, capacities, task[0].policy, observers=observers)
     else:
         ((capacity, policy),) = ((point.capacity_blocks, point.policy) for point in task)
         told = observers[0]

@@ -1,10 +1,12 @@
 """Paged storage of K and V, and of recurrent states, on a device."""
 
+import ctypes
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
 from math import prod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -12,6 +14,9 @@ from quire.config import format_bytes
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout, StateLayout
 from quire.tensors.slots import BlockIds, block_array, on_device
+
+_HUGE_BYTES = 4 << 20
+"""Bytes of memory from which on huge pages are worth it."""
 
 _Layout = TypeVar("_Layout", KVLayout, StateLayout)
 
@@ -191,4 +196,16 @@ def memory_of(
             f"{device} has no room for a tensor of {format_bytes(num_bytes)} of a pool; lower the "
             f"capacity: {str(error).splitlines()[0]}"
         ) from error
+    if device.type == "cpu":
+        prefer_huge_pages(fresh)
     return fresh if fill is None else fresh.fill_(fill)
+
+
+def prefer_huge_pages(memory: torch.Tensor) -> None:
+    """Ask the system for huge pages under a tensor: blocks lie far apart, and each would be looked up as a page of its own."""
+    start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = memory.data_ptr() + memory.numel() * memory.itemsize - start
+    if num_bytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        madvise = cast("Any", ctypes.CDLL(None)).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        madvise(start, num_bytes, mmap.MADV_HUGEPAGE)  # a kernel without them says no

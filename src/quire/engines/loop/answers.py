@@ -112,7 +112,7 @@ class EngineRequest:
             self.request_id,
             self.prompt,
             self.prompt_ids,
-            self.answers[0].num_cached,
+            self.answers[0].num_found,
             self._told(),
             self.finished,
             self.error,

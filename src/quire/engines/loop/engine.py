@@ -327,6 +327,6 @@ class Engine:
             self.scheduler.finish(answer)
         self._stats.preemptions += answer.num_preempted
         if answer is request.answers[0]:
-            self._stats.cached_tokens += answer.num_cached
+            self._stats.cached_tokens += answer.num_found
         if request.finished:
             del self._requests[request.request_id]

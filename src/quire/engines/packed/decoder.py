@@ -9,26 +9,17 @@ MLP (Llama, Mistral, Qwen 2). Its modules' weights are read as they are at each 
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, TypeAlias, cast
+from operator import is_
+from typing import Any, cast
 
 import torch
 
 from quire.engines.hf.sight import only_looks
-
-Attend: TypeAlias = Callable[
-    [Any, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], torch.Tensor
-]
-"""Takes the module, q `[N, heads, D]`, K and V `[N, kv_heads, D]`, and as transformers' attention does `scaling`; but
-`rotary` too, cosines and sines `[N, D]` by which q and K are to be turned; and `rows`, those that have queries, or
-none: all. Returns `[rows, heads, D]`."""
+from quire.engines.packed.attention import AttentionPlan
+from quire.engines.packed.attention.reference import KV
 
 _MODULES = cast("Any", torch.nn.modules.module)
 _DTYPES = (torch.float32, torch.bfloat16)
-_ONEDNN = (
-    cast("Any", torch.ops.mkldnn)._linear_pointwise.default
-    if torch.backends.mkldnn.is_available()
-    else None
-)
 _COMPILES = find_spec("llvmlite") is not None
 
 _MODEL = {"model": None, "lm_head": "Linear"}
@@ -67,57 +58,75 @@ def is_plain(model: Any) -> bool:
     )
 
 
-def compute(
-    model: Any,
-    tokens: tuple[torch.Tensor, torch.Tensor],
-    rows: torch.Tensor | None,
-    attend: Attend,
-) -> torch.Tensor:
-    """Return the logits `[len(rows), vocab]` of some rows, None: of all, of a model that is plain.
+class PlainDecoder:
+    """Computes a model that is plain. The passes of a step are those of the one before where that had the same rows."""
 
-    tokens  their ids and their positions, int64 [N]
-    """
-    from quire.engines.packed.pointwise import add_norm, gated  # noqa: PLC0415 - loads the compiler
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._kept: tuple[Any, Any] = None, None
 
-    (ids, positions), base = tokens, model.model
-    hidden: torch.Tensor = base.embed_tokens(ids)
-    added: torch.Tensor | None = None
-    rotary = tuple(each[0].contiguous() for each in base.rotary_emb(hidden[None], positions[None]))
+    def logits(
+        self,
+        tokens: tuple[torch.Tensor, torch.Tensor],
+        rows: torch.Tensor | None,
+        held: Callable[[Any], tuple[AttentionPlan, KV]],
+    ) -> torch.Tensor:
+        """Return the logits `[len(rows), vocab]` of some rows, None: of all.
 
-    def normed(norm: Any) -> torch.Tensor:
-        return add_norm(hidden, added, norm.weight, norm.variance_epsilon)
+        tokens  their ids and their positions, int64 [N]
+        held    what the attention of a module reads: the plan of the step, and K and V of its layer
+        """
+        from quire.engines.packed.passes import Passes  # noqa: PLC0415 - loads the compiler
 
-    for layer in base.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        states, how = (
-            normed(layer.input_layernorm),
-            {"scaling": attention.scaling, "rotary": rotary},
-        )
-        keys, values = (
-            _heads(states, each, attention.head_dim)
-            for each in (attention.k_proj, attention.v_proj)
-        )
-        if layer is base.layers[-1] and rows is not None and len(rows) < len(ids):
+        (ids, positions), base = tokens, self._model.model
+        hidden: torch.Tensor = base.embed_tokens(ids)
+        cos, sin = (each[0].contiguous() for each in base.rotary_emb(hidden[None], positions[None]))
+        rooms = [held(layer.self_attn) for layer in base.layers]
+        if rows is None or len(rows) == len(ids):
+            passes = self._passes(Passes, (hidden, cos, sin), rooms)
+        else:
+            passes = Passes(hidden, cos, sin)
+            for layer, (plan, pools) in zip(base.layers[:-1], rooms[:-1], strict=True):
+                passes.layer(layer, plan, pools)
             # Nothing is asked of other rows behind their last K and V.
-            states, hidden, how["rows"] = states[rows], hidden[rows], rows
-        queries = _heads(states, attention.q_proj, attention.head_dim)
-        found = attend(attention, queries, keys, values, how)
-        added = _linear(found.flatten(1), attention.o_proj)
-        states = normed(layer.post_attention_layernorm)
-        gate, up = _linear(states, mlp.gate_proj), _linear(states, mlp.up_proj)
-        added = _linear(gated(gate, up), mlp.down_proj)
-    return _linear(normed(base.norm), model.lm_head)
+            layer, (plan, pools) = base.layers[-1], rooms[-1]
+            passes = passes.of(rows, layer, plan, pools)
+            if len(rows):
+                passes.layer(layer, plan.of(rows.numpy()), pools)
+        return passes.logits(base.norm, self._model.lm_head)
+
+    def _passes(
+        self, make: Any, inputs: tuple[torch.Tensor, ...], rooms: list[tuple[AttentionPlan, KV]]
+    ) -> Any:
+        """Return the passes of all layers for a step of these rows: those of the last one, if they are the same."""
+        layers = self._model.model.layers
+        works = [plan.parts for plan, _ in rooms]
+        weights = [each for layer in layers for each in _weights(layer)]
+        pools = [each for _, both in rooms for each in both]
+        places = [each.data_ptr() for each in (*weights, *pools)]
+        shape = inputs[0].shape, inputs[0].dtype, torch.get_num_threads()
+        key, passes = self._kept
+        if key is not None and key[:2] == (places, shape) and all(map(is_, key[2], works)):
+            passes.take(*inputs)
+        else:
+            passes = make(*inputs)
+            for layer, (plan, both) in zip(layers, rooms, strict=True):
+                passes.layer(layer, plan, both)
+            self._kept = (places, shape, works), passes
+        return passes
 
 
-def _heads(states: torch.Tensor, module: Any, width: int) -> torch.Tensor:
-    return _linear(states, module).view(len(states), module.out_features // width, width)
-
-
-def _linear(states: torch.Tensor, module: Any) -> torch.Tensor:
-    """Return what a linear layer computes, by oneDNN where torch has it: in float32 that is faster than its own."""
-    if _ONEDNN is None:
-        return torch.nn.functional.linear(states, module.weight, module.bias)
-    return _ONEDNN(states, module.weight, module.bias, "none", [], "")
+def _weights(layer: Any) -> list[torch.Tensor]:
+    """Return what the passes of a layer read."""
+    parts = layer._modules
+    kinds = ((parts["self_attn"], _ATTENTION), (parts["mlp"], _MLP), (layer, _LAYER))
+    return [
+        each
+        for module, kind in kinds
+        for name in kind
+        for each in module._modules[name]._parameters.values()
+        if each is not None
+    ]
 
 
 def _has(module: Any, kinds: Mapping[str, str | None], dtype: torch.dtype) -> bool:
@@ -132,7 +141,8 @@ def _has(module: Any, kinds: Mapping[str, str | None], dtype: torch.dtype) -> bo
                 _is_unchanged(parts[name])
                 and type(parts[name]).__name__.removesuffix("Activation").endswith(kind)
                 and all(
-                    each is None or each.dtype == dtype for each in parts[name]._parameters.values()
+                    each is None or (each.dtype == dtype and each.is_contiguous())
+                    for each in parts[name]._parameters.values()
                 )
             )
             for name, kind in kinds.items()

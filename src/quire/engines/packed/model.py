@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from quire.engines.hf.probe import probe_model
 from quire.engines.packed.attention import AttentionPlan, Scoring, attend
-from quire.engines.packed.attention.step import turned, write
-from quire.engines.packed.decoder import compute, is_plain
+from quire.engines.packed.attention.reference import KV
+from quire.engines.packed.decoder import PlainDecoder, is_plain
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
@@ -64,6 +64,7 @@ class PackedModel:
         self._configs = _configs(model)
         self.model = model
         self.plain = plain
+        self._decoder = PlainDecoder(model)
         self.device: torch.device = model.device
         _attentions.register(IMPLEMENTATION, _attention)
         _masks.register(IMPLEMENTATION, _mask)
@@ -95,25 +96,20 @@ class PackedModel:
         """
         layers = self._layers
 
+        def held(module: Any) -> tuple[AttentionPlan, KV]:
+            group, index = layers[module]
+            return plans[group], (pools[group].k[index], pools[group].v[index])
+
         def of_pools(
             module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]
         ) -> torch.Tensor:
-            group, index = layers[module]
-            plan, held = plans[group], (pools[group].k[index], pools[group].v[index])
-            rotary: Any = how.get("rotary")
-            if (some := how.get("rows")) is not None:
-                write(plan, held, (turned(k, *rotary), v))
-                if not len(some):
-                    return q
-                plan, k, v = plan.of(some.numpy()), k[some], v[some]
-                rotary = tuple(each[some] for each in rotary)
             scale = how.get("scaling") or q.shape[-1] ** -0.5
-            scoring = Scoring(scale, how.get("s_aux"), how.get("softcap"), rotary)
-            return attend(plan, held, q, (k, v), scoring)
+            scoring = Scoring(scale, how.get("s_aux"), how.get("softcap"))
+            return attend(*held(module), q, (k, v), scoring)
 
         if self.plain and is_plain(self.model):
             with locked(self.model), torch.inference_mode():
-                return compute(self.model, (ids, positions), rows, of_pools)
+                return self._decoder.logits((ids, positions), rows, held)
         return self._run(ids, positions, rows, of_pools)
 
     def _run(

@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.errors import ConfigError
+from quire.sim.hardware.fitting import SAME, Floats, least_squares
 from quire.sim.hardware.roofline import Roofline
 from quire.sim.hardware.tiers import parse_seconds
 
 Point = tuple[int, int, float]
-Floats = NDArray[np.float64]
-
 _POINT = re.compile(r"(?P<new>\d{1,12})(?:\+(?P<cached>\d{1,12}))?=(?P<time>\S+)")
 
 _PRODUCTS, _PAIRS, _BYTES, _CACHED, _OVERHEAD = range(5)
-_SAME = 1e-18
-"""A squared error that is rounding."""
 
 
 def calibrate(roofline: Roofline, points: Iterable[Point]) -> Roofline:
@@ -57,7 +52,7 @@ def calibrate(roofline: Roofline, points: Iterable[Point]) -> Roofline:
     rates, computed = computing[0], [point for point in measured if point[0] > 1]
     if len(decodes) > 1:
         reading = _fit(_work(roofline, measured, _reads), seconds, [*unknown, _BYTES])
-        if reading[0][_BYTES] > 0 and reading[1] <= computing[1] + _SAME:
+        if reading[0][_BYTES] > 0 and reading[1] <= computing[1] + SAME:
             rates = reading[0]
         else:
             computed = measured
@@ -86,7 +81,9 @@ def calibrate(roofline: Roofline, points: Iterable[Point]) -> Roofline:
             efficiency = max(
                 efficiency, roofline.step_bytes([(new, cached)]) / (bandwidth * seconds_busy)
             )
-    return msgspec.structs.replace(fitted, bandwidth_efficiency=efficiency)
+    fitted = msgspec.structs.replace(fitted, bandwidth_efficiency=efficiency)
+    worst = max(abs(fitted.prefill_s(new, cached) / taken - 1) for new, cached, taken in measured)
+    return msgspec.structs.replace(fitted, error=worst)
 
 
 def parse_points(text: str) -> list[Point]:
@@ -149,30 +146,10 @@ def _fit(rows: Floats, seconds: Floats, unknown: Sequence[int]) -> tuple[Floats,
     relative = rows / seconds[:, None]
     together = relative.copy()
     together[:, _PRODUCTS] += together[:, _PAIRS]
-    best = _solve(together, [each for each in unknown if each != _PAIRS])
+    ones = np.ones(len(seconds))
+    best = least_squares(together, ones, [each for each in unknown if each != _PAIRS])
     if _PAIRS in unknown:
-        apart = _solve(relative, unknown)
-        if apart[0][_PAIRS] > 0 and apart[1] < best[1] - _SAME:
+        apart = least_squares(relative, ones, unknown)
+        if apart[0][_PAIRS] > 0 and apart[1] < best[1] - SAME:
             return apart
     return best
-
-
-def _solve(rows: Floats, unknown: Sequence[int]) -> tuple[Floats, float]:
-    """Return the coefficients, none below zero, whose sums are nearest to 1, and the squared error.
-
-    With at most five unknowns every choice of those above zero is tried, the fewest first.
-    """
-    scale = np.abs(rows).max(axis=0)
-    scale[scale == 0] = 1.0
-    target = np.ones(len(rows))
-    best, least = np.zeros(rows.shape[1]), float(len(rows))
-    for count in range(1, len(unknown) + 1):
-        for chosen in combinations(unknown, count):
-            part = rows[:, chosen] / scale[list(chosen)]
-            solved = np.asarray(np.linalg.lstsq(part, target, rcond=None)[0], np.float64)
-            error: Floats = part @ solved - target
-            squared = float(error @ error)
-            if float(solved.min()) >= 0 and squared < least * (1 - 1e-9) - _SAME:
-                best, least = np.zeros(rows.shape[1]), squared
-                best[list(chosen)] = solved / scale[list(chosen)]
-    return best, least

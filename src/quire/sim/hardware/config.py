@@ -51,7 +51,8 @@ def _derived(config: Config, name: str | None) -> ModelFacts:
     layers = [_layer(config, index, kind, len(kinds)) for index, kind in enumerate(kinds)]
     tied = config.flag("tie_word_embeddings", default=config.family.startswith(("gemma", "falcon")))
     params = vocab * hidden * (1 if tied else 2) + hidden + sum(each.params for each in layers)
-    params += feed.per_layer_embedding(config, len(kinds))
+    per_layer = feed.per_layer_embedding(config, len(kinds))
+    params += per_layer
     experts = sum(each.expert_params for each in layers)
     num_experts, per_token = feed.routing(config) if experts else (0, 0)
     idle = experts * (num_experts - per_token) // num_experts if num_experts else 0
@@ -77,6 +78,7 @@ def _derived(config: Config, name: str | None) -> ModelFacts:
         ),
         pair_flops=sum(each.pair_flops for each in others),
         window_pair_flops=sum(each.pair_flops for each in windows),
+        lookup_params=(0 if tied else vocab * hidden) + per_layer,
         num_experts=num_experts,
         experts_per_token=per_token,
         weight_bytes_per_param=_weight_bits(config, experts / params) / 8,

@@ -56,6 +56,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     `params`           all parameters of the language model
     `active_params`    those that one token is multiplied with: all but the experts it is not
                        routed to (embeddings count, as in published figures)
+    `lookup_params`    those that are looked up and never multiplied: the embedding of tokens, but
+                       where it is the last layer's matrix as well
     `num_experts`, `experts_per_token`  routed experts per layer; 0 in a dense model
     `weight_bytes_per_param`            mean over the checkpoint
     `num_kv_heads`     1 where K and V are one latent (MLA)
@@ -78,6 +80,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv: KVBytes
     pair_flops: int
     window_pair_flops: int = 0
+    lookup_params: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
     weight_bytes_per_param: float = 2.0
@@ -87,6 +90,23 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
         return round(self.params * self.weight_bytes_per_param)
+
+    @property
+    def head_params(self) -> int:
+        """Parameters of the last layer, from hidden states to the vocabulary."""
+        return self.vocab * self.hidden
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of all routed experts; 0 where each token takes them all."""
+        idle = self.params - self.active_params
+        unchosen = self.num_experts - self.experts_per_token
+        return round(idle * self.num_experts / unchosen) if unchosen else 0
+
+    @property
+    def dense_params(self) -> int:
+        """Parameters that all tokens are multiplied with, the last layer apart."""
+        return self.params - self.lookup_params - self.head_params - self.expert_params
 
     def weight_bytes_read(self, num_tokens: int) -> float:
         """Bytes of weights that a step over `num_tokens` reads.
@@ -100,6 +120,17 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         idle = self.params - self.active_params
         unread = idle / (1 - chosen) * (1 - chosen) ** num_tokens if chosen < 1 else 0.0
         return (self.params - unread) * self.weight_bytes_per_param
+
+    def check_shared(self, num_gpus: int) -> None:
+        """Raise `ConfigError` unless so many devices can share the heads evenly."""
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        if heads % num_gpus or (kv_heads % num_gpus and num_gpus % kv_heads):
+            able = [n for n in range(1, heads + 1) if not heads % n]
+            able = [n for n in able if not (kv_heads % n and n % kv_heads)]
+            raise ConfigError(
+                f"{num_gpus} devices cannot share the {heads} heads and {kv_heads} KV heads of "
+                f"{self.name} evenly; take one of {', '.join(map(str, able))}"
+            )
 
     def kv_copies(self, num_gpus: int) -> float:
         """Return the copies of K and V: more than one where devices outnumber the KV heads."""
@@ -121,6 +152,31 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
                 kept.state_bytes,
             )
         return msgspec.structs.replace(self, weight_bytes_per_param=bytes_per_param, kv=kept)
+
+
+def number_format(engine_name: str) -> str | None:
+    """Return the format that an engine's name for weights, or K and V, stands for; None: the model's own.
+
+    `torch.bfloat16`, `half`, `fp8_e4m3`, `compressed-tensors` and the like. Raises `ConfigError`.
+    """
+    name = engine_name.lower().removeprefix("torch.")
+    if name in {
+        "auto",
+        "none",
+        "",
+        "bfloat16",
+        "float16",
+        "half",
+        "modelopt",
+        "compressed-tensors",
+    }:
+        return None
+    if name.startswith(("fp8", "float8", "fbgemm_fp8", "ptpc_fp8")):
+        return "fp8"
+    if name.startswith(("awq", "gptq", "bitsandbytes")):
+        return "int4"
+    bits({"float": "float32", "modelopt_fp4": "nvfp4"}.get(name, name))
+    return {"float": "float32", "modelopt_fp4": "nvfp4"}.get(name, name)
 
 
 def bits(dtype: str) -> float:

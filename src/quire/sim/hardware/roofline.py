@@ -13,6 +13,7 @@ from quire.config import check_count
 from quire.errors import ConfigError
 from quire.sim.distributions import check_positive
 from quire.sim.hardware.accelerators import Accelerator
+from quire.sim.hardware.collectives import all_reduce_s
 from quire.sim.hardware.facts import ModelFacts
 from quire.sim.hardware.tiers import MemoryTier
 
@@ -43,56 +44,43 @@ class Attention(Enum):
         return new_tokens * (cached_tokens + seen)
 
 
-class Roofline(msgspec.Struct, frozen=True):
-    """Seconds of steps: max(FLOPs / (peak x mfu), bytes / (bandwidth x efficiency)) + collectives.
+class ModelTimes(msgspec.Struct, frozen=True):
+    """Seconds of steps of a model on an accelerator, whatever says how long one takes.
 
-    `num_gpus`       tensor-parallel devices: each has a share of FLOPs, weights and K and V
-    `mfu`            share of the peak that matrix multiplications reach; 0.5 is an assumption
-    `attention_mfu`  the same for attention; None is as `mfu`
-    `bandwidth_efficiency`  share of the memory bandwidth that steps reach; 0.8 is an assumption
-    `overhead_s`     seconds that a step takes whatever is in it; none unless calibrated
-    `attention`      which pairs of tokens are charged
-
-    `cached_token_s` seconds per cached token of each sequence, beside all else: 0 where attention
-                     reads K and V in place, more where an engine gathers or concatenates them
-
-    FLOPs are 2 x active parameters x tokens, and `pair_flops` x pairs of tokens; the recurrence of
-    linear layers is left out (about 1 % of their projections). Bytes are the weights that a step
-    reads, once, and the K and V that it reads and writes. Collectives are two all-reduces a layer:
-    2 (N - 1) / N of the activations over the link between peers, and the latency of a message.
-    Raises `ConfigError` for values that cannot be.
+    `num_gpus`  tensor-parallel devices: each has a share of FLOPs, weights and K and V
     """
 
     model: ModelFacts
     accelerator: Accelerator
     num_gpus: int = 1
-    mfu: float = 0.5
-    bandwidth_efficiency: float = 0.8
-    overhead_s: float = 0.0
-    attention: Attention = Attention.CAUSAL
-    attention_mfu: float | None = None
-    cached_token_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_count("num_gpus", self.num_gpus)
-        for name in ("mfu", "bandwidth_efficiency", "attention_mfu"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        if not self.overhead_s >= 0 or not self.cached_token_s >= 0:
-            raise ConfigError(
-                f"overhead_s is {self.overhead_s} and cached_token_s {self.cached_token_s}; both are "
-                "0 or more"
-            )
+    @property
+    def basis(self) -> str:
+        """What the seconds come from, for people."""
+        raise NotImplementedError
+
+    def known_error(self) -> float | None:
+        """Return by which share times were off where they were calibrated; None where they were not."""
+        raise NotImplementedError
+
+    def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
+        """Return the seconds of one step over parts of prompts, and one token for each decoding sequence.
+
+        An empty step takes none. Raises `ConfigError` for counts below zero.
+        """
+        raise NotImplementedError
+
+    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
+        """Return the seconds of so many steps in a row that only decode these sequences, [num_steps].
+
+        Contexts grow by one token a step. Equals `step_s` called for each step, to the bit.
+        """
+        raise NotImplementedError
 
     @property
     def kv_copies(self) -> float:
         """Copies of K and V: more than one where devices outnumber the KV heads."""
         return self.model.kv_copies(self.num_gpus)
-
-    @property
-    def byte_rate(self) -> float:
-        """Bytes per second that all devices read together."""
-        return self.accelerator.bandwidth * self.bandwidth_efficiency * self.num_gpus
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Return the seconds of computing `new_tokens` after `cached_tokens` of one sequence."""
@@ -101,37 +89,6 @@ class Roofline(msgspec.Struct, frozen=True):
     def decode_s(self, contexts: Sequence[int]) -> float:
         """Return the seconds of one decode step: one token for each sequence, after its context."""
         return self.step_s((), np.asarray(contexts, np.int64))
-
-    def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
-        """Return the seconds of one step over parts of prompts, and one token for each decoding sequence.
-
-        An empty step takes none. Raises `ConfigError` for counts below zero.
-        """
-        steps = [(new, before) for new, before in work if new]
-        if wrong := [step for step in steps if min(step) < 0]:
-            new, before = wrong[0]
-            raise ConfigError(f"a step over {new} new tokens after {before}; both are 0 or more")
-        if len(contexts):
-            return float(self._decoding_s(steps, contexts, 1)[0])
-        if not steps:
-            return 0.0
-        busy = max(self.compute_s(steps), self.step_bytes(steps) / self.byte_rate)
-        return busy + self._added_s(sum(new for new, _ in steps), steps)
-
-    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
-        """Return the seconds of so many steps in a row that only decode these sequences, [num_steps].
-
-        Contexts grow by one token a step. Equals `step_s` called for each step, to the bit.
-        """
-        return self._decoding_s((), contexts, num_steps)
-
-    def compute_s(self, work: Iterable[Chunk]) -> float:
-        """Return the seconds of the FLOPs of a step."""
-        flops = 0.0
-        for new, before in work:
-            flops += self.product_flops(new) / self.mfu
-            flops += self.attention_flops(new, before) / (self.attention_mfu or self.mfu)
-        return flops / (self.accelerator.peak_flops * self.num_gpus)
 
     def ttft_s(
         self, new_tokens: int, cached_tokens: int = 0, tier: MemoryTier | None = None
@@ -147,6 +104,96 @@ class Roofline(msgspec.Struct, frozen=True):
     def fetch_s(self, num_tokens: int, tier: MemoryTier) -> float:
         """Return the seconds of fetching a cached prefix: latency + bytes / bandwidth."""
         return tier.fetch_s(self.model.kv.of(num_tokens)) if num_tokens else 0.0
+
+
+def causal_pairs(new_tokens: int, cached_tokens: int) -> float:
+    """Return the pairs of tokens of causal attention: each new one with those before it and itself."""
+    return new_tokens * (cached_tokens + (new_tokens + 1) / 2)
+
+
+def checked_chunks(work: Iterable[Chunk]) -> list[Chunk]:
+    """Return the parts of prompts that have tokens. Raises `ConfigError` for counts below zero."""
+    chunks = [(new, before) for new, before in work if new]
+    if wrong := [chunk for chunk in chunks if min(chunk) < 0]:
+        new, before = wrong[0]
+        raise ConfigError(f"a step over {new} new tokens after {before}; both are 0 or more")
+    return chunks
+
+
+class Roofline(ModelTimes, frozen=True):
+    """Seconds of steps: max(FLOPs / (peak x mfu), bytes / (bandwidth x efficiency)) + collectives.
+
+    `mfu`            share of the peak that matrix multiplications reach; 0.5 is an assumption
+    `attention_mfu`  the same for attention; None is as `mfu`
+    `bandwidth_efficiency`  share of the memory bandwidth that steps reach; 0.8 is an assumption
+    `overhead_s`     seconds that a step takes whatever is in it; none unless calibrated
+    `attention`      which pairs of tokens are charged
+
+    `error`          largest error on the measured steps that it was calibrated on; None: on none
+
+    `cached_token_s` seconds per cached token of each sequence, beside all else: 0 where attention
+                     reads K and V in place, more where an engine gathers or concatenates them
+
+    FLOPs are 2 x active parameters x tokens, and `pair_flops` x pairs of tokens; the recurrence of
+    linear layers is left out (about 1 % of their projections). Bytes are the weights that a step
+    reads, once, and the K and V that it reads and writes. Collectives are two all-reduces a layer
+    (`quire.sim.hardware.collectives`).
+    Raises `ConfigError` for values that cannot be.
+    """
+
+    mfu: float = 0.5
+    bandwidth_efficiency: float = 0.8
+    overhead_s: float = 0.0
+    attention: Attention = Attention.CAUSAL
+    attention_mfu: float | None = None
+    cached_token_s: float = 0.0
+    error: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("num_gpus", self.num_gpus)
+        for name in ("mfu", "bandwidth_efficiency", "attention_mfu"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if not self.overhead_s >= 0 or not self.cached_token_s >= 0:
+            raise ConfigError(
+                f"overhead_s is {self.overhead_s} and cached_token_s {self.cached_token_s}; both are "
+                "0 or more"
+            )
+
+    @property
+    def basis(self) -> str:
+        return (
+            f"a roofline at {self.mfu:.0%} of the peak FLOP/s and {self.bandwidth_efficiency:.0%} of the "
+            "bandwidth"
+        )
+
+    def known_error(self) -> float | None:
+        return self.error
+
+    @property
+    def byte_rate(self) -> float:
+        """Bytes per second that all devices read together."""
+        return self.accelerator.bandwidth * self.bandwidth_efficiency * self.num_gpus
+
+    def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
+        steps = checked_chunks(work)
+        if len(contexts):
+            return float(self._decoding_s(steps, contexts, 1)[0])
+        if not steps:
+            return 0.0
+        busy = max(self.compute_s(steps), self.step_bytes(steps) / self.byte_rate)
+        return busy + self._added_s(sum(new for new, _ in steps), steps)
+
+    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
+        return self._decoding_s((), contexts, num_steps)
+
+    def compute_s(self, work: Iterable[Chunk]) -> float:
+        """Return the seconds of the FLOPs of a step."""
+        flops = 0.0
+        for new, before in work:
+            flops += self.product_flops(new) / self.mfu
+            flops += self.attention_flops(new, before) / (self.attention_mfu or self.mfu)
+        return flops / (self.accelerator.peak_flops * self.num_gpus)
 
     def product_flops(self, num_tokens: int) -> float:
         """Return the FLOPs of the matrix multiplications for so many tokens."""
@@ -175,9 +222,8 @@ class Roofline(msgspec.Struct, frozen=True):
         if self.num_gpus == 1:
             return 0.0
         num_bytes = num_tokens * self.model.hidden * BYTES_PER_ACTIVATION
-        share = 2 * (self.num_gpus - 1) / self.num_gpus
-        one = share * num_bytes / self.accelerator.peer_bandwidth + self.accelerator.peer_latency_s
-        return 2 * self.model.num_layers * one
+        one_s = all_reduce_s(self.accelerator, self.num_gpus, num_bytes)
+        return 2 * self.model.num_layers * one_s
 
     def _decoding_s(self, prompts: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
         """Return the seconds of steps in which these sequences decode, and these prompts are computed.

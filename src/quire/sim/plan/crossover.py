@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from quire.sim.hardware import MemoryTier, Roofline
+from quire.sim.hardware import MemoryTier, ModelTimes
 
 NEW_TOKENS = 256
 """Tokens that follow the cached prefix, where nothing else is said: a turn of a chat."""
@@ -49,7 +49,7 @@ class Crossover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def crossover(
-    roofline: Roofline,
+    timing: ModelTimes,
     tier: MemoryTier,
     limit: int,
     *,
@@ -66,8 +66,8 @@ def crossover(
     @cache
     def wins(blocks: int) -> bool:
         tokens = blocks * block_size
-        fetched = roofline.ttft_s(new_tokens, tokens, tier)
-        return fetched < roofline.ttft_s(new_tokens + tokens) * (1 - 1e-9)
+        fetched = timing.ttft_s(new_tokens, tokens, tier)
+        return fetched < timing.ttft_s(new_tokens + tokens) * (1 - 1e-9)
 
     tried = sorted({*range(1, num_blocks + 1, max(1, num_blocks // SCANNED)), num_blocks})
     borders = [_border(wins, low, high) for low, high in pairwise(tried) if wins(low) != wins(high)]

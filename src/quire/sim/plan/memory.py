@@ -9,14 +9,20 @@ import msgspec
 
 from quire.config import check_count, format_bytes
 from quire.errors import ConfigError
-from quire.sim.hardware import Accelerator, ModelFacts, Roofline
+from quire.sim.hardware import Accelerator, ModelFacts
 
-STEP_TOKENS = 8192
-"""Tokens of the largest step: what the room for activations is sized for."""
+STEP_TOKENS, SEQUENCES = 8192, 256
+"""Tokens of the largest step and sequences in it, where nothing else is said."""
 
-LIVE_TENSORS = 10
-"""Tensors of [tokens, hidden] in 16 bits that are alive at once, gate and up projections included.
-An assumption; engines measure theirs with a trial step."""
+LIVE_STATES = 4
+"""Hidden states of all tokens of a step that are alive at once, beside what a layer makes of them."""
+
+LOGIT_BYTES = 12
+"""Bytes per sequence and word of the vocabulary: logits in 32 bits, and their order in 64."""
+
+GRAPH_BYTES, PEER_BYTES = 560 << 20, 300 << 20
+"""Bytes of graphs, workspaces and what libraries keep on each device, and of messages to peers.
+The first is what is left of what vLLM 0.19 set aside on an RTX 4090, where the terms above are known."""
 
 CONTEXTS = (2048, 8192, 32768, 131072, 1048576)
 """Contexts for which users are counted, up to what the model was made for."""
@@ -29,7 +35,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """A model on so many devices, and what of their memory is used.
 
     `utilization`    share of the memory that may be used at all
-    `reserve_bytes`  room for activations, all devices together; None is `STEP_TOKENS` of them
+    `reserve_bytes`  room to compute in, all devices together; None is what steps of `step_tokens`
+                     tokens and `max_sequences` sequences take
+    `data_parallel`  groups of `num_gpus` devices that share the routed experts; bytes and blocks are
+                     those of one group
     """
 
     model: ModelFacts
@@ -38,10 +47,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float = 0.9
     reserve_bytes: int | None = None
     block_size: int = 16
+    step_tokens: int = STEP_TOKENS
+    max_sequences: int = SEQUENCES
+    data_parallel: int = 1
 
     def __post_init__(self) -> None:
-        check_count("num_gpus", self.num_gpus)
-        check_count("block_size", self.block_size)
+        for name in ("num_gpus", "block_size", "step_tokens", "max_sequences", "data_parallel"):
+            check_count(name, getattr(self, name))
         if not 0 < self.utilization <= 1:
             raise ConfigError(f"utilization is {self.utilization}; it is above 0, at most 1")
 
@@ -51,11 +63,24 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.accelerator.memory_bytes * self.utilization) * self.num_gpus
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that the devices hold: of routed experts their share."""
+        model = self.model
+        elsewhere = model.expert_params * (1 - 1 / self.data_parallel)
+        return round((model.params - elsewhere) * model.weight_bytes_per_param)
+
+    @property
     def reserved_bytes(self) -> int:
-        """Room for activations on all devices: each computes with whole hidden states."""
+        """Room to compute in: what a layer makes of the largest step, logits, graphs and workspaces."""
         if self.reserve_bytes is not None:
             return self.reserve_bytes
-        return STEP_TOKENS * self.model.hidden * 2 * LIVE_TENSORS * self.num_gpus
+        model, devices = self.model, self.num_gpus
+        used = model.active_params - model.lookup_params - model.head_params
+        made = used / model.num_layers / model.hidden / devices
+        activations = self.step_tokens * (LIVE_STATES * model.hidden + made) * 2
+        logits = self.max_sequences * model.vocab * LOGIT_BYTES
+        beside = GRAPH_BYTES + (PEER_BYTES if devices * self.data_parallel > 1 else 0)
+        return round(activations + logits + beside) * devices
 
     @property
     def kv_copies(self) -> float:
@@ -64,8 +89,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free_bytes(self) -> int:
-        """Bytes beside weights and activations; negative where they do not fit."""
-        return self.usable_bytes - self.model.weight_bytes - self.reserved_bytes
+        """Bytes beside weights and room to compute in; negative where they do not fit."""
+        return self.usable_bytes - self.weight_bytes - self.reserved_bytes
 
     def sequence_bytes(self, context: int) -> int:
         """Bytes of one cached sequence of `context` tokens, in whole blocks, with one state."""
@@ -126,19 +151,19 @@ def budget(placement: Placement, context: int) -> Budget:
     users = placement.users(context)
     copies, size = placement.kv_copies, placement.block_size
     block_bytes = round(model.kv.per_token * size * copies)
-    beside = placement.sequence_bytes(context) - block_bytes * ceil(context / size)
-    left = placement.free_bytes - users * max(0, beside)
     contexts = [each for each in CONTEXTS if each <= (model.max_context or each)]
     longest = bisect_right(ANY_LENGTH, placement.free_bytes, key=placement.sequence_bytes) - 1
     return Budget(
         usable_bytes=placement.usable_bytes,
-        weight_bytes=model.weight_bytes,
+        weight_bytes=placement.weight_bytes,
         reserve_bytes=placement.reserved_bytes,
         kv_bytes=placement.free_bytes,
         kv_copies=copies,
         block_size=size,
         block_bytes=block_bytes,
-        num_blocks=left // block_bytes if block_bytes else 0,
+        num_blocks=blocks_that_fit(placement, min(users, placement.max_sequences))
+        if block_bytes
+        else 0,
         sequence_bytes=placement.sequence_bytes(context),
         context=context,
         users=users,
@@ -148,35 +173,31 @@ def budget(placement: Placement, context: int) -> Budget:
     )
 
 
-def blocks_that_fit(roofline: Roofline, block_size: int, *, max_sequences: int) -> int:
-    """Return the KV blocks for which a replica's devices have room beside the weights.
+def blocks_that_fit(placement: Placement, sequences: int | None = None) -> int:
+    """Return the blocks of K and V for which the devices have room.
 
-    Windows and states are held for `max_sequences` running sequences; blocks are what the
-    layers that see the whole prefix keep. Raises `ConfigError` if that leaves nothing.
+    Windows and states are held for `sequences` that run at once (None: as many as may run); blocks
+    are what the layers that see the whole prefix keep. Raises `ConfigError` if that leaves nothing.
     """
-    model, kv = roofline.model, roofline.model.kv
-    placed = Placement(
-        model=model,
-        accelerator=roofline.accelerator,
-        num_gpus=roofline.num_gpus,
-        reserve_bytes=0,
-        block_size=block_size,
-    )
-    devices = f"{placed.num_gpus} x {placed.accelerator.name}"
-    what = f"{placed.utilization:.0%} of {devices} is {format_bytes(placed.usable_bytes)}"
-    left = placed.free_bytes
+    model, kv = placement.model, placement.model.kv
+    sequences = placement.max_sequences if sequences is None else sequences
+    devices = f"{placement.num_gpus} x {placement.accelerator.name}"
+    what = f"{placement.utilization:.0%} of {devices} is {format_bytes(placement.usable_bytes)}"
+    left = placement.free_bytes
     if left <= 0:
         raise ConfigError(
-            f"{what}, but the weights of {model.name} are {format_bytes(model.weight_bytes)}; "
-            "take more devices per replica, larger ones, or weights of fewer bits"
+            f"{what}, but the weights of {model.name} are {format_bytes(placement.weight_bytes)} and "
+            f"room to compute in takes {format_bytes(placement.reserved_bytes)}; take more devices per "
+            "replica, larger ones, or weights of fewer bits"
         )
-    per_sequence = round((kv.window_bytes + kv.state_bytes) * placed.kv_copies)
-    rest = left - per_sequence * max_sequences
-    num_blocks = int(rest // (max(kv.per_token, 1) * block_size * placed.kv_copies))
+    per_sequence = round((kv.window_bytes + kv.state_bytes) * placement.kv_copies)
+    rest = left - per_sequence * sequences
+    block_bytes = max(kv.per_token, 1) * placement.block_size * placement.kv_copies
+    num_blocks = int(rest // block_bytes)
     if num_blocks < 1:
         able = f", for example {left // (2 * per_sequence)}" if per_sequence else ""
         raise ConfigError(
-            f"{what}: beside the weights, {format_bytes(left)} are left for {max_sequences} "
+            f"{what}: beside the weights, {format_bytes(left)} are left for {sequences} "
             f"sequences with {format_bytes(per_sequence)} of windows and states each and for blocks; "
             f"that is none. Run fewer sequences{able}, or take more devices per replica"
         )
@@ -190,7 +211,7 @@ def _does_not_fit(placement: Placement, context: int) -> str:
     says = (
         f"{model.name} does not fit on {devices}: its weights are "
         f"{format_bytes(model.weight_bytes)} ({model.weight_bytes_per_param:g} bytes per parameter), "
-        f"activations take {format_bytes(placement.reserved_bytes)}, and "
+        f"room to compute in takes {format_bytes(placement.reserved_bytes)}, and "
         f"{format_bytes(placement.usable_bytes)} are usable ({placement.utilization:.0%} of "
         f"{format_bytes(placement.accelerator.memory_bytes * placement.num_gpus)}); "
         f"use --num-gpus {needed}, which also holds a sequence of {context:,} tokens"

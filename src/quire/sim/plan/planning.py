@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.config import check_count
 from quire.errors import ConfigError
-from quire.sim.hardware import MemoryTier, Roofline
+from quire.sim.hardware import EngineTimes, MemoryTier, ModelTimes
 from quire.sim.plan.blocks import BlockAdvice, advise
 from quire.sim.plan.crossover import NEW_TOKENS, Crossover, crossover
 from quire.sim.plan.memory import Budget, Placement, budget
@@ -28,7 +28,7 @@ HOST_SHARE = 0.8
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds by the roofline.
+    """Seconds, where they come from, and by which share they were off there (None: not known).
 
     `prefill_s`        the context and the new tokens, from nothing
     `turn_s`           the new tokens after a context on the device
@@ -41,8 +41,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     break_even_bandwidth: float
     decode_step_s: float
     tokens_per_s: float
-    mfu: float
-    bandwidth_efficiency: float
+    basis: str
+    error: float | None
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,11 +103,11 @@ def plan(
     *,
     trace: Trace | None = None,
     new_tokens: int = NEW_TOKENS,
-    roofline: Roofline | None = None,
+    timing: ModelTimes | None = None,
 ) -> DeploymentPlan:
     """Plan for sequences of `context` tokens.
 
-    `roofline`: a calibrated one; else one with assumed rates. Without tiers, host memory behind
+    `timing`: None is by data sheets. Without tiers, host memory behind
     the accelerator's own link is looked at. Raises `ConfigError` for a model that does not fit,
     with what it takes, and `TraceError` for a trace that cannot be read.
     """
@@ -119,8 +119,8 @@ def plan(
             f"a context of {context:,} tokens is more than the {model.max_context:,} that "
             f"{model.name} was made for"
         )
-    if roofline is None:
-        roofline = Roofline(model, placement.accelerator, placement.num_gpus)
+    if timing is None:
+        timing = EngineTimes(model, placement.accelerator, placement.num_gpus)
     memory = budget(placement, context)
     looked_at = list(tiers) or [host_tier(placement)]
     limit = model.max_context or DEFAULT_CONTEXT_LIMIT
@@ -129,8 +129,8 @@ def plan(
     if trace is not None:
         hits = LruHits(reuses(trace, trace.block_size))
         hierarchies = _hierarchies(hits, placement, tiers, looked_at[0])
-        worth = worth_of(hits, roofline, _cacheable(memory), hierarchies)
-        planned = _planned_trace(trace, hits, roofline)
+        worth = worth_of(hits, timing, _cacheable(memory), hierarchies)
+        planned = _planned_trace(trace, hits, timing)
     return DeploymentPlan(
         model=model.name,
         params=model.params,
@@ -138,7 +138,7 @@ def plan(
         accelerator=placement.accelerator.name,
         num_gpus=placement.num_gpus,
         memory=memory,
-        speed=_speed(roofline, memory, new_tokens),
+        speed=_speed(timing, memory, new_tokens),
         tiers=[
             TierPlan(
                 name=tier.name,
@@ -146,9 +146,9 @@ def plan(
                 bandwidth=tier.bandwidth,
                 latency_s=tier.latency_s,
                 sequences=tier.capacity_bytes // max(1, model.kv.of(context)),
-                fetched_s=roofline.ttft_s(new_tokens, context, tier),
+                fetched_s=timing.ttft_s(new_tokens, context, tier),
                 crossover=crossover(
-                    roofline, tier, limit, new_tokens=new_tokens, block_size=placement.block_size
+                    timing, tier, limit, new_tokens=new_tokens, block_size=placement.block_size
                 ),
             )
             for tier in looked_at
@@ -170,18 +170,18 @@ def _cacheable(memory: Budget) -> int:
     return int(memory.kv_bytes / memory.kv_copies)
 
 
-def _speed(roofline: Roofline, memory: Budget, new_tokens: int) -> Speed:
+def _speed(timing: ModelTimes, memory: Budget, new_tokens: int) -> Speed:
     contexts = [memory.context] * min(MAX_BATCH, max(1, memory.users))
-    step = roofline.decode_s(contexts)
-    whole = roofline.prefill_s(memory.context + new_tokens)
+    step = timing.decode_s(contexts)
+    whole = timing.prefill_s(memory.context + new_tokens)
     return Speed(
         prefill_s=whole,
-        turn_s=roofline.prefill_s(new_tokens, memory.context),
-        break_even_bandwidth=roofline.model.kv.of(memory.context) / whole,
+        turn_s=timing.prefill_s(new_tokens, memory.context),
+        break_even_bandwidth=timing.model.kv.of(memory.context) / whole,
         decode_step_s=step,
         tokens_per_s=len(contexts) / step,
-        mfu=roofline.mfu,
-        bandwidth_efficiency=roofline.bandwidth_efficiency,
+        basis=timing.basis,
+        error=timing.known_error(),
     )
 
 
@@ -226,8 +226,8 @@ def _block_advice(
     return advise(placement.model, context, tiers, trace_block=trace.block_size, hit_at=hit_at)
 
 
-def _planned_trace(trace: Trace, hits: LruHits, roofline: Roofline) -> PlannedTrace:
-    model, read = roofline.model, hits.read
+def _planned_trace(trace: Trace, hits: LruHits, timing: ModelTimes) -> PlannedTrace:
+    model, read = timing.model, hits.read
     too_long = read.prompt_tokens > (model.max_context or np.inf)
     return PlannedTrace(
         source=trace.source,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
-from quire.sim.hardware import MemoryTier, ModelFacts, Roofline
+from quire.sim.hardware import MemoryTier, ModelFacts, ModelTimes
 from quire.sim.reuse import Counts, Reuses, lru_steps
 
 GIB = 1 << 30
@@ -70,7 +70,7 @@ class LruHits:
 
 def worth_of(
     hits: LruHits,
-    roofline: Roofline,
+    timing: ModelTimes,
     device_bytes: int,
     hierarchies: Sequence[Sequence[MemoryTier]],
 ) -> list[Worth]:
@@ -81,13 +81,13 @@ def worth_of(
     down to the tier that makes its first token come soonest, from all tiers at once, while it
     computes the rest.
     """
-    per_token = hits.bytes_per_token(roofline.model)
+    per_token = hits.bytes_per_token(timing.model)
     prompts: list[int] = hits.read.prompt_tokens.tolist()
     heads: list[int] = hits.cached_tokens(int(device_bytes / per_token)).tolist()
     alone = [
-        roofline.prefill_s(prompt - head, head) for prompt, head in zip(prompts, heads, strict=True)
+        timing.prefill_s(prompt - head, head) for prompt, head in zip(prompts, heads, strict=True)
     ]
-    all_gpu_s = sum(alone) * roofline.num_gpus
+    all_gpu_s = sum(alone) * timing.num_gpus
     rows: list[Worth] = []
     for tiers in hierarchies:
         known: list[list[int]] = []
@@ -101,7 +101,7 @@ def worth_of(
             head, depths = heads[index], [each[index] for each in known]
             device = alone[index], alone[index], head
             below = list(zip(depths, tiers, strict=True))
-            first_s, computed_s, cached = _soonest(roofline, prompt, device, below)
+            first_s, computed_s, cached = _soonest(timing, prompt, device, below)
             waited += first_s
             busy += computed_s
             taken += cached - head
@@ -112,8 +112,8 @@ def worth_of(
                 below={tier.name: tier.capacity_bytes for tier in tiers},
                 token_hit=found / hits.prompt_tokens,
                 device_hit=sum(heads) / hits.prompt_tokens,
-                prefill_gpu_s=busy * roofline.num_gpus,
-                saved_gpu_s=all_gpu_s - busy * roofline.num_gpus,
+                prefill_gpu_s=busy * timing.num_gpus,
+                saved_gpu_s=all_gpu_s - busy * timing.num_gpus,
                 ttft_s=waited / len(prompts),
                 fetched=taken / brought if brought else 1.0,
             )
@@ -122,7 +122,7 @@ def worth_of(
 
 
 def _soonest(
-    roofline: Roofline,
+    timing: ModelTimes,
     prompt: int,
     best: tuple[float, float, int],
     tiers: Sequence[tuple[int, MemoryTier]],
@@ -134,8 +134,8 @@ def _soonest(
     above, fetches = best[2], 0.0
     for known, tier in tiers:
         if known > above:
-            fetches = max(fetches, roofline.fetch_s(known - above, tier))
-            computed = roofline.prefill_s(prompt - known, known)
+            fetches = max(fetches, timing.fetch_s(known - above, tier))
+            computed = timing.prefill_s(prompt - known, known)
             first = max(computed, fetches)
             if first < best[0]:
                 best = (first, computed, known)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.sim.curves import Curves
-from quire.sim.optimum import OPTIMUM
+from quire.sim.optimum import BOUNDS
 from quire.sim.replay import ReplayResult
 from quire.sim.reuse import Reuses
 
@@ -17,7 +17,7 @@ from quire.sim.reuse import Reuses
 class Report(msgspec.Struct, frozen=True):
     """A report. `facts` are those of `quire replay --json`; commands compute figures again.
 
-    `rows`    see `ReplayResult.row`, with `share` and `optimum_token_hit`
+    `rows`    see `ReplayResult.row`, with `share`, `optimum_token_hit`, `reachable_token_hit` and `gap_closed`
     `reuses`  what the curves are made of
     `closer`  of each policy at one capacity, measured by `HitsOverTime` and `SharedPrefixes`
     """
@@ -32,8 +32,8 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def focus(self) -> ReplayResult:
-        """The first policy that is looked at closer, the optimum only where there is no other."""
-        return next((each for each in self.closer if each.policy != OPTIMUM), self.closer[0])
+        """The first policy that is looked at closer, a bound only where there is no other."""
+        return next((each for each in self.closer if each.policy not in BOUNDS), self.closer[0])
 
     @property
     def policies(self) -> list[str]:

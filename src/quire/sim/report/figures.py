@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from quire.errors import ConfigError
 from quire.extras import lacking
+from quire.sim.optimum import BOUNDS
 from quire.sim.report.data import Report
 
 Axes: TypeAlias = Any
@@ -18,7 +19,7 @@ SERIES = tuple(f"#0103{number:02x}" for number in range(1, 13))
 FATES = tuple(f"#0104{number:02x}" for number in range(1, 7))
 """Placeholders: colours that the page replaces by its own, for light and for dark.
 
-`SERIES` are policies, the first one LRU; the optimum is `MUTED`. `FATES` are what became of tokens,
+`SERIES` are policies, the first one LRU; bounds are `MUTED`. `FATES` are what became of tokens,
 in the order of `REASON_LABELS` behind "found". `PLAIN` is for what is of no policy.
 """
 
@@ -57,10 +58,10 @@ def figure(draw: Callable[[Axes, FigureSize], None], name: str) -> str:
 
 
 def colour_of(policy: str, policies: Iterable[str]) -> str:
-    """Return the placeholder of a policy: LRU and the optimum have the same one in every report."""
-    if policy in ("lru", "optimum"):
+    """Return the placeholder of a policy: LRU and the bounds have the same ones in every report."""
+    if policy in ("lru", *BOUNDS):
         return SERIES[0] if policy == "lru" else MUTED
-    others = [each for each in policies if each not in ("lru", "optimum")]
+    others = [each for each in policies if each not in ("lru", *BOUNDS)]
     return SERIES[1 + others.index(policy) % (len(SERIES) - 1)]
 
 
@@ -85,7 +86,7 @@ def draw_curves(report: Report, axes: Axes, size: FigureSize) -> None:
         if not rows:
             continue
         x, y = zip(*rows, strict=True)
-        between = "none" if policy in ("lru", "optimum") else ":"
+        between = "none" if policy in ("lru", *BOUNDS) else ":"
         axes.plot(
             x, y, linestyle=between, marker=MARKERS[number % len(MARKERS)], markersize=5.5, linewidth=1.2,
             color=colour_of(policy, policies), clip_on=False, zorder=20 - number,
@@ -127,7 +128,7 @@ def draw_over_time(report: Report, axes: Axes, size: FigureSize) -> None:
             x += start, stop
             y += [float("nan") if share is None else 100 * share] * 2
             last = max(last, stop)
-        style = (0, (4, 2)) if each.policy == "optimum" else "-"
+        style = (0, (4, 2)) if each.policy in BOUNDS else "-"
         colour = colour_of(each.policy, report.policies)
         axes.plot(x, y, color=colour, linestyle=style, linewidth=1.5)
     unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes")

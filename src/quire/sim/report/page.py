@@ -9,6 +9,7 @@ from typing import Any
 from quire._version import __version__
 from quire.errors import ConfigError
 from quire.extras import lacking
+from quire.sim.optimum import BOUNDS
 from quire.sim.report import figures
 from quire.sim.report.data import Report
 from quire.sim.report.figures import MUTED, VARIABLES, colour_of, figure, miss_legend, short
@@ -47,10 +48,10 @@ def html(report: Report) -> str:
 
 
 def _best(report: Report) -> dict[str, Any]:
-    """Return the focus row that finds most, the optimum apart where there are others."""
+    """Return the focus row that finds most, the bounds apart where there are others."""
     at = report.focus.capacity_blocks
     rows = [row for row in report.rows if row["capacity_blocks"] == at]
-    online = [row for row in rows if row["policy"] != "optimum"]
+    online = [row for row in rows if row["policy"] not in BOUNDS]
     return max(online or rows, key=lambda row: row["token_hit"])
 
 

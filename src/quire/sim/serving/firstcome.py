@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import deque
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from quire import ops
 from quire.core.terms import NO_HINT
+from quire.core.tokens import INT32
 from quire.sim.hardware.roofline import Chunk
 from quire.sim.replay import manager_of, tell_sizes
 from quire.sim.serving.decoding import Decoding
@@ -19,9 +21,16 @@ from quire.sim.serving.tiers import Tiers
 MAX_RUN = 1024
 """Decode steps that are simulated at once, at most."""
 
+FIRST_NAME = 1 << 30
+"""The first name of a block that only its own request can find: no trace has so many."""
+
 
 class FirstCome(Replica):
-    """Admits in order of arrival, and preempts the newest. A block of the trace is a token of its manager."""
+    """Admits in order of arrival, and preempts the newest. A block of the trace is a token of its manager.
+
+    Where steps are planned ahead, a plan knows what was known when the step before it began: who
+    came or ended during that step comes in, and leaves room, one step later.
+    """
 
     def __init__(
         self, number: int, limits: ReplicaLimits, timing: Timing, tiers: Tiers | None = None
@@ -35,7 +44,10 @@ class FirstCome(Replica):
         self._decoding = Decoding(limits.max_sequences, limits.block_size)
         self._prefilling: list[LiveRequest] = []
         self._chunks: list[tuple[LiveRequest, int]] = []
+        self._leaving: list[LiveRequest] = []
+        self._names = itertools.count(FIRST_NAME)
         self._num_admitted = 0
+        self._began = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -46,10 +58,14 @@ class FirstCome(Replica):
         return len(self.running)
 
     def submit(self, request: LiveRequest, now: float) -> None:
-        may_enter = not self.waiting and len(self.running) < self.limits.max_sequences
+        may_enter = not self.waiting and self._seats
         self.waiting.append(request)
-        if may_enter and len(self._ends) > 1:
-            self._ends = self._ends[: int(np.searchsorted(self._ends, now)) + 1]
+        if not len(self._ends):
+            return
+        under_way = int(np.searchsorted(self._ends, now))
+        request.account.queued_s = float(self._ends[under_way])
+        if may_enter:
+            self._ends = self._ends[: under_way + 1 + self.limits.plans_ahead]
 
     def cached_blocks(self, request: LiveRequest, now: float) -> tuple[int, ...]:
         if len(self._ends) > 1:
@@ -63,7 +79,10 @@ class FirstCome(Replica):
     def complete(self, now: float) -> list[LiveRequest]:
         self.now = now
         num_steps = len(self._ends)
+        if num_steps > 1:
+            self._began = float(self._ends[-2])
         self._ends = self._ends[:0]
+        self._close_leaving()
         decoding = self._decoding
         finished: list[LiveRequest] = []
         if len(decoding):
@@ -87,9 +106,10 @@ class FirstCome(Replica):
                 finished.append(request)
         self._chunks = []
         for request in finished:
-            assert request.seq is not None
             self.running.remove(request)
-            self.manager.close(request.seq)
+        self._leaving = finished
+        if not self.limits.plans_ahead:
+            self._close_leaving()
         return finished
 
     def plan(self, now: float) -> None:
@@ -101,30 +121,48 @@ class FirstCome(Replica):
             preempted = True
         if len(decoding):
             self._make_room(1)
-        fetch_s = 0.0 if preempted else self._admit()
+        known_s = self._began if self.limits.plans_ahead else now
+        if not self.running:
+            known_s = now
+            self._close_leaving()
+        fetch_s = 0.0 if preempted else self._admit(known_s)
         if self._is_idle(now):
             return
+        self._began = now
         self._chunks = self._cut_prompts()
         if self._chunks:
             chunks: list[Chunk] = [(num, request.computed) for request, num in self._chunks]
             step_s = self._timing.step_s(chunks, decoding.contexts)
             self._ends = np.array([now + max(step_s, fetch_s)])
         else:
-            num_steps = self._affordable(min(decoding.steps_left, MAX_RUN))
+            comes = self.waiting and self.waiting[0].account.queued_s > known_s
+            longest = 1 if comes or self._leaving else MAX_RUN
+            num_steps = self._affordable(min(decoding.steps_left, longest))
             steps_s = self._timing.decode_run_s(decoding.contexts, num_steps)
             self._ends = np.cumsum(np.concatenate(((now,), steps_s)))[1:]
 
     # -- admission -------------------------------------------------------------------------
 
-    def _admit(self) -> float:
-        """Let waiting requests in, first come first served; return how long fetches take."""
+    @property
+    def _seats(self) -> bool:
+        return len(self.running) + len(self._leaving) < self.limits.max_sequences
+
+    def _close_leaving(self) -> None:
+        """Give back the blocks of requests that have ended."""
+        for request in self._leaving:
+            assert request.seq is not None
+            self.manager.close(request.seq)
+        self._leaving = []
+
+    def _admit(self, known_s: float) -> float:
+        """Let waiting requests in that came until then, in their order; return how long fetches take."""
         limits, tiers = self.limits, self.tiers
         budget = limits.max_step_tokens - len(self._decoding)
         budget -= sum(request.target - request.computed for request in self._prefilling)
         fetched: list[tuple[int, int]] = []
-        while self.waiting and budget > 0 and len(self.running) < limits.max_sequences:
+        while self.waiting and budget > 0 and self._seats:
             request = self.waiting[0]
-            if not self._give_blocks(request):
+            if request.account.queued_s > known_s or not self._give_blocks(request):
                 break
             self.waiting.popleft()
             if tiers is not None:
@@ -145,11 +183,10 @@ class FirstCome(Replica):
         manager, size = self.manager, self.limits.block_size
         request.target = request.trace.prompt_tokens + request.generated
         wanted = -(-request.target // size)
-        spare = self.limits.reserve if self.running else 0
         seq = request.seq
         fit = ops.fits(manager, request.key if seq is None else seq)
         missing = wanted - fit.num_cached
-        if missing + spare > fit.room[0]:
+        if missing > fit.room[0]:
             return False
         if seq is None:
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
@@ -238,12 +275,25 @@ class FirstCome(Replica):
         else:
             self._prefilling.remove(request)
         self.running.remove(request)
+        self._name_own_blocks(request)
         self.manager.suspend(request.seq)
         request.lost = request.computed
         request.num_blocks = request.computed = 0
         request.account.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(request)
+
+    def _name_own_blocks(self, request: LiveRequest) -> None:
+        """Publish the full blocks behind those that the trace names, so that they may be found again."""
+        seq, size, named = request.seq, self.limits.block_size, request.num_named_blocks
+        assert seq is not None
+        full = request.computed // size
+        if full <= seq.computed or named * size > request.trace.prompt_tokens:
+            return
+        own = request.own_names
+        own += (next(self._names) for _ in range(full - named - len(own)))
+        names = [*request.key[:named].tolist(), *own]
+        self.manager.commit(seq, np.array(names[seq.computed : full], INT32))
 
 
 def _order(request: LiveRequest) -> int:

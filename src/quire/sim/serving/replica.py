@@ -17,9 +17,6 @@ from quire.sim.serving.requests import LiveRequest
 from quire.sim.serving.tiers import Tiers
 from quire.sim.trace.rows import TraceRequest
 
-WATERMARK = 0.01
-"""Share of the blocks that an admission leaves free while others run."""
-
 
 class Timing(Protocol):
     """Durations of steps in seconds, a function of the arguments alone. A `Roofline` is one."""
@@ -48,6 +45,8 @@ class ReplicaLimits(msgspec.Struct, frozen=True):
     `policy`             of eviction, by name
     `max_step_tokens`    tokens per step: one for each decoding request, the rest for prompts
     `max_sequences`      requests that run at once
+    `plans_ahead`        1: each step is planned while the one before it runs, as engines do that
+                         schedule asynchronously; 0: once it has ended
     """
 
     num_blocks: int
@@ -55,6 +54,7 @@ class ReplicaLimits(msgspec.Struct, frozen=True):
     policy: str = "lru"
     max_step_tokens: int = 8192
     max_sequences: int = 256
+    plans_ahead: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_step_tokens", "max_sequences"):
@@ -64,11 +64,8 @@ class ReplicaLimits(msgspec.Struct, frozen=True):
                 f"a step of {self.max_step_tokens} tokens and {self.max_sequences} sequences that "
                 "decode leave prompts no room; allow more tokens or fewer sequences"
             )
-
-    @property
-    def reserve(self) -> int:
-        """Blocks that an admission leaves free while others run."""
-        return int(WATERMARK * self.num_blocks)
+        if self.plans_ahead not in {0, 1}:
+            raise ConfigError(f"steps are planned 0 or 1 ahead, got plans_ahead={self.plans_ahead}")
 
     def check(self, request: TraceRequest) -> None:
         """Raise `OutOfBlocks` for a request that would not even fit alone."""

@@ -7,14 +7,17 @@ import numpy as np
 
 from quire.core.sequence import Sequence
 from quire.core.tokens import IntArray
-from quire.sim.replay import UNFINISHED
 from quire.sim.trace.rows import TraceRequest
+
+OWN = 2**31 - 1
+"""Less the number of a request, the name of the first block that no other request can find."""
 
 
 class Served(msgspec.Struct, gc=False):
     """The account of one request. Seconds of virtual time, tokens.
 
-    `cached_tokens` were found on the device when it was first admitted, `fetched_tokens` came
+    `queued_s` is when its engine took it over, at the end of the step under way: an engine's own
+    clocks begin there. `cached_tokens` were found on the device when it was first admitted, `fetched_tokens` came
     from a tier below; `recomputed_tokens` had KV once and lost it to a preemption.
     """
 
@@ -23,6 +26,7 @@ class Served(msgspec.Struct, gc=False):
     prompt_tokens: int
     output_tokens: int
     arrived_s: float
+    queued_s: float
     replica: int = -1
     admitted_s: float | None = None
     first_token_s: float = 0.0
@@ -59,7 +63,7 @@ class Served(msgspec.Struct, gc=False):
 class LiveRequest(msgspec.Struct, eq=False):
     """A request that waits or runs.
 
-    `key`         what its manager sees: the ids that the trace names, then one for the rest
+    `key`         what its manager sees: the ids that the trace names, then one of its own
     `account`     what is kept of it once it is finished
     `target`      tokens to have KV before the next token comes out of a prefill
     `generated`   output tokens so far
@@ -67,6 +71,7 @@ class LiveRequest(msgspec.Struct, eq=False):
     `num_blocks`  blocks that its sequence holds
     `order`       when it was admitted: the newest is preempted first
     `lost`        tokens that had KV before it was preempted
+    `own_names`   of its blocks behind those of the key that were published once
     `slot`        its place among the decoding ones
     """
 
@@ -81,6 +86,7 @@ class LiveRequest(msgspec.Struct, eq=False):
     order: int = 0
     lost: int = 0
     slot: int = -1
+    own_names: list[int] = []
 
     @property
     def num_named_blocks(self) -> int:
@@ -88,12 +94,17 @@ class LiveRequest(msgspec.Struct, eq=False):
         return len(self.key) - 1
 
     def found_tokens(self, num_blocks: int, block_size: int) -> int:
-        """Return the tokens in its first so many named blocks, but the one always computed."""
-        return min(num_blocks * block_size, self.trace.prompt_tokens, self.target - 1)
+        """Return the tokens in its first so many blocks, but the one always computed."""
+        tokens = num_blocks * block_size
+        if num_blocks <= self.num_named_blocks:
+            tokens = min(tokens, self.trace.prompt_tokens)
+        return min(tokens, self.target - 1)
 
 
 def arriving(number: int, trace: TraceRequest, arrived_s: float) -> LiveRequest:
     """Return a request of a trace as it arrives."""
-    account = Served(number, trace.row, trace.prompt_tokens, trace.output_tokens, arrived_s)
-    key = np.concatenate((trace.blocks, UNFINISHED))
-    return LiveRequest(trace, key, account, target=trace.prompt_tokens)
+    tokens = trace.prompt_tokens, trace.output_tokens
+    account = Served(number, trace.row, *tokens, arrived_s, arrived_s)
+    own = OWN - number
+    key = np.append(trace.blocks, np.int32(own))
+    return LiveRequest(trace, key, account, target=trace.prompt_tokens, own_names=[own])

@@ -9,12 +9,12 @@ from quire.core.terms import NO_HINT
 from quire.core.tokens import INT32, IntArray
 from quire.exchange import restore
 from quire.scheduling import Job, Limits, Scheduler, Step
-from quire.sim.serving.replica import WATERMARK, Replica, ReplicaLimits, Timing
-from quire.sim.serving.requests import LiveRequest
+from quire.sim.serving.replica import Replica, ReplicaLimits, Timing
+from quire.sim.serving.requests import OWN, LiveRequest
 from quire.sim.serving.tiers import Tiers
 
-_OWN = 2**31 - 1
-"""Less the number of a request, the token that stands for all that no other request can find."""
+WATERMARK = 0.01
+"""Share of the blocks that an admission leaves free while others run."""
 
 
 class Scheduled(Replica):
@@ -51,6 +51,8 @@ class Scheduled(Replica):
 
     def submit(self, request: LiveRequest, now: float) -> None:
         trace = request.trace
+        if self.next_s is not None:
+            request.account.queued_s = self.next_s
         job = Job(
             self._prompt(request),
             max(trace.output_tokens, 1),
@@ -74,7 +76,7 @@ class Scheduled(Replica):
         for at in range(step.num_decodes, len(step.jobs)):
             self._requests[step.jobs[at]].account.computed_tokens += int(step.lengths[at])
         if not step.repeats:
-            own = [_OWN - self._requests[job].account.number for job in step.sampled]
+            own = [OWN - self._requests[job].account.number for job in step.sampled]
             self._tokens = np.array(own, INT32)
         self._scheduler.complete(step, self._tokens)
         finished: list[LiveRequest] = []
@@ -107,7 +109,7 @@ class Scheduled(Replica):
     def _prompt(self, request: LiveRequest) -> IntArray:
         """Return token ids that are equal as far as the trace's blocks are: a block begins with its id."""
         size, num_tokens = self.limits.block_size, request.trace.prompt_tokens
-        tokens = np.full(num_tokens, _OWN - request.account.number, INT32)
+        tokens = np.full(num_tokens, OWN - request.account.number, INT32)
         named = tokens[: request.num_named_blocks * size]
         named[:] = 0
         named[::size] = request.key[: -(-len(named) // size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ ROWS: dict[str, tuple[type[Any], float]] = {
     "bailian": (schemas.ChatRow, 1.0),
     "hash-runs": (schemas.RunsRow, 1000.0),
     "quire": (schemas.QuireRow, 1.0),
+    "recorded": (schemas.MeasuredRow, 1.0),
 }
 """Formats of one request per line: what a line becomes, and the unit of time."""
 
@@ -24,8 +26,12 @@ FORMATS = (*ROWS, "kv-events", "conversations")
 
 SIGNS = {
     "quire_trace": "quire", "hash_runs": "hash-runs", "chat_id": "bailian", "hash_ids": "mooncake",
+    "engine": "recorded",
 }  # fmt: skip
 """Formats by a key of their first line, in this order."""
+
+RECORDED_BLOCK = 16
+"""Tokens per block of an engine whose recorded run says nothing else: vLLM's own default."""
 
 MOONCAKE_BLOCK = 512
 """Tokens per block of the traces published with Mooncake."""
@@ -68,11 +74,13 @@ def layout_of(path: Path, wanted: str | None, block_size: int | None) -> Layout:
     if found is None:
         raise TraceError(
             f"{path} is no trace that is known: rows have hash_ids (mooncake, bailian) or hash_runs "
-            "(hash-runs), or follow a header (quire), or are batches of events (kv-events) or "
+            "(hash-runs), or follow a header (quire, recorded), or are batches of events (kv-events) or "
             f"conversations; the first line is {excerpt(line)}"
         )
     if found == "quire":
         return _quire_layout(path, line, rest, block_size)
+    if found == "recorded":
+        return _recorded_layout(path, keys, rest, block_size)
     row_type, ticks_per_s = ROWS[found]
     if block_size is None:
         block_size = _guessed_block_size(path, head, row_type)
@@ -101,6 +109,36 @@ def _quire_layout(path: Path, line: bytes, rest: bytes, block_size: int | None) 
         raise TraceError(f"{path} has a header and no rows: a trace has at least one request")
     local = header.ids == "session"
     return Layout("quire", schemas.QuireRow, header.block_size, has_header=True, local_ids=local)
+
+
+def _recorded_layout(
+    path: Path, header: Mapping[str, Any], rest: bytes, block_size: int | None
+) -> Layout:
+    own = recorded_setting(header, "block_size", RECORDED_BLOCK)
+    if not isinstance(own, int) or not 1 <= own <= schemas.MAX_BLOCK_SIZE:
+        raise TraceError(f"{path}: block_size in its first line is {own!r}, no number of tokens")
+    check_block_size(path, own, block_size)
+    if not rest.strip():
+        raise TraceError(
+            f"{path} has settings and no rows: a recorded run has at least one request"
+        )
+    return Layout("recorded", schemas.MeasuredRow, own, has_header=True)
+
+
+def recorded_setting(header: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Return a setting of a recorded run by its name, wherever its first line has it.
+
+    The nearest to the top counts that is not null: what a user asked for stands above what the engine
+    made of it.
+    """
+    level: list[Mapping[str, Any]] = [header]
+    while level:
+        found = [each[name] for each in level if each.get(name) is not None]
+        if found:
+            return found[0]
+        inner = (value for each in level for value in each.values())
+        level = [cast("Mapping[str, Any]", value) for value in inner if isinstance(value, dict)]
+    return default
 
 
 def _guessed_block_size(path: Path, head: bytes, row_type: type[Any]) -> int:

@@ -14,6 +14,9 @@ from quire.core.terms import Hint
 Runs: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 """Chains of block ids as runs, int32 [num_runs, 2]: (first id, length), ids rising by one."""
 
+NO_RUNS: Runs = np.empty((0, 2), np.int32)
+"""The runs of a prompt of which the trace names no block."""
+
 Blocks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 """Block ids one by one, int32 [num_blocks]."""
 
@@ -128,7 +131,7 @@ def add_run(runs: list[tuple[int, int]], first: int, length: int) -> None:
 def compress(blocks: Blocks) -> Runs:
     """Return ids as runs: the inverse of `expand`."""
     if not len(blocks):
-        return np.empty((0, 2), np.int32)
+        return NO_RUNS
     cuts = np.flatnonzero(np.diff(blocks) != 1) + 1
     starts = np.concatenate(([0], cuts))
     lengths = np.diff(np.concatenate((starts, [len(blocks)])))

@@ -82,6 +82,32 @@ class QuireRow(
     duration_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
+class MeasuredRow(
+    msgspec.Struct,
+    gc=False,
+    rename={
+        "timestamp": "arrival_s",
+        "input_length": "input_tokens",
+        "output_length": "output_tokens",
+        "hash_ids": "block_ids",
+        "duration_s": "total_s",
+    },
+):
+    """A request of a recorded run: when it came, what it was, and its measured seconds.
+
+    `ttft_s`      until its first token, `duration_s` until its last one
+    """
+
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[int | str]
+    ttft_s: Annotated[float, msgspec.Meta(gt=0)]
+    duration_s: Annotated[float, msgspec.Meta(gt=0)]
+    session_id: ClassVar[Session] = None
+    hint: ClassVar[Hint | None] = None
+
+
 class QuireHeader(msgspec.Struct, kw_only=True):
     """The first line of quire's own format.
 

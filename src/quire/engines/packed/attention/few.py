@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
-from quire.engines.packed.attention.vectors import FLOATS, LANES, Number, Variable
+from quire.engines.packed.vectors import FLOATS, LANES, Number, Variable
 
 
 def attend_few(code: LayerCode, task: Task) -> None:
@@ -45,10 +45,10 @@ def attend_few(code: LayerCode, task: Task) -> None:
                     for each, value in zip(sums[i], values, strict=True):
                         each.now = code.multiply_add(weight, value, each.now)
         for i in together:
-            to = code.partial(task.partial + query // layer.group, head + i)
-            code.store(highest[i].now.picked([0]), to)
-            code.store(code.across(total[i].now, Number.__add__).picked([0]), to + 4)
-            code.store_row([each.now for each in sums[i]], to + 8, code.shape.width)
+            sums_now = [each.now for each in sums[i]]
+            total_now = code.across(total[i].now, Number.__add__)
+            place = task.partial + query // layer.group
+            code.finish((row, head + i, place), highest[i].now, total_now, sums_now)
 
 
 def _scores(code: LayerCode, queries: list[list[Number]], slots: Sequence[Number]) -> list[Number]:

@@ -7,34 +7,34 @@ algorithm 1).
 
 # pyright: basic
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 
 from llvmlite import ir
 
-from quire.engines.packed.attention.compiling import for_threads
 from quire.engines.packed.attention.few import attend_few
 from quire.engines.packed.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
 from quire.engines.packed.attention.many import attend_many
-from quire.engines.packed.attention.vectors import (
+from quire.engines.packed.attention.work import LANES as QUERIES
+from quire.engines.packed.compiling import functions
+from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
     LANES,
     Number,
     Variable,
 )
-from quire.engines.packed.attention.work import LANES as QUERIES
 
 
 @cache
-def kernel(shape: Shape) -> Callable[[int, int, int], None]:
-    """Return `run(layer, fork, threads)`: the address of a `LayerInputs`, and of GOMP_parallel, or 0."""
+def kernel(shape: Shape) -> Sequence[int]:
+    """Return the functions of a pass over `LayerInputs`."""
     module = ir.Module()
     writers = (_write, _attend, _merge)
     phases = [LayerCode(module, write.__name__, shape) for write in writers]
     for phase, write in zip(phases, writers, strict=True):
         write(phase)
-    return for_threads(module, phases)
+    return functions(module, phases)
 
 
 def _write(code: LayerCode) -> None:
@@ -43,7 +43,7 @@ def _write(code: LayerCode) -> None:
     of_k = (layer.k, layer.new_k, layer.new_k_row, layer.new_k_head, code.key_words)
     of_v = (layer.v, layer.new_v, layer.new_v_row, layer.new_v_head, code.value_words)
     with (
-        code.claims(layer.claimed, layer.num_rows // LANES + 1) as some,
+        code.claims(code.arguments[0], layer.num_rows // LANES + 1) as some,
         code.loop(some * LANES, (some * LANES + LANES).min(layer.num_rows)) as row,
     ):
         with code.when(layer.cos > 0):
@@ -80,7 +80,7 @@ def _turn(code: LayerCode, place: Number, angle: Number) -> None:
 def _attend(code: LayerCode) -> None:
     """Attend the parts."""
     layer = code.layer
-    with code.claims(layer.claimed + 8, layer.num_tasks * layer.kv_heads) as claimed:
+    with code.claims(code.arguments[0] + 8, layer.num_tasks * layer.kv_heads) as claimed:
         place = layer.tasks + claimed // layer.kv_heads * 64
         task = Task._make([*(code.number(place, i) for i in range(8)), claimed % layer.kv_heads])
         task = task._replace(table=layer.tables + task.table * layer.num_columns * 4)
@@ -94,7 +94,11 @@ def _attend(code: LayerCode) -> None:
 def _merge(code: LayerCode) -> None:
     """Fill `out`: of each row its parts and the sink, each by its share of the sum of weights."""
     layer, width = code.layer, code.shape.width
-    with code.claims(layer.claimed + 16, layer.num_rows) as row, code.loop(0, code.heads) as head:
+    with (
+        code.claims(code.arguments[0] + 16, layer.num_rows) as row,
+        code.when(code.is_merged(row)),
+        code.loop(0, code.heads) as head,
+    ):
         first, last = (code.number(layer.merged_starts, row + i) for i in range(2))
 
         def part(at: Number, head: Number = head) -> tuple[Number, Number]:
@@ -115,6 +119,4 @@ def _merge(code: LayerCode) -> None:
             total.now += share * code.load(place + 4, FLOAT).spread()
             for each, value in zip(sums, code.load_row(place + 8, width, FLOAT), strict=True):
                 each.now += share * value
-        found = [each.now / total.now for each in sums]
-        to = layer.out + (row * code.heads + head) * (4 * code.value_words)
-        code.store_floats(found, to, width, bfloat16=code.shape.bfloat16)
+        code.put(row, head, [each.now / total.now for each in sums])

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from quire.engines.packed.attention.vectors import (
+from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
     INT,
     LANES,
+    LOG2_E,
     PAIRED,
     WORD,
     Code,
@@ -24,8 +25,6 @@ LOWEST = -1e30
 UNSEEN = -2e38
 """The score of a key that a query does not see."""
 
-LOG2_E = 1.4426950408889634
-
 
 class Shape(NamedTuple):
     """What code is compiled for.
@@ -33,6 +32,7 @@ class Shape(NamedTuple):
     depth, width  elements of a key, and of a value
     together      queries of one row that few queries are attended by: 1 or 2
     bfloat16      whether q, k, v and the output are that, or float32
+    wide          whether the output has room for floats where it is bfloat16
     paired        whether the CPU multiplies pairs of bfloat16; where not, they are widened to float32
     """
 
@@ -41,13 +41,14 @@ class Shape(NamedTuple):
     together: int
     block_size: int
     bfloat16: bool
+    wide: bool = False
     paired: bool = PAIRED
 
 
 class LayerInputs(NamedTuple):
     """One layer's attention: addresses of arrays, and numbers.
 
-    claimed               int64 [3], zeros: what threads have taken of each phase
+    written .. joined      what threads have claimed of rows to write, of tasks, and of rows to merge
     tables .. last        those of `Work`; num_columns of the tables
     slots                 int64 [N]: where the new rows' K and V go
     q, new_k, new_v       with bytes from row to row and from head to head
@@ -60,7 +61,9 @@ class LayerInputs(NamedTuple):
     scale, softcap        the bits of a float32; softcap 0: none
     """
 
-    claimed: Any
+    written: Any
+    attended: Any
+    joined: Any
     kv_heads: Any
     group: Any
     tables: Any
@@ -148,15 +151,15 @@ class LayerCode(Code):
 
     def query(self, row: Number, head: Number) -> list[Number]:
         layer = self.layer
-        return self._operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
+        return self.operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
 
     def key(self, slot: Number) -> list[Number]:
-        return self._operands(self.layer.k + slot * (4 * self.key_words), self.key_words)
+        return self.operands(self.layer.k + slot * (4 * self.key_words), self.key_words)
 
     def values(self, slots: Sequence[Number]) -> list[list[Number]]:
         """Load values; of pairs, as one row for every two keys."""
         size = self.value_words
-        rows = [self._operands(self.layer.v + slot * (4 * size), size) for slot in slots]
+        rows = [self.operands(self.layer.v + slot * (4 * size), size) for slot in slots]
         if not self.paired:
             return rows
         return [
@@ -164,13 +167,50 @@ class LayerCode(Code):
             for two in zip(rows[::2], rows[1::2], strict=True)
         ]
 
-    def _operands(self, address: Number, num_words: int) -> list[Number]:
+    def operands(self, address: Number, num_words: int) -> list[Number]:
+        """Load elements in so many words as operands."""
         row = self.load_row(address, num_words, self.kind)
         return [half for words in row for half in self.halves(words)] if self.widened else row
 
     def partial(self, row: Number, head: Number) -> Number:
         """Return the address of one of the partial results."""
         return self.layer.partial + (row * self.heads + head) * (4 * (2 + self.shape.width))
+
+    def is_merged(self, row: Number) -> Number:
+        """Return whether the output of a row is more than what one task finds."""
+        first, last = (self.number(self.layer.merged_starts, row + i) for i in range(2))
+        return (last - first > 1) | (self.layer.sinks > 0)
+
+    def finish(
+        self,
+        place: tuple[Number, Number, Number],
+        highest: Number,
+        total: Number,
+        sums: Sequence[Number],
+    ) -> None:
+        """Store what a task found for a query: for the merge, or where there is nothing to merge, as the output.
+
+        place         the row of the step, the head, and the row of the partial results
+        highest, total, sums  vectors, of the first two with the same number in each lane
+        """
+        row, head, partial = place
+        with self.either(self.is_merged(row)) as (merged, alone):
+            with merged:
+                to = self.partial(partial, head)
+                self.store(highest.picked([0]), to)
+                self.store(total.picked([0]), to + 4)
+                self.store_row(sums, to + 8, self.shape.width)
+            with alone:
+                self.put(row, head, [each / total for each in sums])
+
+    def put(self, row: Number, head: Number, values: Sequence[Number]) -> None:
+        """Store the output of a query."""
+        bfloat16, wide = self.shape.bfloat16, self.shape.wide
+        size = 2 if bfloat16 and not wide else 4
+        to = self.layer.out + (row * self.heads + head) * (size * self.shape.width)
+        if wide:
+            values = [self.nearest(each) for each in values]
+        self.store_floats(values, to, self.shape.width, bfloat16=bfloat16 and not wide)
 
     def factor(self) -> Number:
         """Return what turns scores, capped where they are, into powers of 2."""

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
-from quire.engines.packed.attention.vectors import (
+from quire.engines.packed.attention.work import LANES as QUERIES
+from quire.engines.packed.vectors import (
     FLOAT,
     FLOATS,
     LANES,
-    WORD,
     WORDS,
     Number,
     Variable,
 )
-from quire.engines.packed.attention.work import LANES as QUERIES
 
 KEYS = 64
 """Keys that are scored before any of them is weighed."""
@@ -34,7 +33,7 @@ def attend_many(code: LayerCode, task: Task) -> None:
     layer, depth, width = code.layer, code.depth, code.width
     steps = KEYS // 2 if code.paired else KEYS
     num_queries = (task.num_rows * layer.group - task.first_query).min(QUERIES)
-    queries, one = code.room(_LINE * depth), code.room(4 * depth)
+    queries, places = code.room(_LINE * depth), code.room(8 * QUERIES)
     upper, lower = code.room(_LINE), code.room(_LINE)
     # What the queries see: from the least to the last, and what is seen by all.
     far, near = code.constant(2**31 - 1), code.constant(0)
@@ -47,9 +46,8 @@ def attend_many(code: LayerCode, task: Task) -> None:
         code.store(last.narrowed(), upper + lane * 4)
         bottom.now, top.now = bottom.now.min(first), top.now.max(last)
         all_from.now, all_to.now = all_from.now.max(first), all_to.now.min(last)
-        code.store_row(code.query(row, head), one, depth)
-        with code.loop(0, depth) as i:
-            code.store(code.load(one + i * 4, WORD), queries + (i * QUERIES + lane) * 4)
+        code.store(layer.q + row * layer.q_row + head * layer.q_head, places + lane * 8)
+    _lay_queries(code, places, queries)
 
     keys, values = code.room(4 * KEYS * depth), code.room(4 * steps * width)
     scores, weights, sums = (code.room(n * _LINE) for n in (KEYS, steps, width))
@@ -112,13 +110,35 @@ def attend_many(code: LayerCode, task: Task) -> None:
     for v in _VECTORS:
         code.store(highest[v].now, lower + _VECTOR * v)
         code.store(total[v].now, upper + _VECTOR * v)
+    found = code.room(_LINE * width)
+    with code.loop(0, QUERIES, LANES) as lane, code.loop(0, width, LANES) as at:
+        columns = [code.load(sums + (at + i) * _LINE + lane * 4) for i in range(LANES)]
+        for i, row in enumerate(code.transposed(columns)):
+            code.store(row, found + (lane + i) * (4 * width) + at * 4)
     with code.loop(0, num_queries) as lane:
-        _, place, head = _query(code, task, lane)
-        to = code.partial(place, head)
-        code.store(code.load(lower + lane * 4, FLOAT), to)
-        code.store(code.load(upper + lane * 4, FLOAT), to + 4)
-        with code.loop(0, code.shape.width) as i:
-            code.store(code.load(sums + i * _LINE + lane * 4, FLOAT), to + 8 + i * 4)
+        row, place, head = _query(code, task, lane)
+        high, all_of_it = (code.load(each + lane * 4, FLOAT).spread() for each in (lower, upper))
+        values_of_it = code.load_row(found + lane * (4 * width), width, FLOAT)
+        code.finish((row, head, place), high, all_of_it, values_of_it)
+
+
+def _lay_queries(code: LayerCode, places: Number, to: Number) -> None:
+    """Lay queries at 64 places down as operands [depth, QUERIES]."""
+    words = code.key_words
+    per_vector = 2 * LANES if code.widened else LANES
+
+    def lay(lane: Number, at: Number, count: int) -> None:
+        rows = [code.operands(code.number(places, lane + i) + at * 4, count) for i in range(LANES)]
+        for j, columns in enumerate(zip(*rows, strict=True)):
+            for i, row in enumerate(code.transposed(columns)):
+                place = at * (per_vector // LANES) + (j * LANES + i)
+                code.store(row, to + place * _LINE + lane * 4)
+
+    with code.loop(0, QUERIES, LANES) as lane:
+        with code.loop(0, words // LANES * LANES, LANES) as at:
+            lay(lane, at, LANES)
+        if words % LANES:
+            lay(lane, code.constant(words // LANES * LANES), words % LANES)
 
 
 def _query(code: LayerCode, task: Task, lane: Number) -> tuple[Number, Number, Number]:

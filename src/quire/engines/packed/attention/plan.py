@@ -36,7 +36,8 @@ class AttentionPlan:
     min_saved_tokens  reads of a token that a shared run has to save
 
     `update` makes it for a step; every layer of the group then uses it. While a batch decodes,
-    the parts stay as they are and each request's own grows with it.
+    the parts stay as they are and each request's own grows with it: the work is the same object
+    then, and all arrays are those of before, in which numbers have changed.
 
     packed     the step
     slots      int64 [N]  where the new rows' K and V go: `block * block_size + offset`
@@ -53,8 +54,8 @@ class AttentionPlan:
     position: Ints = field(init=False)
     seen_from: Ints = field(init=False)
     _parts: Parts | None = field(init=False, repr=False, default=None)
-    _works: dict[tuple[int, int], Work] = field(
-        init=False, repr=False, default_factory=dict[tuple[int, int], Work]
+    _works: dict[tuple[int, int, int], Work] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, int], Work]
     )
 
     def update(self, packed: Packed) -> None:
@@ -64,7 +65,7 @@ class AttentionPlan:
         plan is then the one before.
         """
         _check(packed, self.block_size)
-        if self._goes_on(packed):
+        if goes_on := self._goes_on(packed):
             self.packed.tables[:] = packed.tables
             self.packed.context[:] = packed.context
             self.position += 1
@@ -79,7 +80,11 @@ class AttentionPlan:
         size, columns = self.block_size, self.position // self.block_size
         of_row = np.repeat(np.arange(len(packed.lengths)), packed.lengths)
         blocks = self.packed.tables[of_row, columns].astype(np.int64)
-        self.slots = torch.as_tensor(blocks * size + self.position % size)
+        slots = torch.as_tensor(blocks * size + self.position % size)
+        if goes_on:
+            self.slots.copy_(slots)
+        else:
+            self.slots = slots
 
     def of(self, rows: Ints) -> "AttentionPlan":
         """Return a plan of some rows of the step, in order, which are the last ones of their requests."""
@@ -91,16 +96,22 @@ class AttentionPlan:
         plan.update(Packed(packed.tables[kept], starts[kept], counts[kept]))
         return plan
 
-    def work(self, group: int, num_threads: int) -> Work:
-        """Return the tasks of a step in which `group` query heads read one kv head."""
-        if (group, num_threads) not in self._works:
+    @property
+    def parts(self) -> object:
+        """What the work is divided into: another object where that changes."""
+        return self._parts
+
+    def work(self, group: int, kv_heads: int, num_threads: int) -> Work:
+        """Return the tasks of a step in which `group` query heads read each kv head."""
+        key = group, kv_heads, num_threads
+        if key not in self._works:
             assert self._parts is not None
-            found, merged = tasks(self._parts, group, num_threads)
+            found, merged = tasks(self._parts, *key)
             order = np.argsort(merged, kind="stable")
             starts = np.searchsorted(merged[order], np.arange(len(self.position) + 1))
             held = (self.packed.tables, self.position, self.seen_from, self._parts.rows)
-            self._works[group, num_threads] = Work(self.block_size, *held, found, order, starts)
-        return self._works[group, num_threads]
+            self._works[key] = Work(self.block_size, *held, found, order, starts)
+        return self._works[key]
 
     def lower(self, positions: Ints) -> Ints:
         """Return the first position that rows at these positions see."""

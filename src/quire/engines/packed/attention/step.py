@@ -1,7 +1,5 @@
 """Attention of one layer over the block tables of a step: compiled where it can be, else as it is defined."""
 
-from ctypes import CDLL, c_void_p, cast
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -71,23 +69,41 @@ def _attend_compiled(
     plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
 ) -> torch.Tensor:
     # The compiler is loaded by who attends, not by who imports the engine.
+    from quire.engines.packed.compiling import Program  # noqa: PLC0415
+
+    out = torch.empty((*q.shape[:2], new[1].shape[-1]), dtype=q.dtype)
+    Program([attention_pass(plan, pools, q, new, scoring, out=out)]).run()
+    return out
+
+
+def attention_pass(
+    plan: AttentionPlan,
+    pools: KV,
+    q: torch.Tensor,
+    new: KV,
+    scoring: Scoring,
+    *,
+    out: torch.Tensor,
+) -> Any:
+    """Return the pass that does what `attend` does, to `out`; bfloat16s go there as floats where it has these."""
     from quire.engines.packed.attention.kernel import kernel  # noqa: PLC0415
     from quire.engines.packed.attention.layer import LayerInputs, Shape  # noqa: PLC0415
+    from quire.engines.packed.compiling import Pass  # noqa: PLC0415
 
     (k, v), (num_rows, heads, depth) = pools, q.shape
     kv_heads, width = v.shape[2:]
     group = heads // kv_heads
     threads = torch.get_num_threads()
-    work = plan.work(group, threads)
-    out = torch.empty((num_rows, heads, width), dtype=q.dtype)
+    work = plan.work(group, kv_heads, threads)
     partial = np.empty((len(work.merged), heads, 2 + width), np.float32)
-    claimed = np.zeros(3, np.int64)
     sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
     cos, sin = (0, 0) if scoring.rotary is None else (each.data_ptr() for each in scoring.rotary)
     numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
 
     layer = LayerInputs(
-        _at(claimed),
+        0,
+        0,
+        0,
         kv_heads,
         group,
         _at(work.tables),
@@ -113,10 +129,10 @@ def _attend_compiled(
         0 if sinks is None else sinks.data_ptr(),
         *numbers.tolist(),
     )
-    shape = Shape(depth, width, 2 - group % 2, plan.block_size, q.dtype == torch.bfloat16)
-    addresses = np.array(layer, np.int64)
-    kernel(shape)(_at(addresses), fork() if threads > 1 else 0, threads)
-    return out
+    is_bfloat16, wide = q.dtype == torch.bfloat16, out.dtype != q.dtype
+    shape = Shape(depth, width, 2 - group % 2, plan.block_size, is_bfloat16, wide)
+    held = (work, partial, sinks, scoring, plan.slots, q, new, out)
+    return Pass(kernel(shape), layer, threads, held)
 
 
 def _at(array: Any) -> int:
@@ -127,11 +143,3 @@ def _rows(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Return the address of rows, and the bytes from row to row and from head to head."""
     size = tensor.element_size()
     return tensor.data_ptr(), tensor.stride(0) * size, tensor.stride(1) * size
-
-
-@cache
-def fork() -> int:
-    """Return the address of GOMP_parallel of the OpenMP that torch runs on, whose threads are awake; 0: none."""
-    found = find_spec("torch._C")
-    held = CDLL(found and found.origin)  # a symbol is looked for in all that the library needs, too
-    return cast(held.GOMP_parallel, c_void_p).value or 0 if hasattr(held, "GOMP_parallel") else 0

@@ -73,8 +73,8 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def tasks(parts: Parts, group: int, num_threads: int) -> tuple[Ints, Ints]:
-    """Return tasks, int64 [T, 8] as in `Work`, and the row of the step of each partial result.
+def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[Ints, Ints]:
+    """Return tasks of each of the kv heads, int64 [T, 8] as in `Work`, and the row of the step of each partial result.
 
     A part with many queries is divided by these; one with few, and most of the keys of a step,
     by its keys, each piece with partial results of its own.
@@ -82,9 +82,9 @@ def tasks(parts: Parts, group: int, num_threads: int) -> tuple[Ints, Ints]:
     queries, keys = parts.num_rows * group, parts.stops - parts.starts
     at_once = np.where(queries > FEW, LANES, FEW)
     tiles = -(-queries // at_once)
-    share = int((tiles * keys * at_once).sum()) // (4 * num_threads) + 1
+    share = int((tiles * keys * at_once).sum()) * kv_heads // (4 * num_threads) + 1
     pieces = np.minimum(-(-keys * at_once // share), -(-keys // MIN_TASK_KEYS))
-    pieces = np.where(tiles < 2 * num_threads, np.maximum(pieces, 1), 1)
+    pieces = np.where(tiles * kv_heads < 2 * num_threads, np.maximum(pieces, 1), 1)
     length = -(-keys // pieces)
 
     of_piece = np.repeat(np.arange(len(pieces)), pieces)

@@ -4,23 +4,26 @@ import base64
 import binascii
 import hmac
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
 from quire.config import read_bytes
 from quire.core import Scope
 from quire.errors import ConfigError
-from quire.serve.protocol import ApiError
+from quire.web.errors import ApiError
 
 KEY_ENV, OPERATOR_ENV = "QUIRE_API_KEY", "QUIRE_OPERATOR_KEY"
 MIN_KEY = 8
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+
+OPERATOR = "the operator"
+"""The operator's name beside those of tenants, which are one word each."""
 
 
 class ApiKeys:
@@ -42,55 +45,53 @@ class ApiKeys:
         *,
         exposed: bool = False,
     ) -> None:
-        for name, key in (*tenants, *([("the operator", operator)] if operator else ())):
+        keys = [*tenants, *([(OPERATOR, operator)] if operator else [])]
+        for name, key in keys:
             if len(key) < MIN_KEY or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError(
                     f"the key of {name} has {len(key)} characters or some that a header cannot "
                     f"carry; use at least {MIN_KEY} of printable ASCII, without spaces"
                 )
-        self._tenants = [(_digest(key), name) for name, key in tenants]
-        self._operator = _digest(operator) if operator else None
-        digests = [digest for digest, _ in self._tenants] + [self._operator] * (
-            operator is not None
-        )
-        if len(set(digests)) < len(digests):
+        self._owners = {_digest(key): name for name, key in keys}
+        if len(self._owners) < len(keys):
             raise ConfigError("a key is given twice; each tenant and the operator have their own")
         if exposed and not tenants:
             raise ConfigError(
                 f"a server beyond loopback needs keys: --keys FILE, or the environment's {KEY_ENV}"
             )
-        self._exposed = exposed
+        self._exposed, self._has_operator = exposed, bool(operator)
         self.names = frozenset(name for name, _ in tenants)
 
     def tenant(self, headers: Mapping[str, str]) -> str | None:
         """Return the tenant of a request, None on a server without keys. Raises `ApiError` 401."""
         self._check_origin(headers)
-        if not self._tenants:
+        if not self.names:
             return None
-        given, found = _digest(_key_of(headers)), None
-        for digest, name in self._tenants:  # all of them, so that time tells nothing
-            if hmac.compare_digest(digest, given):
-                found = name
-        if found is None:
+        owner = self._owner(headers)
+        if owner not in self.names:
             raise _unknown("Bearer")
-        return found
+        return owner
 
     def check_operator(self, headers: Mapping[str, str]) -> None:
         """Raise `ApiError` unless the operator asks, or anybody may: on loopback, without any key."""
         self._check_origin(headers)
-        if self._operator is None:
-            if self._tenants or self._exposed:
-                raise ApiError(403, f"this needs the operator's key; start with {OPERATOR_ENV} set")
-        elif not hmac.compare_digest(self._operator, _digest(_key_of(headers))):
+        if self._has_operator and self._owner(headers) != OPERATOR:
             raise _unknown('Basic realm="quire"')
+        if not self._has_operator and (self.names or self._exposed):
+            raise ApiError(403, f"this needs the operator's key; start with {OPERATOR_ENV} set")
+
+    def _owner(self, headers: Mapping[str, str]) -> str | None:
+        """Return whose key a request has; all are compared, so that time tells nothing."""
+        given = _digest(_key_of(headers))
+        found = [name for known, name in self._owners.items() if hmac.compare_digest(known, given)]
+        return found[0] if found else None
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise `ApiError` for a request that another site's page makes a browser send."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             raise ApiError(403, f"the page of {origin[:80]!r} may not ask this server")
-        keyless = not self._tenants and self._operator is None
-        if keyless and urlsplit(f"//{host}").hostname not in LOCAL_NAMES:
+        if not self._owners and not LOCAL.fullmatch(host):
             raise ApiError(403, f"this server is asked as localhost, not as {host[:80]!r}")
 
 

@@ -3,22 +3,36 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 Got = TypeVar("Got")
 
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(document: Any) -> bytes:
+    """Return a document as one event of a stream."""
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
 
 class EventStream(StreamingResponse):
-    """Server-sent events; a client that takes nothing for so many seconds is given up."""
+    """Server-sent events, which may have begun with a `first`; a client that takes nothing for so many seconds is given up."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], slow_s: float) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes], slow_s: float, *, first: bytes = b"") -> None:
+        async def pieces() -> AsyncGenerator[bytes]:
+            if first:
+                yield first
+            async for event in events:
+                yield event
+
+        super().__init__(pieces(), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._events, self._slow_s = events, slow_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,8 +16,8 @@ LANES = 16
 
 INT, WORD, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 WORDS, FLOATS = ir.VectorType(WORD, LANES), ir.VectorType(FLOAT, LANES)
-_HALF = ir.IntType(16)
-_HALVES = ir.VectorType(_HALF, 2 * LANES)
+HALF = ir.IntType(16)
+_HALVES = ir.VectorType(HALF, 2 * LANES)
 
 
 class _BFloat(ir.HalfType):
@@ -41,8 +41,19 @@ _POWER = (
 )
 """2 ** x for |x| <= 1/2, relative error 8e-8 (least over polynomials of degree 5)."""
 
-PAIRED = bool(binding.get_host_cpu_features().get("avx512bf16", False))
-"""Whether this CPU multiplies pairs of bfloat16; where it does not, they are widened to float32."""
+HAS_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16", False))
+"""Whether this CPU multiplies vectors of pairs of bfloat16."""
+
+PAIRED = HAS_PAIRS and binding.get_host_cpu_name().startswith("znver")
+"""Whether it does so as fast as it multiplies vectors of floats; where not, bfloat16s are widened to these.
+
+Zen 4 and later do; Intel's take four times as long for a vector (Emerald Rapids: 84 GFLOP/s instead of 171 a core).
+"""
+
+TILES = bool(binding.get_host_cpu_features().get("amx-bf16", False))
+"""Whether this CPU multiplies tiles of bfloat16, which torch's products do and this code does not."""
+
+LOG2_E = 1.4426950408889634
 
 
 class Number:
@@ -83,6 +94,9 @@ class Number:
 
     def __floordiv__(self, other: int) -> "Number":
         return self._make("fdiv", "udiv", other)
+
+    def divided(self, other: "Number") -> "Number":
+        return Number(self.builder, self.builder.udiv(self.value, other.value))
 
     def __mod__(self, other: int) -> "Number":
         return self._make("frem", "urem", other)
@@ -242,7 +256,31 @@ class Code:
         """Load `count` elements of either type as floats; zeros behind them fill the last vector."""
         if not bfloat16:
             return self.load_row(address, count, FLOAT)
-        return [each.widened() for each in self.load_row(address, count, _HALF)]
+        return [each.widened() for each in self.load_row(address, count, HALF)]
+
+    def widened_at(self, address: Number) -> Number:
+        """Load a bfloat16 as the word of a float."""
+        word = self.builder.zext(self.load(address, HALF).value, WORD)
+        return Number(self.builder, word) << 16
+
+    def nearest(self, floats: Number) -> Number:
+        """Return the nearest bfloat16s, as floats."""
+        return (self._rounded(floats) & -0x10000).seen_as(FLOATS)
+
+    def transposed(self, rows: Sequence[Number]) -> list[Number]:
+        """Return the columns of 16 vectors."""
+        found = list(rows)
+        for distance in (1, 2, 4, 8):
+            lanes = range(LANES)
+            low = [i if not i & distance else LANES + i - distance for i in lanes]
+            high = [i + distance if not i & distance else LANES + i for i in lanes]
+            before, found = found, list(found)
+            for i in lanes:
+                if not i & distance:
+                    first, second = before[i], before[i + distance]
+                    found[i] = first.picked(low, second)
+                    found[i + distance] = first.picked(high, second)
+        return found
 
     def store_floats(
         self, row: Sequence[Number], address: Number, count: int, *, bfloat16: bool
@@ -321,7 +359,7 @@ class Code:
 
     def rounded(self, floats: Number) -> Number:
         """Return the nearest bfloat16s, in half the memory."""
-        return (self._rounded(floats) >> 16).narrowed(ir.VectorType(_HALF, LANES))
+        return (self._rounded(floats) >> 16).narrowed(ir.VectorType(HALF, LANES))
 
     def pairs(self, first: Number, second: Number) -> Number:
         """Return words of two bfloat16 each: the nearest to an element of one vector and the same of another."""
@@ -351,10 +389,6 @@ class Code:
             )
             for f in (0, LANES)
         ]
-
-    def address(self, code: "Code") -> Number:
-        """Return the address of this function, for another one."""
-        return Number(code.builder, code.builder.ptrtoint(self.function, INT))
 
     def call_at(self, address: Number, *values: Number) -> None:
         """Call a function at an address."""

@@ -1,0 +1,19 @@
+"""Conversations: what a model reads of them, and the tool calls in what it answers.
+
+conversation  messages and tools, laid out by a model's chat template
+tools         tool calls in an answer, in the forms that models write them
+tokens        the bytes of tokens
+"""
+
+from quire.chat.conversation import ChatMessage, Conversation, Function, Tool
+from quire.chat.tools import ToolCall, parse_tools, tool_format
+
+__all__ = [
+    "ChatMessage",
+    "Conversation",
+    "Function",
+    "Tool",
+    "ToolCall",
+    "parse_tools",
+    "tool_format",
+]

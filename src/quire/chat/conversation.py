@@ -1,0 +1,126 @@
+"""A conversation as a model reads it, by its chat template, and which tools an answer may or must call."""
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any, Literal
+
+import msgspec
+
+from quire.chat.tools import call_schema
+from quire.errors import ConfigError
+
+SEEN = 60
+"""Characters of a refused value that an error shows."""
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    """A function that an answer may call, or, with its arguments as JSON text, one that was called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    arguments: str | None = None
+
+
+class Tool(msgspec.Struct, omit_defaults=True):
+    """A tool of a conversation, a call of one, or which one to call."""
+
+    function: Function
+    type: Literal["function"] | None = None
+    id: str | None = None
+
+
+class TextPart(msgspec.Struct):
+    """A part of a message's content: text, since models that are served read nothing else."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[Tool] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as templates read it: text joined, arguments of calls as data. Raises `ConfigError`."""
+        said: dict[str, Any] = {"content": "", **msgspec.to_builtins(self)}
+        if isinstance(self.content, list):
+            said["content"] = "".join(part.text for part in self.content)
+        for call in said.get("tool_calls", ()):
+            given = call["function"].get("arguments") or "{}"
+            try:
+                call["function"]["arguments"] = msgspec.json.decode(given)
+            except msgspec.DecodeError:
+                raise ConfigError(
+                    f"messages: the arguments of a call are JSON, got {given[:SEEN]!r}"
+                ) from None
+        return said
+
+
+class Conversation(msgspec.Struct, kw_only=True):
+    """Messages, and what an answer to them may call; names as in OpenAI's chat completions."""
+
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | Tool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that an answer may call: none where the choice is "none"."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def text(self, tokenizer: Any) -> str:
+        """Return it as the model's text, ready for the answer. Raises `ConfigError`."""
+        if not self.messages:
+            raise ConfigError("messages is empty; send at least one")
+        return laid_out(
+            tokenizer,
+            [each.plain() for each in self.messages],
+            self.chat_template_kwargs,
+            tools=msgspec.to_builtins(self.callable_tools) or None,
+            add_generation_prompt=self.add_generation_prompt,
+            tokenize=False,
+        )
+
+    def forced_call(self) -> dict[str, Any] | None:
+        """Return the JSON schema of an answer that must be a tool call; None where it need not. Raises `ConfigError`."""
+        choice = self.tool_choice
+        if choice in (None, "auto", "none"):
+            return None
+        functions = {each.function.name: each.function.parameters for each in self.tools or ()}
+        if isinstance(choice, Tool):
+            name = choice.function.name
+            functions = {name: functions[name]} if name in functions else {}
+        if not functions or (isinstance(choice, str) and choice != "required"):
+            got = msgspec.json.encode(choice).decode()[:SEEN]
+            raise ConfigError(
+                f"tool_choice is none, auto, required, or a function among the tools; got {got}"
+            )
+        return call_schema(functions)
+
+
+def laid_out(
+    reader: Any, messages: Sequence[Any], variables: Mapping[str, Any] = {}, **options: Any
+) -> Any:
+    """Return what the chat template of a tokenizer or processor makes of messages; `options` are its own.
+
+    Raises `ConfigError` where the model has no template, or that refuses the messages or one of the variables.
+    """
+    if not getattr(reader, "chat_template", None):
+        raise ConfigError("this model has no chat template; give it a prompt instead")
+    reserved = signature(reader.apply_chat_template).parameters.keys()
+    if taken := sorted(reserved & variables.keys()):
+        raise ConfigError(f"chat_template_kwargs: {taken[0]} is not for the template")
+    try:
+        return reader.apply_chat_template(messages, **options, **variables)
+    except Exception as error:
+        said = f"messages: the model's chat template refuses this: {error}"
+        raise ConfigError(said) from error

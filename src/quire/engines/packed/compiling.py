@@ -1,0 +1,130 @@
+"""Vector code turned into machine code, and calls of it by any number of threads.
+
+It takes a fraction of a second and needs no compiler on the machine.
+"""
+
+# pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
+from collections.abc import Callable, Sequence
+from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
+from functools import cache
+from importlib.util import find_spec
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import binding, ir
+
+from quire.engines.packed.vectors import INT, WORD, Code
+
+
+class Pass(NamedTuple):
+    """A call of compiled functions, one after another, each by all of its threads.
+
+    functions  their addresses; each takes the address of `inputs`
+    inputs     int64 numbers and addresses; the first are what has been claimed of each function's work, 0 before it runs
+    threads    how many call each function
+    held       what must not go before they have run
+    """
+
+    functions: Sequence[int]
+    inputs: Any
+    threads: int
+    held: Any = None
+
+
+class Program:
+    """Passes, and what others compute between them, one behind the other, as often as one likes.
+
+    Neighbouring passes run in one call.
+    """
+
+    def __init__(self, parts: Sequence[Pass | Callable[[], None]]) -> None:
+        self._runs: list[Callable[[], None]] = []
+        for is_pass, some in groupby(parts, lambda each: isinstance(each, Pass)):
+            these = list(some)
+            self._runs += [_Together(these)] if is_pass else these
+
+    def run(self) -> None:
+        for each in self._runs:
+            each()
+
+
+class _Together:
+    """The call of passes."""
+
+    def __init__(self, passes: Sequence[Any]) -> None:
+        inputs = [np.array(each.inputs, np.int64) for each in passes]
+        calls = [
+            (function, address, address + 8 * i, each.threads)
+            for each, address in zip(passes, (each.ctypes.data for each in inputs), strict=True)
+            for i, function in enumerate(each.functions)
+        ]
+        self._calls = np.array(calls, np.int64)
+        self._held = passes, inputs
+
+    def __call__(self) -> None:
+        _runner()(self._calls.ctypes.data, len(self._calls), _fork())
+
+
+def functions(module: ir.Module, codes: Sequence[Code]) -> list[int]:
+    """Compile the functions of a module, which are never unloaded; return the addresses of some."""
+    for code in codes:
+        code.end()
+    engine = compiled(module)
+    _engines.append(engine)
+    return [engine.get_function_address(code.function.name) for code in codes]
+
+
+_engines: list[Any] = []
+"""What keeps code that was compiled: each is found in a cache by what it was made for."""
+
+
+@cache
+def _runner() -> Any:
+    """Return `run(calls, count, fork)` for int64 `[count, 4]`: a function, what it takes, where it claims, and threads."""
+    module = ir.Module()
+    code = Code(module, "run", 3)
+    calls, count, fork = code.arguments
+    with code.loop(0, count) as at:
+        place = calls + at * 32
+        function, inputs, claimed, threads = (code.load(place + i * 8, INT) for i in range(4))
+        code.store(code.constant(0), claimed)
+        with code.either((threads.min(fork)) > 1) as (forked, alone):
+            with forked:
+                code.call_at(fork, function, inputs, threads.narrowed(), code.constant(0, WORD))
+            with alone:
+                code.call_at(function, inputs)
+    return CFUNCTYPE(None, c_int64, c_int64, c_int64)(functions(module, [code])[0])
+
+
+def compiled(module: ir.Module, *, host: bool = True) -> Any:
+    """Compile a module for this very CPU, or for any of its kind; return what gives its functions' addresses."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = binding.get_host_cpu_features().flatten() if host else ""
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name() if host else "", features=features, opt=2, jit=True
+    )
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    # What is written is vectors already: variables go to registers, and what is computed twice goes.
+    passes = binding.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_loop_rotate_pass()
+    passes.add_new_gvn_pass()
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    passes.run(parsed, binding.create_pass_builder(machine, options))
+    engine = binding.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    return engine
+
+
+@cache
+def _fork() -> int:
+    """Return the address of GOMP_parallel of the OpenMP that torch runs on, whose threads are awake; 0: none."""
+    found = find_spec("torch._C")
+    held = CDLL(found and found.origin)  # a symbol is looked for in all that the library needs, too
+    return cast(held.GOMP_parallel, c_void_p).value or 0 if hasattr(held, "GOMP_parallel") else 0

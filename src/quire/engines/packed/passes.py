@@ -1,0 +1,102 @@
+"""The passes of a plain decoder over the rows of a step, run in one call."""
+
+# pyright: basic
+
+from typing import Any
+
+import torch
+
+from quire.engines.packed.attention import AttentionPlan, Scoring
+from quire.engines.packed.attention.reference import KV
+from quire.engines.packed.attention.step import attention_pass, turned, write
+from quire.engines.packed.compiling import Program
+from quire.engines.packed.norms import normed
+from quire.engines.packed.products import operands, product
+
+
+class Passes:
+    """What is to be computed of hidden states `[N, width]`, in place, with the cosines and sines of their positions.
+
+    Room for what lies between two passes is made for one layer, and used by all.
+    """
+
+    def __init__(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self.hidden = hidden
+        self.rotary = cos, sin
+        self._threads = torch.get_num_threads()
+        self._states = operands(len(hidden), hidden.shape[1], hidden.dtype)
+        self._rooms: dict[int, torch.Tensor] = {}
+        self._passes: list[Any] = []
+        self._layers: Program | None = None
+
+    def take(self, *inputs: torch.Tensor) -> None:
+        """Take the hidden states, cosines and sines of another step of as many rows."""
+        for own, given in zip((self.hidden, *self.rotary), inputs, strict=True):
+            own.copy_(given)
+
+    def layer(self, layer: Any, plan: AttentionPlan, pools: KV) -> None:
+        """Add the passes of a layer."""
+        attention, mlp = layer.self_attn, layer.mlp
+        self._norm(layer.input_layernorm)
+        self._attend(
+            attention, plan, pools, self._projected(attention, "q_proj", "k_proj", "v_proj")
+        )
+        self._norm(layer.post_attention_layernorm)
+        gated = self._room(mlp.gate_proj.out_features)
+        self._multiply(self._states, (mlp.gate_proj, mlp.up_proj), gated, "gated")
+        self._multiply(gated, (mlp.down_proj,), self.hidden, "added")
+
+    def of(self, rows: torch.Tensor, layer: Any, plan: AttentionPlan, pools: KV) -> "Passes":
+        """Run what there is, write K and V of all rows for a layer, and return what is to be computed of some rows."""
+        attention = layer.self_attn
+        self._norm(layer.input_layernorm)
+        k, v = self._projected(attention, "k_proj", "v_proj")
+        Program(self._passes).run()
+        write(plan, pools, (turned(k, *self.rotary), v))
+        return Passes(*(each[rows] for each in (self.hidden, *self.rotary)))
+
+    def logits(self, norm: Any, head: Any) -> torch.Tensor:
+        """Run the layers; return the logits of the rows."""
+        found = self.hidden.new_empty(len(self.hidden), head.out_features)
+        if len(found):
+            if self._layers is None:
+                self._layers = Program(self._passes)
+            self._layers.run()
+            self._passes = []
+            self._norm(norm)
+            self._multiply(self._states, (head,), found, "plain")
+            Program(self._passes).run()
+        return found
+
+    def _room(self, width: int) -> torch.Tensor:
+        """Return room for operands of this width."""
+        if width not in self._rooms:
+            self._rooms[width] = operands(len(self.hidden), width, self.hidden.dtype)
+        return self._rooms[width]
+
+    def _norm(self, norm: Any) -> None:
+        epsilon = norm.variance_epsilon
+        self._passes.append(normed(self.hidden, norm.weight, epsilon, self._states, self._threads))
+
+    def _multiply(
+        self, rows: torch.Tensor, modules: tuple[Any, ...], out: torch.Tensor, become: str
+    ) -> None:
+        self._passes.append(product(rows, modules, out, self._threads, become=become))
+
+    def _projected(self, attention: Any, *names: str) -> list[torch.Tensor]:
+        """Return the heads `[N, heads, D]` that some projections of the states will be."""
+        modules = tuple(getattr(attention, name) for name in names)
+        widths = [each.out_features for each in modules]
+        out = self.hidden.new_empty(len(self.hidden), sum(widths))
+        self._multiply(self._states, modules, out, "plain")
+        return [each.unflatten(1, (-1, attention.head_dim)) for each in out.split(widths, 1)]
+
+    def _attend(
+        self, attention: Any, plan: AttentionPlan, pools: KV, heads: list[torch.Tensor]
+    ) -> None:
+        q, k, v = heads
+        out = self._room(attention.o_proj.in_features)
+        found = out.unflatten(1, (-1, attention.head_dim))
+        scoring = Scoring(attention.scaling, rotary=self.rotary)
+        self._passes.append(attention_pass(plan, pools, q, (k, v), scoring, out=found))
+        self._multiply(out, (attention.o_proj,), self.hidden, "added")

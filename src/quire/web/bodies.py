@@ -1,0 +1,63 @@
+"""Bodies of requests: bounded in size and time, and read as structs that check themselves."""
+
+import asyncio
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+from starlette.requests import Request
+
+from quire.errors import QuireError
+from quire.web.errors import ApiError
+
+SEEN = 60
+"""Characters of a refused value that an error shows."""
+
+Body = TypeVar("Body")
+
+
+async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
+    """Return a request's body. Raises `ApiError` for one of more bytes than `limit`, or slower than `slow_s`."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(slow_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    said = f"the body has more than {limit} bytes, the limit; send less"
+                    raise ApiError(413, said)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come in {slow_s:g} seconds") from None
+    return bytes(body)
+
+
+def read(kind: type[Body], body: bytes) -> Body:
+    """Return a JSON body as a struct.
+
+    Raises `ApiError` that names field, value and what it should be, and what quire's errors a struct raises of itself.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, QuireError):
+            raise error.__cause__ from None
+        said, _, path = str(error).partition(" - at `$")
+        param = path.rstrip("`").lstrip(".") or None
+        said = f"{param or 'the body'}: {said}, got {_value_at(body, path)}"
+        raise ApiError(400, said, param=param) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+
+
+def _value_at(body: bytes, path: str) -> str:
+    """Return what stands at a path of a document, as it was sent, cut."""
+    found = Raw(body)
+    try:
+        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+            kind: Any = dict[str, Raw] if name else list[Raw]
+            found = msgspec.json.decode(found, type=kind)[name or int(index)]
+    except (msgspec.DecodeError, RecursionError, LookupError):
+        return "what cannot be shown"
+    text = bytes(found).decode("utf-8", "replace")
+    return text if len(text) <= SEEN else text[:SEEN] + "..."

@@ -1,0 +1,93 @@
+"""Errors as answers: OpenAI's error object, and nothing of the inside."""
+
+import re
+from collections.abc import Awaitable, Callable, Container, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from quire.errors import (
+    ConfigError,
+    DeadlinePassed,
+    OutOfBlocks,
+    QuireError,
+    ScopeError,
+    TokensError,
+)
+
+KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+Handlers: TypeAlias = dict[Any, Callable[[Request, Exception], Awaitable[Response]]]
+
+
+class ApiError(Exception):
+    """A request that is answered with an error: its status, and what OpenAI's error object says."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers = dict(headers or {})
+
+    def document(self) -> dict[str, Any]:
+        """Return the error object."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": str(self), "type": KINDS.get(self.status, kind)}
+        return {"error": error | {"param": self.param, "code": self.code}}
+
+
+def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
+    """Return what a client is told of an error that quire raised for its request.
+
+    What is wrong with a request is about that of its `fields` which the message begins with, if it begins with one.
+    """
+    match error:
+        case ApiError():
+            return error
+        case ConfigError() | TokensError() | ScopeError():
+            first = re.split(r"\W", str(error), maxsplit=1)[0]
+            return ApiError(400, str(error), param=first if first in fields else None)
+        case OutOfBlocks():
+            return ApiError(400, str(error), code="out_of_memory")
+        case DeadlinePassed():
+            return ApiError(504, str(error), param="deadline_s", code="deadline_passed")
+        case _:
+            said = f"the engine failed at this request: {error or type(error).__name__}"
+            return ApiError(500, said)
+
+
+def handlers(fields: Container[str] = ()) -> Handlers:
+    """Return what makes answers of the errors of an application, whose requests have these fields."""
+    kinds = (ApiError, QuireError, HTTPException, ClientDisconnect, Exception)
+    return dict.fromkeys(kinds, partial(_answer, fields))
+
+
+async def _answer(fields: Container[str], request: Request, error: Exception) -> Response:
+    """Answer an error; one that nobody foresaw says nothing of the server's inside."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # nobody reads it
+    if isinstance(error, HTTPException):
+        what = f"{request.method} {request.url.path[:80]!r} is not offered here"
+        error = ApiError(error.status_code, what)
+    elif not isinstance(error, (ApiError, QuireError)):
+        error = ApiError(500, "the server failed at this request; its log says where")
+    said = refused(error, fields)
+    answer = as_json(said.document(), said.status)
+    answer.headers.update(said.headers)
+    return answer
+
+
+def as_json(document: Any, status: int = 200) -> Response:
+    """Return a document as an answer."""
+    return Response(msgspec.json.encode(document), status, media_type="application/json")
