@@ -1,22 +1,22 @@
-"""Runs of a real vLLM on a CPU, recorded: requests with their measured times, and a profile of its steps.
+"""Runs of a real vLLM on a CPU, recorded: requests with their measured times, and the steps that they took.
 
     .venv-vllm/bin/python benchmarks/record_vllm.py FOLDER [--wait-for FILE]
 
-Writes steps.jsonl.gz, a profile for `quire calibrate`, and six runs for `quire simulate --recorded`: three
-loads, light to more than it can serve, whose prompts share heads or do not. The engine is the tests' tiny model in float32;
-the profile is of loads of its own, between those runs. With --wait-for nothing is measured until the file is there (it is removed after
-each part, and PART.done written), so that others can be kept from computing meanwhile.
+Writes six runs for `quire simulate --recorded`: three loads, light to more than it can serve, whose prompts share heads or do
+not; and of each its steps, a profile for `quire calibrate`. The engine is the tests' tiny model in float32. With
+--wait-for nothing is measured until the file is there (it is removed after each half, and HALF.done written), so that others can
+be kept from computing meanwhile.
 """
 
 import argparse
 import asyncio
-import gzip
 import json
 import os
 import random
 import time
 from pathlib import Path
 
+from recorded_loads import LOADS, load, row, tokens, write, write_run
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -25,7 +25,7 @@ from vllm.version import __version__
 
 REPOSITORY = Path(__file__).parents[1]
 MODEL = REPOSITORY / "src/quire/assets/quire-tiny"
-BLOCK, VOCAB = 32, 250
+BLOCK = 32
 SETTINGS = {
     "tensor_parallel_size": 1,
     "max_num_seqs": 16,
@@ -39,8 +39,6 @@ SETTINGS = {
     "async_scheduling": False,
     "distributed_executor_backend": "uni",
 }
-LOADS = {"light": (1.5, 16), "busy": (3.5, 16), "over": (25.0, 4.5)}
-"""Requests per second, and for how many seconds they come."""
 STEPS = "QUIRE_STEPS"
 
 
@@ -80,18 +78,6 @@ class RecordingScheduler(Scheduler):
         return made
 
 
-def load(seed, rate, seconds, *, shared):
-    """Return requests: (arrival, prompt, output tokens), Poisson arrivals."""
-    rng = random.Random(seed)
-    heads = [[rng.randrange(5, VOCAB) for _ in range(384)] for _ in range(4)]
-    asked, now = [], 0.0
-    while (now := now + rng.expovariate(rate)) < seconds:
-        head = rng.choice(heads)[: 32 * rng.randrange(4, 13)] if shared else []
-        own = [rng.randrange(5, VOCAB) for _ in range(rng.randrange(24, 700))]
-        asked.append((now, head + own, rng.randrange(8, 120)))
-    return asked
-
-
 async def serve(engine, name, requests):
     """Send requests as they arrive; return a row for each."""
     began, rows = time.perf_counter(), []
@@ -106,35 +92,11 @@ async def serve(engine, name, requests):
         async for answer in asked:
             last = answer
         times = last.metrics
-        rows.append(
-            {
-                "arrival_s": round(sent, 4),
-                "input_tokens": len(prompt),
-                "output_tokens": outputs,
-                "prompt": prompt,
-                "ttft_s": round(times.first_token_ts - times.queued_ts, 5),
-                "total_s": round(times.last_token_ts - times.queued_ts, 5),
-            }
-        )
+        ttft, total = (end - times.queued_ts for end in (times.first_token_ts, times.last_token_ts))
+        rows.append(row(sent, prompt, outputs, ttft, total))
 
     await asyncio.gather(*(ask(number, *each) for number, each in enumerate(requests)))
-    return sorted(rows, key=lambda row: row["arrival_s"])
-
-
-def name_blocks(rows):
-    """Put ids of chained blocks in place of prompts."""
-    known = {}
-    for row in rows:
-        prompt = row.pop("prompt")
-        ends = range(BLOCK, len(prompt) + 1, BLOCK)
-        row["block_ids"] = [known.setdefault(tuple(prompt[:end]), len(known)) for end in ends]
-        row["ttft_s"], row["total_s"] = row.pop("ttft_s"), row.pop("total_s")
     return rows
-
-
-def write(path, rows):
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def wait_for(signal, part):
@@ -165,23 +127,22 @@ async def record(folder, signal):
         "model": "quire-tiny",
         "meta": {"vllm_version": __version__, "engine_kwargs": SETTINGS},
     }
+    rng = random.Random(0)
+    for count in range(1, SETTINGS["max_num_batched_tokens"] + 1):  # each shape is compiled once
+        await serve(engine, f"warm-{count}", [(0.0, tokens(rng, count), 1)])
     await serve(engine, "warm", load(0, 8.0, 3, shared=True))
-    profile = []
     for shared in (False, True):
         kind = "shared" if shared else "unshared"
         wait_for(signal, kind)
         for name, (rate, seconds) in LOADS.items():
-            steps.write_text("")
-            await serve(
-                engine, f"{name}-profile", load(f"profile {name} {kind}", 8.0, 4, shared=not shared)
-            )
-            profile += [json.loads(line) for line in steps.read_text().splitlines()]
             part = f"{name}_{kind}"
+            steps.write_text("")
             rows = await serve(engine, part, load(part, rate, seconds, shared=shared))
-            write(folder / f"vllm_cpu_{part}.jsonl.gz", [header, *name_blocks(rows)])
+            write_run(folder / f"vllm_cpu_{part}.jsonl.gz", header, rows, BLOCK)
+            profile = [json.loads(line) for line in steps.read_text().splitlines()]
+            write(folder / f"vllm_cpu_{part}.steps.jsonl.gz", profile)
             print(part, len(rows), "requests", flush=True)
         done(signal, kind)
-    write(folder / "steps.jsonl.gz", profile)
     steps.unlink()
     engine.shutdown()
 

@@ -70,7 +70,7 @@ def serve():
     from quire.engines.loop import AsyncEngine, Engine
     from quire.foresight import LiveCurve
     from quire.observe.overview import Heat
-    from quire.serve.server import server_of
+    from quire.serve.server import ModelServer
     from quire.serve.service import Bounds, ServedModel
     from quire.web.keys import ApiKeys
 
@@ -112,7 +112,7 @@ def serve():
 
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that a reader can stall
-    server = server_of(service)
+    server = ModelServer(service)
     server.config.app.routes.append(Route("/look", look))
     print(listening.getsockname()[1], flush=True)
     try:

@@ -183,11 +183,15 @@ def test_the_passes_of_a_step_are_used_again_only_where_nothing_they_read_is_ano
         with torch.no_grad():
             up.weight.mul_(0.5)
 
-    changes = [None, None, scaled, doubled, None, lambda: torch.set_num_threads(1)]
+    def epsilon():
+        model.model.layers[1].input_layernorm.variance_epsilon = 0.1
+
+    def wider():
+        model.double(), model.float()
+
+    changes = [None, None, scaled, doubled, None, lambda: torch.set_num_threads(1), epsilon, wider]
     before = torch.get_num_threads()
-    for at, (change, held) in enumerate(
-        zip(changes, [pools, pools, pools, pools, other, other], strict=True)
-    ):
+    for at, (change, held) in enumerate(zip(changes, 4 * [pools] + 4 * [other], strict=True)):
         if change is not None:
             change()
         anew = PackedModel(model, 4, plain=True)

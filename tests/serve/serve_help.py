@@ -14,7 +14,7 @@ from quire import demo_model, ops
 from quire.engines.loop import AsyncEngine, Engine
 from quire.foresight import LiveCurve
 from quire.observe.overview import Heat
-from quire.serve.server import server_of
+from quire.serve.server import ModelServer
 from quire.serve.service import Bounds, ServedModel
 from quire.web.keys import ApiKeys
 
@@ -82,7 +82,7 @@ def running(model=None, keys=None, bounds=None, grace_s=None, **options):
     service = ServedModel(engine, "quire-tiny", keys or ApiKeys(), bounds or Bounds())
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that a reader can stall
-    server = server_of(service, grace_s)
+    server = ModelServer(service, grace_s)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

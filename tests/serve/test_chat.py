@@ -67,6 +67,15 @@ def test_what_cannot_be_laid_out_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="chat_template is not for the template"):
         prompt_of(tokenizer, chat({"role": "user", "content": "a"}, chat_template_kwargs=own))
 
+    class Broken:
+        chat_template = "x"
+
+        def apply_chat_template(self, messages, **_):
+            return messages[7]
+
+    with pytest.raises(ConfigError, match="template refuses this: list index out of range"):
+        prompt_of(Broken(), chat({"role": "user", "content": "a"}))
+
     class Bare:
         chat_template = None
 

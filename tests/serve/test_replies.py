@@ -3,11 +3,14 @@
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from transformers import AutoTokenizer
 
 from quire import demo_model
-from quire.serve.replies import Reply, ReplyChoice, token_bytes
+from quire.chat.tokens import token_bytes
+from quire.serve.protocol import ChatRequest, CompletionRequest
+from quire.serve.replies import Reply
 from quire.web.clients import DONE
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -32,8 +35,14 @@ def data(event):
 
 
 def reply(tokenizer, *, chat=True, top=None, tools=None, usage=False):
-    choice = ReplyChoice(0, tokenizer, tools=tools)
-    return Reply("tiny", [choice], chat=chat, top=top, usage=usage), choice
+    asked = {"stream": True, "stream_options": {"include_usage": usage}}
+    if chat:
+        asked |= {"messages": [], "logprobs": top is not None, "top_logprobs": top}
+    else:
+        asked |= {"prompt": "a", "logprobs": top}
+    request = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
+    made = Reply(request, "tiny", tokenizer, tools=tools)
+    return made, made.choices[0]
 
 
 def streamed(made, choice, outputs):

@@ -92,10 +92,10 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(server):
 
 def test_a_text_that_is_too_long_whatever_it_says_is_not_read():
     with running(max_model_len=64) as made:
-        longest = max(map(len, made.service.tokenizer.get_vocab()))
+        longest = max(map(len, made.service.reader.tokenizer.get_vocab()))
         read = []
-        own = made.service.tokenizer
-        made.service.tokenizer = lambda text, **how: read.append(text) or own(text, **how)
+        own = made.service.reader.tokenizer
+        made.service.reader.tokenizer = lambda text, **how: read.append(text) or own(text, **how)
         for over, message in ((1, "characters has more than 64 tokens"), (0, "the prompt has")):
             text = "a" * (64 * longest + over)
             answer = made.post("/v1/completions", {"prompt": text, "max_tokens": 1})

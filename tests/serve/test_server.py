@@ -230,6 +230,13 @@ def test_an_answer_has_the_form_that_is_asked_for(client):
 
 BAD = [
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+    ("/v1/chat/completions", {}, 400, "messages"),
+    ("/v1/chat/completions", {"prompt": TEXT}, 400, "messages"),
+    ("/v1/completions", {"messages": TALK}, 400, "prompt"),
+    ("/v1/chat/completions", {"messages": TALK, "tool_choice": "required"}, 400, "tool_choice"),
+    ("/tokenize", {"prompt": [TEXT, TEXT]}, 400, "prompt"),
+    ("/tokenize", {"prompt": TEXT, "messages": TALK}, 400, "prompt"),
+    ("/v1/chat/completions", {"messages": TALK, "chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs"),
     ("/v1/chat/completions", {"messages": TALK, "temperature": -1}, 400, "temperature"),
     ("/v1/chat/completions", {"messages": TALK, "temperature": 1e400}, 400, "temperature"),
     ("/v1/chat/completions", {"messages": TALK, "top_p": 0}, 400, "top_p"),

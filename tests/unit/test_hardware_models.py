@@ -48,7 +48,16 @@ PARAMS = {
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-1b": 1_235_814_400,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "mistral-small-24b": 23_572_403_200,
     "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-14b": 14_768_307_200,
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
@@ -123,6 +132,20 @@ def test_every_published_model_says_where_its_config_stands():
 )
 def test_models_are_found_as_people_write_them(written):
     assert model_named(written).name == "llama-3.1-8b"
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b"),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistral-small-24b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.3-70b"),
+    ],
+)
+def test_models_are_found_by_what_engines_are_started_with(written, name):
+    assert model_named(written).name == name
 
 
 def test_an_unknown_model_names_those_that_resemble_it():
@@ -227,11 +250,38 @@ def test_accelerators_are_found_as_people_write_them():
         accelerator_named("h10")
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("RTX4090", "rtx-4090"),
+        ("RTXPRO6000", "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("H100_SXM5", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("A6000", "rtx-a6000"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA GH200 480GB", "gh200"),
+    ],
+)
+def test_accelerators_are_found_as_their_drivers_name_them(written, name):
+    assert accelerator_named(written).name == name
+
+
 def test_every_accelerator_has_a_peak_a_bandwidth_and_a_memory():
     for name in accelerator_names():
         device = accelerator_named(name)
         assert device.peak_flops > device.bandwidth > device.link_bandwidth / 2 > 0
         assert device.memory_bytes >= 1 << 30
+        assert device.unit_flops == 0 or device.unit_flops > device.peak_flops
+        assert device.fp8_flops == 0 or device.fp8_flops >= 1.9 * device.peak_flops
 
 
 def test_an_accelerator_of_ones_own_is_a_file(tmp_path):

@@ -137,6 +137,11 @@ def test_the_kernel_has_4400_lines_at_most_and_2750_of_code():
     assert sum(map(num_code_lines, texts)) <= 2750
 
 
+def test_the_server_has_fewer_than_900_lines():
+    texts = [path.read_text(encoding="utf-8") for path in (SRC / "serve").rglob("*.py")]
+    assert sum(len(text.splitlines()) for text in texts) < 900
+
+
 def num_code_lines(text):
     """Count the lines that are neither blank, comment nor docstring."""
     told = set()

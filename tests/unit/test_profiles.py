@@ -21,7 +21,7 @@ from quire.sim.hardware.profiles import (
     work_of,
 )
 
-TRUE = StepCosts(4e-3, 5e-4, 2e-5, 3e-9, 1e-4, 2e-7)
+TRUE = StepCosts(4e-3, 5e-4, 2e-5, 3e-9, 1e-4, 2e-7, 3e-5)
 NAMES = StepCosts.__struct_fields__
 
 
@@ -65,7 +65,7 @@ def test_the_error_is_that_of_steps_left_out(noise):
 
 def test_a_cost_that_is_not_there_is_none():
     found = calibrate_steps(measured(costs=StepCosts(step_s=1e-3, token_s=1e-5)))
-    assert found.costs == StepCosts(pytest.approx(1e-3), 0, pytest.approx(1e-5), 0, 0, 0)
+    assert found.costs == StepCosts(pytest.approx(1e-3), 0, pytest.approx(1e-5), 0, 0, 0, 0)
 
 
 def times(found):

@@ -8,6 +8,7 @@ from cli_help import refusal, shown, told
 from trace_help import write
 
 from quire.errors import ConfigError, TraceError
+from quire.sim.hardware import model_named
 from quire.sim.hardware.engine_times import KNOWN_ERROR
 from quire.sim.plan import budget
 from quire.sim.serving.recorded import Figures, RecordedRun
@@ -108,6 +109,13 @@ def test_blocks_that_an_engine_was_told_to_have_are_not_estimated(tmp_path):
     assert RecordedRun(recorded(tmp_path, **two)).compare().blocks.simulated == 100
 
 
+def test_quires_own_engine_has_its_own_schedule(tmp_path):
+    for engine, scheduler in (("vLLM", "first-come"), ("quire", "quire")):
+        run = RecordedRun(recorded(tmp_path, engine=engine))
+        assert run.settings.cluster(1000, run.settings.timing).scheduler == scheduler
+        assert run.compare().simulated.ttft_mean > 0
+
+
 def test_what_a_run_does_not_say_is_what_vllm_would_take(tmp_path):
     large = RecordedRun(recorded(tmp_path)).settings
     assert (large.max_step_tokens, large.max_sequences, large.block_size) == (8192, 1024, 16)
@@ -115,6 +123,22 @@ def test_what_a_run_does_not_say_is_what_vllm_would_take(tmp_path):
     assert (small.max_step_tokens, small.max_sequences, small.utilization) == (2048, 256, 0.9)
     assert small.model.weight_bytes_per_param == 1.0
     assert (small.num_blocks, small.plans_ahead, small.eager) == (None, True, False)
+
+
+@pytest.mark.parametrize(
+    ("header", "num_bytes"),
+    [
+        ({"quantization": "fp8"}, 1.0),
+        ({"model": "Llama-3.1-8B-Instruct-FP8-dynamic", "quantization": "compressed-tensors"}, 1.0),
+        ({"model": "Meta-Llama-3.1-8B-Instruct-AWQ", "quantization": "awq_marlin"}, 4.15625 / 8),
+        ({"dtype": "torch.float32"}, 4.0),
+        ({"dtype": "half"}, 2.0),
+        ({"model": "gpt-oss-20b", "quantization": "mxfp4"}, model_named("gpt-oss-20b").weight_bytes_per_param),
+    ],
+)  # fmt: skip
+def test_weights_have_the_format_that_the_engine_ran(tmp_path, header, num_bytes):
+    model = RecordedRun(recorded(tmp_path, **header)).settings.model
+    assert model.weight_bytes_per_param == num_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from quire import ops
 from quire.core import CacheManager, LayerGroup, Scope
 from quire.errors import ConfigError
 from quire.exchange import residency, restore
-from quire.foresight import LiveCurve
+from quire.foresight import LiveCurve, WhatIf
 from quire.groups import SlidingWindow
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
@@ -313,6 +313,33 @@ def test_asking_in_between_changes_no_later_answer():
             what_if(often)
     once = what_if(served(prompts, names // 10 - 2))
     assert what_if(often).at(names // 5) == pytest.approx(once.at(names // 5), abs=0.01)
+
+
+@given(st.integers(0, 10**6), st.integers(60, 400))
+@settings(max_examples=10, deadline=None)
+def test_it_says_what_the_cache_itself_found_and_how_far_off_it_is(seed, capacity):
+    prompts, _ = talks(seed, num_talks=20, shared=3)
+    prompts = [blocks[:50] for blocks in prompts]
+    manager = served(prompts, capacity)
+    curve = what_if(manager)
+    assert curve.measured == manager.stats.hit_rate
+    assert curve.error == abs(curve.hit_rate - curve.measured) < 0.02
+    before = manager.stats
+    watcher(manager, LiveCurve).restart()
+    assert what_if(manager).measured is what_if(manager).error is None
+    for blocks in prompts[:30]:
+        serve(manager, tokens_of(blocks))
+    found = manager.stats.hit_tokens - before.hit_tokens
+    asked = manager.stats.prompt_tokens - before.prompt_tokens
+    assert what_if(manager).measured == found / asked
+
+
+def test_a_curve_that_is_off_says_so():
+    exact = WhatIf(100, np.array([0.0, 200.0]), np.array([0.0, 0.5]), 9, 9, measured=0.252)
+    assert "the cache itself" not in str(exact)
+    off = WhatIf(100, np.array([0.0, 200.0]), np.array([0.0, 0.5]), 9, 9, measured=0.3)
+    assert str(off).endswith("(LRU, the latest 9 requests; the cache itself found 30.0 %)")
+    assert off.error == pytest.approx(0.05)
 
 
 def test_a_curve_begun_anew_forgets():

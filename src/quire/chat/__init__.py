@@ -3,6 +3,7 @@
 conversation  messages and tools, laid out by a model's chat template
 tools         tool calls in an answer, in the forms that models write them
 tokens        the bytes of tokens
+reader        a tokenizer for event loops
 """
 
 from quire.chat.conversation import ChatMessage, Conversation, Function, Tool

@@ -15,6 +15,7 @@ UNITS = {
     "step_s": "a step, whatever is in it",
     "chunk_s": "a part of a prompt",
     "token_s": "a token of it",
+    "first_token_s": "more for each of the first 128 in a step",
     "pair_s": "a pair of tokens of its attention",
     "sequence_s": "a sequence that decodes",
     "cached_token_s": "a token before that one",

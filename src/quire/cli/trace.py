@@ -34,7 +34,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="mooncake, bailian, hash-runs, quire, kv-events or conversations; found out.",
+        help="mooncake, bailian, hash-runs, quire, recorded, kv-events or conversations; found out.",
         show_default=False,
     ),
 ]

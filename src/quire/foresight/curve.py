@@ -45,13 +45,15 @@ class LiveCurve(Watcher):
         self._trail = kernel.watchers.of(Trail)
         self._block_size = kernel.rows.block_size
         self._capacity, self._counters = kernel.capacity, kernel.counters
-        self._begun = 0
+        self._begun = self._begun_hits = self._begun_tokens = 0
         self._packed: list[Notes] = []
         self._notes: list[int] = []
 
     def restart(self) -> None:
         """Begin the curve anew: it is of the requests from now on. Those before only tell what they left."""
-        self._begun = self._counters.num_requests
+        counters = self._counters
+        self._begun = counters.num_requests
+        self._begun_hits, self._begun_tokens = counters.hit_tokens, counters.prompt_tokens
 
     def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
         if not seq.number % PACK_EVERY:
@@ -99,7 +101,14 @@ class LiveCurve(Watcher):
             token_hit=hits / max(prompt[first:].sum(), 1),
             num_requests=counters.num_requests - self._begun,
             noted_requests=num_notes - first,
+            measured=self._measured(),
         )
+
+    def _measured(self) -> float | None:
+        """Return the share of prompt tokens that were found since the curve was begun."""
+        counters = self._counters
+        asked = counters.prompt_tokens - self._begun_tokens
+        return (counters.hit_tokens - self._begun_hits) / asked if asked else None
 
     def _pack(self) -> None:
         """Pack the notes, and forget the oldest of too many."""

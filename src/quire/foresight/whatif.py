@@ -17,16 +17,21 @@ Ratios: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 """Ratios between 0 and 1, float64 [points]."""
 
 
+SHOWN_ERROR = 0.005
+"""A curve that is further from what was measured says so."""
+
+
 class WhatIf(msgspec.Struct, frozen=True, eq=False):
     """The share of prompt tokens that an LRU cache of any capacity would have found.
 
-    Of the latest requests; see `livecurve.LiveCurve`.
+    Of the latest requests; see `curve.LiveCurve`.
 
     `capacity_blocks`   blocks of the smallest full-attention pool at present
     `capacities`        rising, from 0, float64 [points]
     `token_hit`         at each of them, float64 [points]; straight lines between
     `num_requests`      opened since the manager was made or the curve begun anew
     `noted_requests`    of these, the latest ones, which the curve is made of
+    `measured`          what the cache itself has found of these requests, all of them; None where that is not known
     """
 
     capacity_blocks: int
@@ -34,11 +39,21 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
     token_hit: Ratios
     num_requests: int
     noted_requests: int
+    measured: float | None = None
 
     @property
     def hit_rate(self) -> float:
         """The curve at the present capacity."""
         return self.at(self.capacity_blocks)
+
+    @property
+    def error(self) -> float | None:
+        """How far the curve is from what was measured, at the present capacity: its error where the policy is LRU.
+
+        Of another policy it is that and what the policy finds more or less. It is of one capacity: larger and smaller ones
+        may be off by more.
+        """
+        return None if self.measured is None else abs(self.hit_rate - self.measured)
 
     @property
     def ceiling(self) -> float:
@@ -65,7 +80,10 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
         change = f"would raise the hit rate from {100 * now:.0f} to {100 * more:.0f} %"
         if f"{now:.0%}" == f"{more:.0%}":
             change = f"would not raise the hit rate of {100 * now:.0f} %"
+        doubt = ""
+        if self.error is not None and self.error >= SHOWN_ERROR:
+            doubt = f"; the cache itself found {100 * (self.measured or 0.0):.1f} %"
         return (
             f"twice the memory {change}, half of it gives {100 * less:.0f} %; no capacity finds more "
-            f"than {100 * self.ceiling:.0f} % (LRU, the latest {self.noted_requests:,} requests)"
+            f"than {100 * self.ceiling:.0f} % (LRU, the latest {self.noted_requests:,} requests{doubt})"
         )

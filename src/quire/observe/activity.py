@@ -119,7 +119,8 @@ class Activity:
         if self._curve is None:
             return None
         found = self._curve.kernel.watchers.of(LiveCurve).what_if()
-        return msgspec.structs.replace(found, capacity_blocks=max(self.peak_blocks, 1))
+        blocks = max(self.peak_blocks, 1)  # the pool that was seen is another than the mirror's
+        return msgspec.structs.replace(found, capacity_blocks=blocks, measured=None)
 
     def _see_stored(self, event: StoredEvent, time_s: float) -> None:
         hashes, parent = event.block_hashes, event.parent_block_hash

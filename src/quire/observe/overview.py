@@ -5,11 +5,13 @@ Nothing here tells what prompts were about.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from heapq import nlargest
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -18,7 +20,10 @@ from quire.core.node import Node, NodePart
 from quire.core.sequence import Sequence as Running
 from quire.core.stats import Missed
 from quire.core.tokens import Key
+from quire.errors import QuireError
 from quire.foresight import LiveCurve
+
+Call: TypeAlias = Callable[[Callable[[Any], None]], Awaitable[None]]
 
 NUM_BRANCHES = 8
 MAX_NODES = 4_000
@@ -28,6 +33,7 @@ MAX_NODES = 4_000
 CURVE_REST = 20
 """The curve is not made again for so many times as long as making it took."""
 
+EVERY_S = 2.0
 NUM_SAMPLES = 450
 SAMPLED = ("prompt_tokens", "hit_tokens", "missed", "computed_tokens")
 
@@ -48,6 +54,22 @@ class Overview:
         """Note the counters as they are now; of many samples, the latest are kept."""
         stats = self._manager.stats
         self._samples.append({"at": time.time()} | {name: getattr(stats, name) for name in SAMPLED})
+
+    @asynccontextmanager
+    async def sampling(self, call: Call) -> AsyncGenerator[None]:
+        """Take a sample every two seconds meanwhile; `call` has a function done by the thread that has the manager."""
+
+        async def samples() -> None:
+            while True:
+                with suppress(QuireError):  # of a cache that was cut off there is none
+                    await call(lambda _: self.sample())
+                await asyncio.sleep(EVERY_S)
+
+        task = asyncio.create_task(samples())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     def state(self) -> dict[str, Any]:
         """Return all but the curve."""
@@ -76,6 +98,7 @@ class Overview:
                 for each in tiers
             ],
             "samples": list(self._samples),
+            "every_s": EVERY_S,
         }
 
     def what_if(self, factors: Sequence[float]) -> dict[str, Any] | None:

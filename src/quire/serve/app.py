@@ -1,6 +1,7 @@
 """All routes as one application."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
@@ -8,18 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.serve import protocol
 from quire.serve.generation import answered
 from quire.serve.operator import Operator
-from quire.serve.protocol import (
-    FIELDS,
-    CacheRequest,
-    ChatRequest,
-    CompletionRequest,
-    Detokenize,
-    EvictRequest,
-    PinRequest,
-    PromptRequest,
-)
 from quire.serve.service import ServedModel
 from quire.web.bodies import body_of, read
 from quire.web.errors import as_json, handlers
@@ -34,6 +26,7 @@ def make_app(service: ServedModel) -> Starlette:
     Each answer gets the request's document, of the struct that stands before it, and the request, whose state has the tenant.
     """
     client, operator, bounds = ClientRoutes(service), Operator(service), service.bounds
+    generate = partial(answered, service)
 
     def route(admit: Admit, method: str, path: str, kind: Any, answer: Answer) -> Route:
         async def handle(request: Request) -> Response:
@@ -46,32 +39,30 @@ def make_app(service: ServedModel) -> Starlette:
         return Route(path, handle, methods=[method])
 
     for_clients: list[tuple[str, str, Any, Answer]] = [
-        ("POST", "/v1/completions", CompletionRequest, client.generate),
-        ("POST", "/v1/chat/completions", ChatRequest, client.generate),
+        ("POST", "/v1/completions", protocol.CompletionRequest, generate),
+        ("POST", "/v1/chat/completions", protocol.ChatRequest, generate),
         ("GET", "/v1/models", None, client.models),
         ("GET", "/v1/models/{name:path}", None, client.model),
-        ("POST", "/tokenize", PromptRequest, client.tokenize),
-        ("POST", "/detokenize", Detokenize, client.detokenize),
+        ("POST", "/tokenize", protocol.PromptRequest, client.tokenize),
+        ("POST", "/detokenize", protocol.Detokenize, client.detokenize),
     ]
     for_operators: list[tuple[str, str, Any, Answer]] = [
         ("GET", "/", None, operator.page),
         ("GET", "/metrics", None, operator.metrics),
         ("GET", "/v1/cache", None, operator.state),
         ("GET", "/v1/cache/what-if", None, operator.what_if),
-        ("POST", "/v1/cache/explain", CacheRequest, operator.explain),
-        ("POST", "/v1/cache/pin", PinRequest, operator.pin),
+        ("POST", "/v1/cache/explain", protocol.CacheRequest, operator.explain),
+        ("POST", "/v1/cache/pin", protocol.PinRequest, operator.pin),
         ("GET", "/v1/cache/pins", None, operator.pins),
         ("DELETE", "/v1/cache/pins/{number:int}", None, operator.unpin),
-        ("POST", "/v1/cache/evict", EvictRequest, operator.evict),
+        ("POST", "/v1/cache/evict", protocol.EvictRequest, operator.evict),
     ]
-    routes = [route(anybody, "GET", "/health", None, client.health)]
+    routes = [route(lambda _: None, "GET", "/health", None, client.health)]
     routes += [route(service.keys.tenant, *each) for each in for_clients]
     routes += [route(service.keys.check_operator, *each) for each in for_operators]
-    return Starlette(routes=routes, exception_handlers=handlers(FIELDS), lifespan=operator.sampling)
-
-
-def anybody(headers: Mapping[str, str]) -> None:
-    """Admit whoever asks."""
+    return Starlette(
+        routes=routes, exception_handlers=handlers(protocol.FIELDS), lifespan=operator.sampling
+    )
 
 
 class ClientRoutes:
@@ -80,9 +71,6 @@ class ClientRoutes:
     def __init__(self, service: ServedModel) -> None:
         self._service = service
 
-    async def generate(self, asked: ChatRequest | CompletionRequest, request: Request) -> Any:
-        return await answered(self._service, request, asked)
-
     async def models(self, asked: None, request: Request) -> Any:
         return {"object": "list", "data": [self._service.card()]}
 
@@ -90,14 +78,15 @@ class ClientRoutes:
         self._service.check_model(request.path_params["name"])
         return self._service.card()
 
-    async def tokenize(self, asked: PromptRequest, request: Request) -> Any:
+    async def tokenize(self, asked: protocol.PromptRequest, request: Request) -> Any:
         self._service.check_model(asked.model)
         ids = await self._service.one_prompt(asked)
         return {"count": len(ids), "max_model_len": self._service.max_model_len, "tokens": ids}
 
-    async def detokenize(self, asked: Detokenize, request: Request) -> Any:
-        return {"prompt": await self._service.text(asked.tokens)}
+    async def detokenize(self, asked: protocol.Detokenize, request: Request) -> Any:
+        return {"prompt": await self._service.reader.text(asked.tokens)}
 
     async def health(self, asked: None, request: Request) -> Response:
-        """Answer whether requests are taken."""
-        return Response(status_code=200 if self._service.is_taking else 503)
+        """Tell anybody, from anywhere, whether requests are taken."""
+        is_taking = self._service.running.is_alive and not self._service.is_ending
+        return Response(status_code=200 if is_taking else 503)

@@ -1,9 +1,7 @@
 """What the operator asks: the cache, its metrics, and the page that shows both."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
+from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 from itertools import count
 from typing import Any
@@ -14,21 +12,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from quire import ops
-from quire.core import Scope
 from quire.engines.loop import Engine
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError
 from quire.observe.overview import Overview
 from quire.serve.protocol import CacheRequest, EvictRequest, PinRequest
 from quire.serve.service import ServedModel
 from quire.web.errors import ApiError
-from quire.web.keys import scope_of
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-FACTORS = (0.5, 1, 2, 4)
-"""Memories that the page asks about, as factors of what there is."""
-
-EVERY_S = 2.0
-"""Seconds between two points of the page's curve."""
+FACTORS = (0.5, 1, 2, 4)  # of the memory there is, which the page asks about
 
 
 class Operator:
@@ -41,21 +33,9 @@ class Operator:
         self._pins: dict[int, ops.Pin] = {}
         self._numbers = count(1)
 
-    @asynccontextmanager
-    async def sampling(self, _: Any) -> AsyncGenerator[None]:
-        """Take samples for the curve of the page while an application lives."""
-
-        async def samples() -> None:
-            while True:
-                with suppress(QuireError):  # of a cache that was cut off there is none
-                    await self._call(lambda _: self._overview.sample())
-                await asyncio.sleep(EVERY_S)
-
-        task = asyncio.create_task(samples())
-        try:
-            yield
-        finally:
-            task.cancel()
+    def sampling(self, _: Any) -> AbstractAsyncContextManager[None]:
+        """Return what an application does meanwhile: samples for the page."""
+        return self._overview.sampling(self._call)
 
     async def page(self, asked: None, request: Request) -> Response:
         text = files("quire.serve").joinpath("page.html").read_text("utf-8")
@@ -68,10 +48,12 @@ class Operator:
     async def state(self, asked: None, request: Request) -> Any:
         # not on the engine's thread, which it would hold up
         curve = await asyncio.to_thread(self._overview.latest_what_if, FACTORS)
-        state = await self._call(lambda _: self._overview.state())
-        stats = asdict(await self._call(lambda engine: engine.stats()))
         own = {"model": self._service.model, "inflight": self._service.num_inflight}
-        return state | own | {"engine": stats, "what_if": curve, "every_s": EVERY_S}
+
+        def seen(engine: Engine) -> dict[str, Any]:
+            return self._overview.state() | {"engine": msgspec.to_builtins(engine.stats())}
+
+        return await self._call(seen) | own | {"what_if": curve}
 
     async def what_if(self, asked: None, request: Request) -> Any:
         given = request.query_params.get("memory", "2")
@@ -80,16 +62,14 @@ class Operator:
         except ValueError:
             factors = [-1.0]
         if not all(0 <= factor <= 1e6 for factor in factors):
-            raise ConfigError(
-                f"memory is one or more factors, 0.5,2 for instance, got {given[:60]!r}"
-            )
+            raise ConfigError(f"memory is one or more factors, as 0.5,2; got {given[:60]!r}")
         return await asyncio.to_thread(self._overview.what_if, factors)
 
     async def explain(self, asked: CacheRequest, request: Request) -> Any:
         ids = await self._service.one_prompt(asked)
 
         def looked(engine: Engine) -> dict[str, Any]:
-            scope = _scope(engine, asked)
+            scope = engine.scope(asked.scope())
             told = ops.explain(engine.manager, ids, scope)
             return {
                 "num_tokens": told.num_tokens,
@@ -105,7 +85,7 @@ class Operator:
         ids = await self._service.one_prompt(asked)
 
         def pinned(engine: Engine) -> dict[str, Any]:
-            made = ops.pin(engine.manager, ids, _scope(engine, asked), ttl_s=asked.ttl_s)
+            made = ops.pin(engine.manager, ids, engine.scope(asked.scope()), ttl_s=asked.ttl_s)
             number = next(self._numbers)
             self._pins = self._held() | {number: made}
             return {"id": number, "num_tokens": made.num_tokens, "ttl_s": asked.ttl_s}
@@ -128,21 +108,16 @@ class Operator:
         return await self._call(closed)
 
     async def evict(self, asked: EvictRequest, request: Request) -> Any:
-        by_prompt = asked.prompt is not None or asked.messages is not None
-        ids = await self._service.one_prompt(asked) if by_prompt else None
+        whole = asked.all or asked.num_blocks is not None
+        ids = None if whole else await self._service.one_prompt(asked)
 
         def evicted(engine: Engine) -> int:
             if asked.num_blocks is not None:
                 return ops.reclaim(engine.manager, asked.num_blocks)
-            return ops.invalidate(engine.manager, ids, _scope(engine, asked))
+            return ops.invalidate(engine.manager, ids, engine.scope(asked.scope()))
 
         return {"evicted_blocks": await self._call(evicted)}
 
     def _held(self) -> dict[int, ops.Pin]:
         """Return the pins that hold something still."""
         return {number: pin for number, pin in self._pins.items() if pin.is_held}
-
-
-def _scope(engine: Engine, asked: CacheRequest) -> Scope:
-    """Return whose cache is meant."""
-    return engine.scope(scope_of(asked.tenant, asked.cache_salt))

@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from quire.chat import Conversation
-from quire.core import Hint
+from quire.core import Hint, Scope
 from quire.errors import ConfigError
+from quire.web.keys import scope_of
 
 MAX_PROMPTS = 256
 
 Ids: TypeAlias = list[int]
-Number: TypeAlias = float | None
 Choices: TypeAlias = Annotated[int, Meta(ge=1, le=128)]
 Likeliest: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 Stops: TypeAlias = Annotated[list[str], Meta(max_length=64)]
@@ -51,6 +51,10 @@ class CacheRequest(PromptRequest, kw_only=True):
     """`/v1/cache/explain`; `tenant` is whose cache is meant, by the name of the key, None for requests without one."""
 
     tenant: str | None = None
+
+    def scope(self) -> Scope:
+        """Return whose cache is meant."""
+        return scope_of(self.tenant, self.cache_salt)
 
 
 class PinRequest(CacheRequest, kw_only=True):
@@ -99,21 +103,21 @@ class ResponseFormat(msgspec.Struct):
 class Generation(PromptRequest, kw_only=True):
     """What both kinds of completions take; fields that OpenAI does not have are vLLM's or quire's.
 
-    `session_id`, `reuse`, `ttl_s`, `returns_in_s` and `within` are the parts of a `quire.Hint`; `cache_salt` divides the cache of a
-    tenant; `deadline_s` is when a request is given up. A field that is not known is not looked at.
+    `session_id`, `reuse`, `ttl_s`, `returns_in_s` and `within` are the parts of a `quire.Hint`; `cache_salt` divides
+    the cache of a tenant; `deadline_s` is when a request is given up. A field that is not known is not looked at.
     """
 
     n: Choices = 1
     best_of: Choices | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: Number = None
-    top_p: Number = None
+    temperature: float | None = None
+    top_p: float | None = None
     top_k: int | None = None
-    min_p: Number = None
-    repetition_penalty: Number = None
-    presence_penalty: Number = None
-    frequency_penalty: Number = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     stop: str | Stops | None = None
@@ -125,11 +129,11 @@ class Generation(PromptRequest, kw_only=True):
     skip_special_tokens: bool = True
     session_id: str | None = None
     reuse: Literal["unknown", "session", "never"] | None = None
-    ttl_s: Number = None
-    returns_in_s: Number = None
-    within: Number = None
+    ttl_s: float | None = None
+    returns_in_s: float | None = None
+    within: float | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    deadline_s: Number = None
+    deadline_s: float | None = None
     response_format: ResponseFormat | None = None
 
     def __post_init__(self) -> None:
@@ -205,9 +209,8 @@ class ChatRequest(Generation, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are told; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+# What an error may be about
 FIELDS = {"memory", "tokens", *ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-"""What an error may be about."""

@@ -2,13 +2,14 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from quire._version import __version__
 from quire.chat.tokens import token_bytes
 from quire.chat.tools import ToolCall, held_from, parse_tools
+from quire.serve.protocol import ChatRequest, CompletionRequest
 from quire.web.clients import DONE, sse
 
 FINGERPRINT = f"quire-{__version__}"
@@ -29,12 +30,13 @@ class ReplyChoice:
     After every call: told text + held text == the choice's text, up to a tool call.
 
     `num_tokens`  that were generated so far
+    `offset`      where the text of the next token begins, as completions count it
     """
 
-    def __init__(self, index: int, tokenizer: Any, *, tools: str | None = None) -> None:
+    def __init__(self, index: int, tokenizer: Any, tools: str | None) -> None:
         self.index, self.num_tokens = index, 0
         self._tokenizer, self._tools = tokenizer, tools
-        self._num_chars = self._num_entries = self._offset = 0
+        self._num_chars = self._num_entries = self.offset = 0
         self._latest: Any = None
 
     def take(self, output: Any) -> None:
@@ -52,12 +54,6 @@ class ReplyChoice:
         fresh, self._num_chars = text[self._num_chars :], max(self._num_chars, len(text))
         return News(fresh, calls, [] if top is None else self._entries(top), reason)
 
-    def offsets(self, entries: list[dict[str, Any]]) -> list[int]:
-        """Return where the texts of tokens begin, which are told next."""
-        lengths = (len(entry["token"]) for entry in entries)
-        *begins, self._offset = accumulate(lengths, initial=self._offset)
-        return begins
-
     def _entries(self, top: int) -> list[dict[str, Any]]:
         logprobs: list[dict[int, Any]] = self._latest.logprobs or []
         since, self._num_entries = self._num_entries, len(logprobs)
@@ -66,8 +62,8 @@ class ReplyChoice:
         for token, around in told:
             values = {each: float(getattr(of, "logprob", of)) for each, of in around.items()}
             likeliest = sorted(values, key=lambda each: -values[each])[:top]
-            shown = [self._entry(each, values[each]) for each in likeliest]
-            entries.append(self._entry(token, values[token]) | {"top_logprobs": shown})
+            tops = [self._entry(each, values[each]) for each in likeliest]
+            entries.append(self._entry(token, values[token]) | {"top_logprobs": tops})
         return entries
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
@@ -78,28 +74,25 @@ class ReplyChoice:
 class Reply:
     """An answer of one request, with as many choices as it asked for, in either of OpenAI's two shapes.
 
-    `n`      choices of each prompt
-    `chat`   chat completions, else completions
-    `top`    log-probabilities of so many of the likeliest tokens are shown; None for none at all
-    `usage`  a stream ends with the usage; its other events have none, and say so
+    A stream that includes the usage ends with it; its other events have none, and say so.
     """
 
     def __init__(
         self,
+        asked: ChatRequest | CompletionRequest,
         model: str,
-        choices: Iterable[ReplyChoice],
-        *,
-        n: int = 1,
-        chat: bool,
-        top: int | None,
-        usage: bool = False,
+        tokenizer: Any,
+        num_prompts: int = 1,
+        tools: str | None = None,
     ) -> None:
-        self._choices, self._n = list(choices), n
-        self._chat, self._top, self._usage = chat, top, usage
+        self.choices = [ReplyChoice(at, tokenizer, tools) for at in range(num_prompts * asked.n)]
         self.prompt_tokens = self.cached_tokens = 0
+        self._chat, self._n, self._top = isinstance(asked, ChatRequest), asked.n, asked.num_logprobs
+        self._usage = asked.stream_options is not None and asked.stream_options.include_usage
         self._begun = set[int]()
-        name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._head = {"id": name, "created": int(time.time()), "model": model}
+        name = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
+        own = {"created": int(time.time()), "model": model, "system_fingerprint": FINGERPRINT}
+        self._head = {"id": name, **own}
 
     def take(self, place: int, output: Any) -> Iterator[ReplyChoice]:
         """Yield the choices of which the engine says more, a `RequestOutput` for the prompt at this place."""
@@ -108,20 +101,20 @@ class Reply:
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens
         for made in output.outputs:
-            choice = self._choices[place * self._n + int(made.index)]
+            choice = self.choices[place * self._n + int(made.index)]
             choice.take(made)
             yield choice
 
     def whole(self) -> dict[str, Any]:
         """Return the answer of a request that is not streamed."""
-        choices = [self._shape(each, each.news(self._top), "message") for each in self._choices]
+        choices = [self._shape(each, each.news(self._top), "message") for each in self.choices]
         kind = "chat.completion" if self._chat else "text_completion"
-        return self._document(kind, choices) | {"usage": self._counts()}
+        return self._head | {"object": kind, "choices": choices, "usage": self._counts()}
 
     def opening(self) -> list[bytes]:
         """Return what a stream begins with: of a chat, who speaks."""
         said = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        shapes = [{"index": each.index, **said, "finish_reason": None} for each in self._choices]
+        shapes = [{"index": each.index, **said, "finish_reason": None} for each in self.choices]
         return [self._chunk([each]) for each in shapes] if self._chat else []
 
     def chunk(self, choice: ReplyChoice) -> bytes:
@@ -135,15 +128,12 @@ class Reply:
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return sse(self._document(kind, choices) | ({"usage": usage} if self._usage else {}))
-
-    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        own = {"object": kind, "system_fingerprint": FINGERPRINT, "choices": choices}
-        return self._head | own
+        end = {"usage": usage} if self._usage else {}
+        return sse({**self._head, "object": kind, "choices": choices, **end})
 
     def _counts(self) -> dict[str, Any]:
         """Return the tokens of all prompts, of them those found in the cache, and of all choices."""
-        made = sum(choice.num_tokens for choice in self._choices)
+        made = sum(choice.num_tokens for choice in self.choices)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": made,
@@ -158,7 +148,8 @@ class Reply:
         if news.entries and self._chat:
             logprobs = {"content": news.entries}
         elif news.entries:
-            logprobs = _columns(news.entries) | {"text_offset": choice.offsets(news.entries)}
+            logprobs = _columns(news.entries, choice.offset)
+            choice.offset = logprobs["text_offset"].pop()
         end = {"logprobs": logprobs, "finish_reason": news.finish_reason}
         return {"index": choice.index} | said | end
 
@@ -175,11 +166,13 @@ def _said(news: News, place: str) -> dict[str, Any]:
     return said
 
 
-def _columns(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return log-probabilities as completions have them."""
+def _columns(entries: list[dict[str, Any]], offset: int) -> dict[str, Any]:
+    """Return log-probabilities as completions have them; the last of `text_offset` is where the next text begins."""
+    lengths = (len(entry["token"]) for entry in entries)
     tops = [(*entry["top_logprobs"], entry) for entry in entries]
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
         "top_logprobs": [{each["token"]: each["logprob"] for each in top} for top in tops],
+        "text_offset": [*accumulate(lengths, initial=offset)],
     }

@@ -17,11 +17,8 @@ from quire.serve.service import ServedModel
 
 logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
 
-IDLE_S = 30
-"""Seconds for which a connection that asks nothing stays open."""
-
-LAST_S = 5.0
-"""Seconds in which clients have to take what they were answered, when the server ends."""
+IDLE_S = 30  # for which a connection that asks nothing stays open
+LAST_S = 5.0  # in which clients have to take what they were answered, when the server ends
 
 
 def serve(
@@ -33,29 +30,24 @@ def serve(
     """Serve an engine until SIGTERM or Ctrl-C; then requests that run have `grace_s` seconds to end (None: all they need), and tiers get what is cached."""
     running = AsyncEngine(engine)
     try:
-        server_of(service_of(running), grace_s).run(sockets=[listening])
+        ModelServer(service_of(running), grace_s).run(sockets=[listening])
     finally:
         running.close()
 
 
-def server_of(service: ServedModel, grace_s: int | None = None) -> uvicorn.Server:
-    """Return a server of all routes, which takes requests once it runs."""
-    config = uvicorn.Config(
-        make_app(service),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=IDLE_S,
-    )
-    return _Server(config, service, inf if grace_s is None else grace_s)
+class ModelServer(uvicorn.Server):
+    """A server of all routes. It ends in three parts: what runs is finished, and all else is told so (503); what is left is cut, its clients are told; the port is closed."""
 
-
-class _Server(uvicorn.Server):
-    """Ends in three parts: what runs is finished, and all else is told so (503); what is left is cut, its clients are told; the port is closed."""
-
-    def __init__(self, config: uvicorn.Config, service: ServedModel, grace_s: float) -> None:
+    def __init__(self, service: ServedModel, grace_s: float | None = None) -> None:
+        config = uvicorn.Config(
+            make_app(service),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_S,
+        )
         super().__init__(config)
-        self._service, self._grace_s = service, grace_s
+        self._service, self._grace_s = service, inf if grace_s is None else grace_s
         self._is_hurried, self._until = False, inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -1,26 +1,21 @@
 """What all routes share: the engine, who may ask, how much is in flight, and the tokenizer."""
 
-import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from copy import deepcopy
-from typing import Any, TypeVar
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from quire.chat import Conversation, tool_format
+from quire.chat.reader import PromptReader
 from quire.engines.loop import AsyncEngine
 from quire.errors import ConfigError, RequestFailed
 from quire.observe.prometheus import CacheCollector, RequestTimes
 from quire.serve.protocol import Ids, PromptRequest
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
-
-Made = TypeVar("Made")
+from quire.web.places import Places
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -39,7 +34,7 @@ class Bounds(msgspec.Struct, frozen=True):
 class ServedModel:
     """An engine as a server has it.
 
-    `inflight`   the sequences of each tenant's requests that were admitted and have not ended
+    `places`     those of sequences that were admitted and have not ended
     `is_ending`  whether what runs is finished, and nothing new is taken
     """
 
@@ -49,24 +44,15 @@ class ServedModel:
         self.registry.register(CacheCollector(running.engine.manager, running.engine.tiers))
         self.times = RequestTimes(self.registry)
         self.max_model_len = running.engine.max_model_len
-        self.inflight = Counter[str | None]()
+        self.reader = PromptReader(running.engine.tokenizer, self.max_model_len)
+        self.places = Places(bounds.max_inflight, keys.names)
         self.is_ending = False
         self._created = int(time.time())
-        self.tokenizer: Any = deepcopy(running.engine.tokenizer)  # its thread is not the engine's
-        self.tool_format = tool_format(getattr(self.tokenizer, "chat_template", None))
-        # What is longer than the model's tokens can be is not read: it would hold up the texts of others.
-        self._longest_text = self.max_model_len * max(map(len, self.tokenizer.get_vocab()))
-        self._crew = ThreadPoolExecutor(1, "quire-text")
 
     @property
     def num_inflight(self) -> int:
         """The sequences of all tenants."""
-        return self.inflight.total()
-
-    @property
-    def is_taking(self) -> bool:
-        """Whether requests are taken."""
-        return self.running.is_alive and not self.is_ending
+        return self.places.num_taken
 
     def card(self) -> dict[str, Any]:
         """Return what `/v1/models` says of it."""
@@ -80,8 +66,10 @@ class ServedModel:
             raise ApiError(404, said, param="model", code="model_not_found")
 
     async def ids(self, asked: PromptRequest) -> list[Ids]:
-        """Return prompts as token ids; one thread alone uses the tokenizer. Raises `ConfigError`."""
-        return await self._on_crew(lambda: [self._ids(asked, each) for each in asked.prompts()])
+        """Return the prompts of a request as token ids. Raises `ConfigError`."""
+        special = asked.add_special_tokens
+        prompts = asked.prompts()
+        return [await self.reader.ids(each, add_special_tokens=special) for each in prompts]
 
     async def one_prompt(self, asked: PromptRequest) -> Ids:
         """Return the prompt of a request that has one only. Raises `ConfigError`."""
@@ -90,62 +78,21 @@ class ServedModel:
             raise ConfigError(f"prompt is one text or list of token ids here, got {len(prompts)}")
         return prompts[0]
 
-    async def text(self, ids: Ids) -> str:
-        """Return token ids as text. Raises `ConfigError`."""
-        last = len(self.tokenizer) - 1
-        if outside := [token for token in ids if not 0 <= token <= last]:
-            raise ConfigError(f"tokens are from 0 to {last}, got {outside[0]}")
-        return await self._on_crew(lambda: self.tokenizer.decode(ids))
-
-    async def _on_crew(self, work: Callable[[], Made]) -> Made:
-        return await asyncio.get_running_loop().run_in_executor(self._crew, work)
-
-    def _ids(self, asked: PromptRequest, given: str | Ids | Conversation) -> Ids:
-        if isinstance(given, list):
-            return given
-        is_chat = not isinstance(given, str)
-        text = given.text(self.tokenizer) if is_chat else given
-        if len(text) > self._longest_text:
-            raise ConfigError(
-                f"prompt: a text of {len(text)} characters has more than {self.max_model_len} tokens, the "
-                f"limit: {self._longest_text} characters are too many whatever they say; shorten it"
-            )
-        special = asked.add_special_tokens and not is_chat
-        return self.tokenizer(text, add_special_tokens=special)["input_ids"]
-
-    @asynccontextmanager
-    async def admitted(self, tenant: str | None, count: int) -> AsyncGenerator[None]:
-        """Hold places for so many sequences of a tenant. Raises `ApiError` where there are none, or none any more.
-
-        Half of all places is divided among the tenants; each gets its own, whatever others ask for.
-        """
-        limit, others = self.bounds.max_inflight, self.keys.names - {tenant}
-        own = limit // (2 * (len(others) + 1))
-        if count > (most := limit - own * len(others)):
-            raise ConfigError(
-                f"n: {count} sequences are asked for at once, the limit is {most}; ask for fewer"
-            )
+    @contextmanager
+    def admitted(self, tenant: str | None, count: int) -> Generator[None]:
+        """Hold places for so many sequences of a tenant. Raises what `Places.hold` does, and `ApiError` when the server ends."""
+        ending = ApiError(
+            503,
+            "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another",
+            code="shutting_down",
+            headers={"Retry-After": "10"},
+        )
         if self.is_ending:
-            raise _ending()
-        kept = sum(max(own - self.inflight[other], 0) for other in others)
-        if self.num_inflight + count > limit - kept:
-            raise ApiError(
-                429,
-                f"{self.num_inflight} sequences run or wait and {count} more are asked for, the limit "
-                f"is {limit}, of which {kept} are kept for other keys; come back later",
-                code="overloaded",
-                headers={"Retry-After": "1"},
-            )
-        self.inflight[tenant] += count
-        try:
-            yield
-        except RequestFailed as error:
-            raise _ending() if self.is_ending else error from error
-        finally:
-            self.inflight[tenant] -= count
-
-
-def _ending() -> ApiError:
-    """Return what clients are told whom a server that ends does not answer."""
-    said = "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another"
-    return ApiError(503, said, code="shutting_down", headers={"Retry-After": "10"})
+            raise ending
+        with self.places.hold(tenant, count):
+            try:
+                yield
+            except RequestFailed as error:
+                if self.is_ending:
+                    raise ending from error
+                raise

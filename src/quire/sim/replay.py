@@ -97,7 +97,7 @@ def replay(
     `observers`   are told of each request and its tokens found: see `quire.sim.observers`
     `count_from`  requests before this one (from 0) warm the cache up and are not counted
 
-    Memory grows with the capacity, not with the trace. A prompt larger than the capacity keeps its
+    Memory grows with the capacity, and with the runs of different blocks of the trace. A prompt larger than the capacity keeps its
     first blocks. Raises `ConfigError`, and `TraceError` where the trace breaks off.
     """
     started = time.process_time()

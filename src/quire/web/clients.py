@@ -1,7 +1,7 @@
-"""Clients that leave, and those that do not take what they are sent."""
+"""Streams to clients, who may leave, or not take what they are sent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 Got = TypeVar("Got")
+Item = TypeVar("Item")
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,6 +44,30 @@ class EventStream(StreamingResponse):
         with suppress(TimeoutError):
             async with aclosing(self._events):  # whatever ends it, its requests end too
                 await super().__call__(scope, receive, bounded)
+
+
+async def merged(streams: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[tuple[int, Item]]:
+    """Yield the items of generators as they come, each with its generator's place; closed early, all of them are."""
+    if len(streams) == 1:  # most requests: without a task for each item
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    waiting = {asyncio.ensure_future(anext(each, None)): at for at, each in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                place, item = waiting.pop(task), task.result()
+                if item is not None:
+                    yield place, item
+                    waiting[asyncio.ensure_future(anext(streams[place], None))] = place
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for each in streams:
+            await each.aclose()
 
 
 async def until_gone(request: Request, work: Awaitable[Got]) -> Got:

@@ -20,6 +20,7 @@ from quire.engines.packed.attention.reference import KV
 
 _MODULES = cast("Any", torch.nn.modules.module)
 _DTYPES = (torch.float32, torch.bfloat16)
+_NUMBERS = (bool, int, float)
 _COMPILES = find_spec("llvmlite") is not None
 
 _MODEL = {"model": None, "lm_head": "Linear"}
@@ -44,9 +45,7 @@ def is_plain(model: Any) -> bool:
         _COMPILES
         and model.device.type == "cpu"
         and dtype in _DTYPES
-        and not torch.is_autocast_enabled("cpu")
-        and not _MODULES._global_forward_hooks
-        and not _MODULES._global_forward_pre_hooks
+        and _computes_here()
         and _has(model, _MODEL, dtype)
         and _has(model.model, _BASE, dtype)
         and all(
@@ -64,6 +63,15 @@ class PlainDecoder:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._kept: tuple[Any, Any] = None, None
+        self._seen: list[tuple[Any, list[Any]]] = []
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model still is, as `is_plain` says."""
+        if not (self._seen and _computes_here() and all(map(_is_seen, self._seen))):
+            plain, self._kept = is_plain(self._model), (None, None)
+            self._seen = [(each, _parts(each)) for each in self._model.modules()] if plain else []
+        return bool(self._seen)
 
     def logits(
         self,
@@ -101,9 +109,7 @@ class PlainDecoder:
         """Return the passes of all layers for a step of these rows: those of the last one, if they are the same."""
         layers = self._model.model.layers
         works = [plan.parts for plan, _ in rooms]
-        weights = [each for layer in layers for each in _weights(layer)]
-        pools = [each for _, both in rooms for each in both]
-        places = [each.data_ptr() for each in (*weights, *pools)]
+        places = [each.data_ptr() for _, both in rooms for each in both]
         shape = inputs[0].shape, inputs[0].dtype, torch.get_num_threads()
         key, passes = self._kept
         if key is not None and key[:2] == (places, shape) and all(map(is_, key[2], works)):
@@ -116,17 +122,36 @@ class PlainDecoder:
         return passes
 
 
-def _weights(layer: Any) -> list[torch.Tensor]:
-    """Return what the passes of a layer read."""
-    parts = layer._modules
-    kinds = ((parts["self_attn"], _ATTENTION), (parts["mlp"], _MLP), (layer, _LAYER))
+def _computes_here() -> bool:
+    """Whether nothing outside of a model's modules has a part in what they compute."""
+    return (
+        not torch.is_autocast_enabled("cpu")
+        and not _MODULES._global_forward_hooks
+        and not _MODULES._global_forward_pre_hooks
+    )
+
+
+def _parts(module: Any) -> list[Any]:
+    """Return what a module without hooks computes with: its kind, its numbers, its parts, and where its weights are."""
+    own: dict[str, Any] = module.__dict__
+    weights: list[torch.Tensor] = [each for each in own["_parameters"].values() if each is not None]
     return [
-        each
-        for module, kind in kinds
-        for name in kind
-        for each in module._modules[name]._parameters.values()
-        if each is not None
+        type(module),
+        *(each for each in own.values() if type(each) in _NUMBERS),
+        *own["_modules"].values(),
+        *((each.data_ptr(), each.dtype, each.shape, each.is_contiguous()) for each in weights),
     ]
+
+
+def _is_seen(sight: tuple[Any, list[Any]]) -> bool:
+    module, parts = sight
+    own: dict[str, Any] = module.__dict__
+    return (
+        not own["_forward_hooks"]
+        and not own["_forward_pre_hooks"]
+        and "forward" not in own
+        and _parts(module) == parts
+    )
 
 
 def _has(module: Any, kinds: Mapping[str, str | None], dtype: torch.dtype) -> bool:

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from quire.engines.hf.probe import probe_model
 from quire.engines.packed.attention import AttentionPlan, Scoring, attend
 from quire.engines.packed.attention.reference import KV
-from quire.engines.packed.decoder import PlainDecoder, is_plain
+from quire.engines.packed.decoder import PlainDecoder
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
@@ -107,7 +107,7 @@ class PackedModel:
             scoring = Scoring(scale, how.get("s_aux"), how.get("softcap"))
             return attend(*held(module), q, (k, v), scoring)
 
-        if self.plain and is_plain(self.model):
+        if self.plain and self._decoder.is_plain:
             with locked(self.model), torch.inference_mode():
                 return self._decoder.logits((ids, positions), rows, held)
         return self._run(ids, positions, rows, of_pools)

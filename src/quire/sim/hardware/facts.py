@@ -17,6 +17,10 @@ BITS = {
 per 128 (int4 in groups, as AWQ and GPTQ store it)."""
 
 
+OWN_FORMATS = ("auto", "bfloat16", "float16", "half", "mxfp4", "modelopt", "compressed-tensors")
+"""What engines call formats that a model's own config has told already."""
+
+
 class KVBytes(msgspec.Struct, frozen=True):
     """The bytes of a cached sequence, in three parts.
 
@@ -157,26 +161,18 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 def number_format(engine_name: str) -> str | None:
     """Return the format that an engine's name for weights, or K and V, stands for; None: the model's own.
 
-    `torch.bfloat16`, `half`, `fp8_e4m3`, `compressed-tensors` and the like. Raises `ConfigError`.
+    `torch.bfloat16`, `half`, `fp8_e4m3`, `awq_marlin` and the like. Raises `ConfigError`.
     """
     name = engine_name.lower().removeprefix("torch.")
-    if name in {
-        "auto",
-        "none",
-        "",
-        "bfloat16",
-        "float16",
-        "half",
-        "modelopt",
-        "compressed-tensors",
-    }:
+    if name in OWN_FORMATS:
         return None
     if name.startswith(("fp8", "float8", "fbgemm_fp8", "ptpc_fp8")):
         return "fp8"
     if name.startswith(("awq", "gptq", "bitsandbytes")):
         return "int4"
-    bits({"float": "float32", "modelopt_fp4": "nvfp4"}.get(name, name))
-    return {"float": "float32", "modelopt_fp4": "nvfp4"}.get(name, name)
+    name = {"float": "float32", "modelopt_fp4": "nvfp4"}.get(name, name)
+    bits(name)
+    return name
 
 
 def bits(dtype: str) -> float:

@@ -16,7 +16,10 @@ from quire.sim.hardware.config import model_facts
 from quire.sim.hardware.facts import ModelFacts
 from quire.sim.names import plain, unknown
 
-_ENDINGS = ("-instruct", "-it", "-base", "-chat", "-hf", "-thinking", "-fp8", "-bf16")
+_ENDINGS = (
+    "-instruct", "-it", "-base", "-chat", "-hf", "-thinking", "-fp8", "-bf16", "-fp8-dynamic",
+    "-2501", "-2507", "-v0.1", "-v0.2", "-v0.3", "-awq", "-gptq", "-int4", "-gptq-int4", "-w4a16",
+)  # fmt: skip
 _OTHER_NAMES = {
     "llama-3-8b-instruct": "llama-3-8b",
     "nemotron-3-super-120b-a12b": "nemotron-3-super-120b",
@@ -24,6 +27,10 @@ _OTHER_NAMES = {
     "deepseek-v3.1": "deepseek-v3",
     "deepseek-v3-0324": "deepseek-v3",
     "kimi-k2-instruct-0905": "kimi-k2",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
     "tiny": "quire-tiny",
 }
 

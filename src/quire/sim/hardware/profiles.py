@@ -36,6 +36,9 @@ FOLDS = 5
 
 MIN_STEPS = 20
 
+FIRST_TOKENS = 128
+"""Tokens of prompts in a step from which on one more costs the same."""
+
 _LOGGED = re.compile(
     rb"(?P<chunks>\d+) context requests, (?P<new>\d+) context tokens, "
     rb"(?P<decodes>\d+) generation requests, \d+ generation tokens, "
@@ -59,6 +62,7 @@ class StepCosts(msgspec.Struct, frozen=True):
     `step_s`         of a step whatever is in it
     `chunk_s`, `token_s`, `pair_s`  of each part of a prompt, each token of it, and each pair of tokens
                      that its attention looks at
+    `first_token_s`  more of each of the first 128 tokens of prompts: few rows make slow products
     `sequence_s`, `cached_token_s`  of each sequence that decodes, and each token before that one
     """
 
@@ -68,6 +72,7 @@ class StepCosts(msgspec.Struct, frozen=True):
     pair_s: float = 0.0
     sequence_s: float = 0.0
     cached_token_s: float = 0.0
+    first_token_s: float = 0.0
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -116,7 +121,7 @@ def work_of(chunks: Sequence[Chunk], num_decodes: int, seen: int) -> list[float]
     """Return what a step is made of, in the order of `StepCosts`."""
     new = sum(tokens for tokens, _ in chunks)
     pairs = sum(causal_pairs(*chunk) for chunk in chunks)
-    return [1.0, len(chunks), new, pairs, num_decodes, seen]
+    return [1.0, len(chunks), new, pairs, num_decodes, seen, min(new, FIRST_TOKENS)]
 
 
 def read_calibration(path: str | Path) -> Calibration:
@@ -188,7 +193,8 @@ def _fit(rows: Floats, seconds: Floats) -> Floats:
     unknown, scale = range(rows.shape[1]), seconds
     costs = np.zeros(rows.shape[1])
     for _ in range(4):
-        costs, _ = least_squares(rows / scale[:, None], seconds / scale, unknown)
+        turned, few = np.linalg.qr(rows / scale[:, None])
+        costs, _ = least_squares(few, turned.T @ (seconds / scale), unknown)
         scale = np.maximum(rows @ costs, seconds.min())
     return costs
 

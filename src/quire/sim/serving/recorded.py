@@ -31,10 +31,15 @@ LARGE_BYTES = 70 << 30
 """Devices with more memory (A100 apart) get larger limits from vLLM, where a run names none."""
 
 
+QUANTIZED = {"fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4"}
+"""Number formats of weights by what the names of models have that come so."""
+
+
 class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of an engine that a recorded run's first line tells, or that vLLM would take.
 
     `max_step_tokens`, `max_sequences`  the limits of each of `data_parallel` schedulers
+    `scheduler`      whose rules the engine's schedule has: "first-come", vLLM's, or "quire"
     `num_blocks`     what the engine itself said that it has, each of its schedulers; None: nothing
     `given_blocks`, `given_bytes`  what it was told to have, in place of what fits; None: nothing
     """
@@ -50,6 +55,7 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
     plans_ahead: bool
     eager: bool
     prefix_caching: bool
+    scheduler: str
     num_blocks: int | None
     given_blocks: int | None = None
     given_bytes: int | None = None
@@ -95,7 +101,8 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_sequences=self.max_sequences * together,
             plans_ahead=int(self.plans_ahead),
         )
-        return Cluster(limits, timing, num_replicas=self.data_parallel // together)
+        replicas = self.data_parallel // together
+        return Cluster(limits, timing, num_replicas=replicas, scheduler=self.scheduler)
 
     @property
     def _step_together(self) -> int:
@@ -200,11 +207,10 @@ def _settings(header: Any, block_size: int) -> RecordedSettings:
             f"pipeline_parallel_size is {stages}; pipelines are not simulated, only 1"
         )
     name = given.text("model", "model_name")
-    weights = given.text("quantization", default="") or ("fp8" if "fp8" in name.lower() else "")
-    dtype = weights or given.text("dtype", default="auto")
-    model = model_named(name).stored_as(
-        number_format(dtype), number_format(given.text("kv_cache_dtype", default="auto"))
-    )
+    said = (given.text(key, default="auto") for key in ("quantization", "dtype", "kv_cache_dtype"))
+    quantized, dtype, kv = map(number_format, said)
+    named = next((bits for part, bits in QUANTIZED.items() if part in name.lower()), None)
+    model = model_named(name).stored_as(quantized or named or dtype, kv)
     large = device.memory_bytes >= LARGE_BYTES and "a100" not in device.name
     return RecordedSettings(
         model=model,
@@ -218,6 +224,7 @@ def _settings(header: Any, block_size: int) -> RecordedSettings:
         plans_ahead=given.flag("async_scheduling", default=True),
         eager=given.flag("enforce_eager", default=False),
         prefix_caching=given.flag("enable_prefix_caching", default=True),
+        scheduler="quire" if given.text("engine") == "quire" else "first-come",
         num_blocks=given.count("num_gpu_blocks", default=0) or None,
         given_blocks=given.count("num_gpu_blocks_override", default=0) or None,
         given_bytes=given.count("kv_cache_memory_bytes", default=0) or None,

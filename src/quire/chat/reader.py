@@ -1,0 +1,63 @@
+"""A tokenizer for event loops: prompts to token ids and back, on a thread of its own."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any, TypeVar
+
+from quire.chat.conversation import Conversation
+from quire.chat.tools import tool_format
+from quire.errors import ConfigError
+
+Made = TypeVar("Made")
+
+
+class PromptReader:
+    """Reads prompts of at most `max_tokens`, one after another, with a copy of a tokenizer.
+
+    What is longer than so many tokens can be is not read: it would hold up the texts of others.
+
+    `tokenizer`    the copy
+    `tool_format`  how the model writes tool calls
+    """
+
+    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+        self.tokenizer: Any = deepcopy(tokenizer)
+        self.tool_format = tool_format(getattr(tokenizer, "chat_template", None))
+        self._max_tokens = max_tokens
+        self._longest_text = max_tokens * max(map(len, tokenizer.get_vocab()))
+        self._crew = ThreadPoolExecutor(1, "quire-text")
+
+    async def ids(
+        self, prompt: str | list[int] | Conversation, *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Return a text, or a conversation, which has its special tokens, as token ids. Raises `ConfigError`."""
+
+        def read() -> list[int]:
+            if isinstance(prompt, list):
+                return prompt
+            special, text = add_special_tokens, prompt
+            if isinstance(text, Conversation):
+                special, text = False, text.text(self.tokenizer)
+            self._check_length(text)
+            return self.tokenizer(text, add_special_tokens=special)["input_ids"]
+
+        return await self._on_crew(read)
+
+    async def text(self, ids: list[int]) -> str:
+        """Return token ids as text. Raises `ConfigError`."""
+        last = len(self.tokenizer) - 1
+        if outside := [token for token in ids if not 0 <= token <= last]:
+            raise ConfigError(f"tokens are from 0 to {last}, got {outside[0]}")
+        return await self._on_crew(lambda: self.tokenizer.decode(ids))
+
+    async def _on_crew(self, work: Callable[[], Made]) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._crew, work)
+
+    def _check_length(self, text: str) -> None:
+        if len(text) > self._longest_text:
+            raise ConfigError(
+                f"prompt: a text of {len(text)} characters has more than {self._max_tokens} tokens, the "
+                f"limit: {self._longest_text} characters are too many whatever they say; shorten it"
+            )
