@@ -92,6 +92,17 @@ def test_debug_memory_starts_as_nan_and_can_be_poisoned_again():
     assert pool.v.isnan().any(dim=(0, 2, 3, 4)).tolist() == [False, False, True, False]
 
 
+def test_memory_that_is_touched_is_zero_and_in_debug_stays_as_nan():
+    pool = KVPool(LAYOUT, 4)
+    pool.k.fill_(3), pool.v.fill_(3)
+    pool.touch()
+    assert not pool.k.any()
+    assert not pool.v.any()
+    pool = KVPool(LAYOUT, 4, debug_nan=True)
+    pool.touch()
+    assert bool(pool.k.isnan().all())
+
+
 def test_poison_does_nothing_outside_of_debug():
     pool, k, _ = filled()
     pool.poison([1, 2])

@@ -49,6 +49,12 @@ class _PagedPool(ABC, Generic[_Layout]):
             for held in self._by_block():
                 held.index_fill_(0, index, torch.nan)
 
+    def touch(self) -> None:
+        """Fill all blocks with zeros, if they are not NaN, so that their memory is there before the first request is."""
+        if not self.debug_nan:
+            for held in self._by_block():
+                held.zero_()
+
     def resize(self, num_blocks: int) -> None:
         """Change the number of blocks; blocks below both the old and the new number keep their bytes.
 

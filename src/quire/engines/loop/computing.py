@@ -35,9 +35,21 @@ class Forward:
             KVPool(group.memory, blocks.num_blocks, model.device, debug_nan=debug_nan)  # pyright: ignore[reportArgumentType] - no recurrent groups
             for group, blocks in groups
         ]
+        self._prepare()
         self._plans = model.plans()
         self._tables = [np.zeros((0, 0), INT32) for _ in self.pools]
         self._moved = False
+
+    def _prepare(self) -> None:
+        """Take memory and compile now what the first requests would wait for: compute one token, kept by nobody."""
+        for pool in self.pools:
+            pool.touch()
+        first, one = np.zeros(1, np.int64), torch.zeros(1, dtype=torch.int64)
+        plans = self.model.plans()
+        for plan in plans:
+            plan.update(Packed(np.zeros((1, 1), INT32), first, first + 1))
+        row = one.to(self.model.device)
+        self.model.forward(row, row, row, plans, self.pools)
 
     def copy(self) -> None:
         """Do the copies that the manager has planned."""

@@ -26,6 +26,7 @@ class Passes:
         self._threads = torch.get_num_threads()
         self._states = operands(len(hidden), hidden.shape[1], hidden.dtype)
         self._rooms: dict[int, torch.Tensor] = {}
+        self._heads: torch.Tensor | None = None
         self._passes: list[Any] = []
         self._layers: Program | None = None
 
@@ -87,7 +88,9 @@ class Passes:
         """Return the heads `[N, heads, D]` that some projections of the states will be."""
         modules = tuple(getattr(attention, name) for name in names)
         widths = [each.out_features for each in modules]
-        out = self.hidden.new_empty(len(self.hidden), sum(widths))
+        if self._heads is None or self._heads.shape[1] != sum(widths):
+            self._heads = self.hidden.new_empty(len(self.hidden), sum(widths))
+        out = self._heads
         self._multiply(self._states, modules, out, "plain")
         return [each.unflatten(1, (-1, attention.head_dim)) for each in out.split(widths, 1)]
 
