@@ -20,6 +20,9 @@ from quire.extras import require
 MAX_EVENTS = 1_000_000
 """Events that wait to be published; beyond these the oldest are dropped, and subscribers see a gap."""
 
+SLOW_S = 60.0
+"""Seconds in which a body has to arrive, and in which a client has to take what it is sent."""
+
 SAVING_S = 30.0
 """Seconds that tiers have at the end for what is to be written, unless their settings say otherwise."""
 
@@ -115,7 +118,7 @@ def serve(
             f"--kv-memory is {format_bytes(size)}, {format_bytes(free)} are available; give less"
         )
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
-    listening, url = listen(host, port)
+    listening, url = listen(host, port, SLOW_S)
     with opened(tier, tier_file, close_timeout_s=SAVING_S) as stack, ExitStack() as publishing:
         with output.progress(f"loading {model}"):
             from quire.engines.loop import AsyncEngine, Engine
@@ -150,7 +153,7 @@ def serve(
         )
 
         def service_of(running: AsyncEngine) -> ServedModel:
-            bounds = Bounds(max_inflight=max_inflight, max_body=limit)
+            bounds = Bounds(max_inflight=max_inflight, max_body=limit, slow_s=SLOW_S)
             service = ServedModel(running, called, known, bounds)
             if as_json:
                 output.print_json(
@@ -171,12 +174,17 @@ def _is_local(endpoint: str) -> bool:
     return scheme != "tcp" or host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """Return a socket that listens, and its URL. Raises `OSError` with the address."""
+def listen(host: str, port: int, slow_s: float) -> tuple[socket.socket, str]:
+    """Return a socket that listens, and its URL; a connection that takes nothing for so long is cut, where the system can.
+
+    Raises `OSError` with the address.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         error.filename = f"{host}:{port}"
         raise
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is closed keeps what nobody takes
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * slow_s))
     return made, f"http://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}"
