@@ -40,20 +40,23 @@ class Profile:
         scheduler.plan = self.plan
 
     def plan(self, now):
+        self.end()  # a step lasts until the next one is planned: answers are told in between
         began = time.perf_counter()
-        if self._step is not None:
-            # a step lasts until the next one is planned: the answers of the first are told in between
-            self.rows.append(self._step | {"seconds": began - self._began})
         step = self._plan(now)
-        self._step = None
         if step is not None:
             num, starts = step.num_decodes, step.starts.tolist()
             chunks = list(zip(step.lengths[num:].tolist(), starts[num:], strict=True))
             self._step, self._began = {"chunks": chunks, "contexts": starts[:num]}, began
         return step
 
+    def end(self):
+        """The step under way has ended, where one was."""
+        if self._step is not None:
+            self.rows.append(self._step | {"seconds": time.perf_counter() - self._began})
+        self._step = None
 
-def serve(engine, name, requests):
+
+def serve(engine, profile, name, requests):
     """Send requests as they arrive; return a row for each. Times count from when the engine took one over."""
     began, pending, running, rows = time.perf_counter(), list(requests), {}, []
     while pending or running:
@@ -73,6 +76,8 @@ def serve(engine, name, requests):
             if output.finished:
                 arrival, prompt, outputs, queued, first = running.pop(output.request_id)
                 rows.append(row(arrival, prompt, outputs, first - queued, now - queued))
+        if not running:
+            profile.end()
     return rows
 
 
@@ -85,12 +90,12 @@ def main():
     model = AutoModelForCausalLM.from_pretrained(demo_model(), dtype=torch.float32).eval()
     engine = Engine(model, block_size=BLOCK, num_blocks=350, max_running=16, max_step_tokens=512)
     profile = Profile(engine.scheduler)
-    serve(engine, "warm", load(0, 20.0, 2, shared=True))
+    serve(engine, profile, "warm", load(0, 20.0, 2, shared=True))
     for shared in (False, True):
         for name, (rate, seconds) in LOADS.items():
             part = f"{name}_{'shared' if shared else 'unshared'}"
             profile.rows.clear()
-            rows = serve(engine, part, load(part, rate, seconds, shared=shared))
+            rows = serve(engine, profile, part, load(part, rate, seconds, shared=shared))
             run, steps = (
                 folder / f"quire_cpu_{part}.jsonl.gz",
                 folder / f"quire_cpu_{part}.steps.jsonl.gz",

@@ -69,5 +69,5 @@ def nothing_held(engine):
     ops.check(engine.manager)
     assert engine.manager.num_active == 0
     assert not engine.manager.sequences
-    assert len(engine.scheduler) == len(engine._sampler) == len(engine._answers) == 0
+    assert len(engine.scheduler) == len(engine._requests) == 0
     assert not engine.has_unfinished()

@@ -180,8 +180,8 @@ def test_engines_of_one_model_take_turns_with_it(model):
 
 
 def test_an_engine_has_one_thread(served):
-    with pytest.raises(CacheBusy, match="make an engine for each"):
+    with pytest.raises(CacheBusy, match="or one engine for each thread"):
         AsyncEngine(served.engine)
-    with pytest.raises(CacheBusy, match="ask through one AsyncEngine"):
+    with pytest.raises(CacheBusy, match="'quire-engine' is using this engine"):
         served.engine.step()
     assert served.is_alive

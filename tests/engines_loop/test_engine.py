@@ -349,7 +349,7 @@ def test_two_threads_at_once_are_refused_and_nothing_has_changed(model):
     handle.remove()
     assert tuple(output.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
     assert len(refusals) == 3
-    assert "another thread uses this engine" in refusals[0]
+    assert "'MainThread' is using this engine" in refusals[0]
     nothing_held(engine)
 
 

@@ -49,15 +49,12 @@ def sampler():
 def run(params, model, drafter=None, most=200):
     """Return the tokens of an answer, without the end token; None if it did not come to one."""
     choosing, text = sampler(), [1, 2]
-    choosing.add("k", params, text)
+    rules = choosing.rules(params, text)
     for _ in range(most):
         drafts = np.asarray(drafter(text) if drafter else [], np.int32)
         logits = [model([*text, *drafts[:j]]) for j in range(len(drafts) + 1)]
-        for token in (
-            choosing.sample(["k"], torch.from_numpy(np.stack(logits)), [drafts])
-            .by_key()[0]
-            .tolist()
-        ):
+        (new,) = choosing.sample(rules, torch.from_numpy(np.stack(logits)), [drafts]).tokens
+        for token in new.tolist():
             if token == EOS:
                 return text[2:]
             text.append(token)
@@ -83,25 +80,25 @@ def test_every_answer_matches_what_was_asked_for(case, temperature):
     assert ended >= (2 if temperature else 1)
 
 
-def test_a_grammar_binds_its_own_request_only_and_a_fork_goes_on_in_it():
+def test_a_grammar_binds_its_own_request_only_and_each_answer_goes_on_in_it():
     choosing = sampler()
-    choosing.add("bound", SamplingParams(temperature=0, regex="ab|cd"), [1])
-    choosing.add("free", SamplingParams(temperature=0), [1])
+    bound, other = choosing.rules(SamplingParams(temperature=0, n=2, regex="ab|cd"), [1])
+    (free,) = choosing.rules(SamplingParams(temperature=0), [1])
     x = torch.zeros(2, VOCAB)
     x[:, ord("z")], x[:, ord("d")], x[:, ord("c")] = 5.0, 4.0, 3.0
-    assert choosing.sample(["bound", "free"], x).token_ids.tolist() == [ord("c"), ord("z")]
-    choosing.fork("bound", "fork")
-    for key in ("fork", "bound"):
-        assert choosing.sample([key], x[:1]).token_ids.tolist() == [ord("d")]
-        assert choosing.sample([key], x[:1]).token_ids.tolist() == [EOS]
+    assert choosing.sample([bound, free], x).tokens.tolist() == [ord("c"), ord("z")]
+    for rules, rest in (other, b"cd"), (bound, b"d"):
+        for letter in rest:
+            assert choosing.sample([rules], x[:1]).tokens.tolist() == [letter]
+        assert choosing.sample([rules], x[:1]).tokens.tolist() == [EOS]
 
 
 def test_what_the_model_would_have_said_is_told_by_its_own_probability():
     choosing = sampler()
-    choosing.add("k", SamplingParams(temperature=0, regex="ab", logprobs=1), [1])
+    rules = choosing.rules(SamplingParams(temperature=0, regex="ab", logprobs=1), [1])
     x = torch.zeros(1, VOCAB)
     x[:, ord("z")] = 5.0
-    told = choosing.sample(["k"], x).logprobs[0]
+    ((told,),) = choosing.sample(rules, x).logprobs
     assert list(told) == [ord("a"), ord("z")]
     assert told[ord("a")].logprob == pytest.approx(float(x.log_softmax(-1)[0, 0]))
 
@@ -115,10 +112,8 @@ def test_what_the_model_would_have_said_is_told_by_its_own_probability():
     ],
 )
 def test_a_grammar_that_cannot_be_is_refused_when_it_is_asked_for(asked, says):
-    choosing = sampler()
     with pytest.raises(ConfigError, match=re.compile(says, re.DOTALL)):
-        choosing.add("k", SamplingParams(**asked), [1])
-    assert len(choosing) == 0
+        sampler().rules(SamplingParams(**asked), [1])
 
 
 def test_where_llguidance_is_missing_the_command_that_installs_it_is_said(monkeypatch):
@@ -129,4 +124,4 @@ def test_where_llguidance_is_missing_the_command_that_installs_it_is_said(monkey
     with pytest.raises(
         ConfigError, match=r"json_schema or regex needs llguidance: pip install .*guided"
     ):
-        sampler().add("k", SamplingParams(regex="a"), [1])
+        sampler().rules(SamplingParams(regex="a"), [1])

@@ -16,10 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from quire.engines.loop import sampling
-from quire.engines.loop.drafts import propose
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.sampling import Sampler, kept
+from quire.engines.loop.sampling import AnswerRules, Sampler, kept, propose
 from quire.errors import ConfigError, QuireError
 
 TOKEN = st.integers(0, VOCAB - 1)
@@ -54,15 +52,15 @@ def only(x, min_p=0.0, top_k=0, top_p=1.0):
     )
 
 
-def answer(model, params, prompt, num_tokens, drafter=None, **options):
+def answer(model, params, prompt, num_tokens, drafter=None):
     """Return the tokens of one request that runs alone, and how many steps they took."""
-    sampler = Sampler(model.vocab, eos_ids=EOS, **options)
-    sampler.add("it", params, prompt)
+    sampler = Sampler(VOCAB, eos_ids=EOS)
+    (rules,) = sampler.rules(params, prompt)
     text, steps = list(prompt), 0
     while len(text) < len(prompt) + num_tokens:
         drafts = np.asarray(drafter(text) if drafter else [], np.int32)
         logits = rows(*(model([*text, *drafts[:j]]) for j in range(len(drafts) + 1)))
-        text += sampler.sample(["it"], logits, [drafts]).by_key()[0].tolist()
+        text += sampler.sample([rules], logits, [drafts]).tokens[0].tolist()
         steps += 1
     return text[len(prompt) : len(prompt) + num_tokens], steps
 
@@ -73,21 +71,21 @@ def answer(model, params, prompt, num_tokens, drafter=None, **options):
 )
 def test_every_token_is_the_one_that_the_rules_one_by_one_choose(requests, random):
     model, sampler = Toy(), Sampler(VOCAB, eos_ids=EOS)
-    for key, (params, prompt) in enumerate(requests):
-        sampler.add(key, params, prompt)
+    rules = [sampler.rules(*each)[0] for each in requests]
     answers = [[] for _ in requests]
     for _ in range(6):
         keys = random.sample(range(len(requests)), random.randint(1, len(requests)))
         logits = [model(requests[key][1] + answers[key]) for key in keys]
-        sampled = sampler.sample(keys, rows(*logits))
+        sampled = sampler.sample([rules[key] for key in keys], rows(*logits))
         for at, key in enumerate(keys):
             params, prompt = requests[key]
-            token = int(sampled.token_ids[at])
+            token = int(sampled.tokens[at])
             assert token == choose(logits[at], params, prompt, answers[key])
             told = sampled.logprobs and sampled.logprobs[at]
             if params.logprobs is None:
                 assert not told
             else:
+                (told,) = told
                 own = log_softmax(logits[at])
                 best = sorted(range(VOCAB), key=lambda other: -own[other])[: params.logprobs]
                 assert list(told) == list(dict.fromkeys([token, *best]))
@@ -127,11 +125,10 @@ def test_an_answer_is_the_same_whatever_stands_beside_it_and_in_whatever_order()
     alone = {}
     for key, params in enumerate(wishes):
         sampler = Sampler(5000)
-        sampler.add(key, params, [1, 2])
-        alone[key] = [sampler.sample([key], logits[at : at + 1]) for at in range(40)]
+        own = sampler.rules(params, [1, 2])
+        alone[key] = [sampler.sample(own, logits[at : at + 1]) for at in range(40)]
     together, random = Sampler(5000, seed=9), np.random.default_rng(0)
-    for key, params in enumerate(wishes):
-        together.add(key, params, [1, 2])
+    rules = [together.rules(params, [1, 2])[0] for params in wishes]
     steps = dict.fromkeys(alone, 0)
     while any(step < 40 for step in steps.values()):
         keys = [
@@ -141,39 +138,35 @@ def test_an_answer_is_the_same_whatever_stands_beside_it_and_in_whatever_order()
         ]
         if not keys:
             continue
-        sampled = together.sample(keys, torch.stack([logits[steps[key]] for key in keys]))
+        sampled = together.sample(
+            [rules[key] for key in keys], torch.stack([logits[steps[key]] for key in keys])
+        )
         for at, key in enumerate(keys):
             own = alone[key][steps[key]]
-            assert sampled.token_ids[at] == own.token_ids[0]
+            assert sampled.tokens[at] == own.tokens[0]
             if key == 4:
                 assert sampled.logprobs[at] == own.logprobs[0]
             steps[key] += 1
 
 
 def test_a_random_number_is_that_of_its_seed_and_step():
-    row = sampling._Row(SamplingParams(), 77, [])
+    rules = AnswerRules(SamplingParams(), 77)
     steps = [0, 1, 63, 64, 200, 5, 64, 1000]
-    assert [row.number(step) for step in steps] == [uniform(77, step) for step in steps]
+    assert [rules.number(step) for step in steps] == [uniform(77, step) for step in steps]
 
 
-@pytest.mark.parametrize("along", ["seeds", "steps", "forks"])
+@pytest.mark.parametrize("along", ["seeds", "steps", "answers"])
 def test_tokens_are_drawn_as_often_as_their_probability_says(along):
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, 0.5, -3.0]])
     share = logits[0].softmax(0).numpy()
-    num, keys, sampler = 6000, [0], Sampler(6, seed=1)
+    num, sampler = 6000, Sampler(6, seed=1)
     if along == "seeds":
-        keys = list(range(num))
-        for key in keys:
-            sampler.add(key, SamplingParams(seed=key), [0])
+        rules = [sampler.rules(SamplingParams(seed=seed), [0])[0] for seed in range(num)]
     else:
-        sampler.add(0, SamplingParams(seed=11), [0])
-    if along == "forks":
-        keys = list(range(num))
-        for key in keys[1:]:
-            sampler.fork(0, key)
+        rules = sampler.rules(SamplingParams(seed=11, n=num if along == "answers" else 1), [0])
     drawn = [
-        sampler.sample(keys, logits.expand(len(keys), -1)).token_ids
-        for _ in range(num // len(keys))
+        sampler.sample(rules, logits.expand(len(rules), -1)).tokens
+        for _ in range(num // len(rules))
     ]
     seen = np.bincount(np.concatenate(drawn), minlength=6)
     assert seen.sum() == num
@@ -201,11 +194,10 @@ def test_what_is_kept_is_what_transformers_keeps():
 def test_greedy_choice_with_penalties_is_what_transformers_chooses():
     prompts = torch.randint(0, 50, (30, 9), generator=torch.Generator().manual_seed(1))
     x = torch.randn(30, 50, generator=torch.Generator().manual_seed(2))
-    sampler = Sampler(50)
-    for key, prompt in enumerate(prompts.tolist()):
-        sampler.add(key, SamplingParams(temperature=0, repetition_penalty=1.8), prompt)
+    sampler, params = Sampler(50), SamplingParams(temperature=0, repetition_penalty=1.8)
+    rules = [sampler.rules(params, prompt)[0] for prompt in prompts.tolist()]
     theirs = RepetitionPenaltyLogitsProcessor(1.8)(prompts, x.clone()).argmax(-1)
-    assert sampler.sample(range(30), x).token_ids.tolist() == theirs.tolist()
+    assert sampler.sample(rules, x).tokens.tolist() == theirs.tolist()
     assert theirs.tolist() != x.argmax(-1).tolist()
 
 
@@ -219,12 +211,9 @@ def test_one_draw_follows_the_warpers_of_transformers_in_turn():
         TopPLogitsWarper(0.9),
     ):
         warped = warper(None, warped)
-    sampler, keys = Sampler(400), range(3000)
-    for key in keys:
-        sampler.add(
-            key, SamplingParams(temperature=0.8, min_p=0.01, top_k=30, top_p=0.9, seed=key), [0]
-        )
-    drawn = sampler.sample(keys, x.expand(3000, -1)).token_ids
+    sampler = Sampler(400)
+    params = SamplingParams(temperature=0.8, min_p=0.01, top_k=30, top_p=0.9, seed=5, n=3000)
+    drawn = sampler.sample(sampler.rules(params, [0]), x.expand(3000, -1)).tokens
     share = warped[0].softmax(0).numpy()
     assert set(drawn) <= set(np.flatnonzero(share))
     kept = share > 0.01
@@ -237,82 +226,71 @@ def test_tokens_of_equal_logits_stay_or_go_together():
         assert torch.isfinite(left[0]).tolist() == [True, True, True, True, True, False]
 
 
-def test_forks_have_numbers_of_their_own_which_their_requests_seed_fixes():
-    def forked(seed, beside):
+def test_answers_have_numbers_of_their_own_which_their_requests_seed_fixes():
+    def drawn(seed, beside):
         sampler = Sampler(VOCAB, seed=beside)
-        sampler.add("k", SamplingParams(seed=seed, n=3, frequency_penalty=0.1), [0])
         if beside:
-            sampler.add("other", SamplingParams(), [1])
-            sampler.fork("other", "more")
-        sampler.fork("k", "a")
-        sampler.fork("k", "b")
+            sampler.rules(SamplingParams(n=2), [1])
+        rules = sampler.rules(SamplingParams(seed=seed, n=3, frequency_penalty=0.1), [0])
         logits = torch.zeros(3, VOCAB)
-        return np.stack(
-            [sampler.sample(["k", "a", "b"], logits).token_ids for _ in range(20)], 1
-        ).tolist()
+        return np.stack([sampler.sample(rules, logits).tokens for _ in range(20)], 1).tolist()
 
-    first = forked(5, 0)
-    assert first == forked(5, 8)
-    assert first != forked(6, 0)
+    first = drawn(5, 0)
+    assert first == drawn(5, 8)
+    assert first != drawn(6, 0)
     assert all(mine != other for mine, other in itertools.combinations(first, 2))
+    assert first[0] == answer(lambda _: np.zeros(VOCAB, np.float32), seeded(5), [0], 20)[0]
 
 
-def test_a_fork_has_the_tokens_of_its_request_so_far_and_goes_its_own_way():
+def seeded(seed):
+    return SamplingParams(seed=seed, frequency_penalty=0.1)
+
+
+def test_each_answer_counts_its_own_tokens_and_all_know_the_prompt():
     sampler = Sampler(3)
-    sampler.add("k", SamplingParams(temperature=0, frequency_penalty=2), [0])
+    params = SamplingParams(temperature=0, n=2, repetition_penalty=2, frequency_penalty=2)
+    one, other = sampler.rules(params, [0])
     logits = torch.tensor([[3.0, 2.0, 0.5]])
-    assert sampler.sample(["k"], logits).token_ids.tolist() == [0]
-    sampler.fork("k", "f")
-    assert sampler.sample(["f"], logits).token_ids.tolist() == [1]
-    assert sampler.sample(["k", "f"], logits.expand(2, -1)).token_ids.tolist() == [1, 0]
+    assert sampler.sample([one], logits).tokens.tolist() == [1]
+    assert sampler.sample([one, other], logits.expand(2, -1)).tokens.tolist() == [0, 1]
 
 
 def test_requests_without_a_seed_differ_and_the_samplers_seed_fixes_them():
     def run(seed):
         sampler = Sampler(1000, seed=seed)
-        for key in range(8):
-            sampler.add(key, SamplingParams(), [0])
-        return sampler.sample(range(8), torch.zeros(8, 1000)).token_ids.tolist()
+        rules = [sampler.rules(SamplingParams(), [0])[0] for _ in range(8)]
+        return sampler.sample(rules, torch.zeros(8, 1000)).tokens.tolist()
 
     assert run(3) == run(3) != run(4)
     assert len(set(run(3))) > 6
     assert run(None) != run(None)
 
 
-def test_nothing_is_kept_of_greedy_requests_that_ask_for_nothing():
+def test_greedy_answers_that_ask_for_nothing_have_no_rules():
     sampler = Sampler(4)
-    sampler.add("k", SamplingParams(temperature=1e-9, top_k=3, top_p=0.1, seed=4), [1])
-    sampler.fork("k", "f")
-    assert sampler._rows == {"k": None, "f": None}
-    assert not sampler._special
+    rules = sampler.rules(SamplingParams(n=2, temperature=1e-9, top_k=3, top_p=0.1, seed=4), [1])
+    assert rules == [None, None]
     x = torch.tensor([[0, 3, 3, 1], [9, 0, 1, 9]], dtype=torch.bfloat16)
-    sampled = sampler.sample(["k", "f"], x)
-    assert sampled.token_ids.tolist() == [1, 0]
-    assert sampled.token_ids.dtype == np.int32
+    sampled = sampler.sample(rules, x)
+    assert sampled.tokens.tolist() == [1, 0]
+    assert sampled.tokens.dtype == np.int32
     assert sampled.logprobs is None
-    sampler.remove("k")
-    sampler.remove("f")
-    assert len(sampler) == 0
 
 
 @pytest.mark.parametrize("special", [False, True])
 def test_logits_that_are_no_numbers_are_an_error_and_nothing_is_taken(special):
-    sampler = Sampler(4)
-    for key in "ab":
-        sampler.add(
-            key,
-            SamplingParams(temperature=float(special), seed=1, frequency_penalty=float(special)),
-            [0],
-        )
+    sampler, how = Sampler(4), float(special)
+    params = SamplingParams(n=2, temperature=how, seed=1, frequency_penalty=how)
+    rules = sampler.rules(params, [0])
     good = torch.tensor([[0.0, 1.0, 2.0, 0.0]] * 2)
     for wrong in (torch.nan, torch.inf):
         bad = good.clone()
         bad[1, 2] = wrong
         with pytest.raises(QuireError, match="NaN or infinite"):
-            sampler.sample(["a", "b"], bad)
+            sampler.sample(rules, bad)
     if special:
-        assert sampler._rows["a"].step == 0
-        assert not sampler._rows["a"].counts.any()
+        assert rules[0].num_tokens == 0
+        assert not rules[0].counts.any()
 
 
 @pytest.mark.parametrize(
@@ -325,15 +303,9 @@ def test_logits_that_are_no_numbers_are_an_error_and_nothing_is_taken(special):
         ({"regex": "a"}, "tokenizer"),
     ],
 )
-def test_what_this_model_cannot_follow_is_refused_and_not_taken(asked, says):
-    sampler = Sampler(8, eos_ids=[2])
+def test_what_this_model_cannot_follow_is_refused(asked, says):
     with pytest.raises(ConfigError, match=says):
-        sampler.add("k", SamplingParams(**asked), [0])
-    assert len(sampler) == 0
-    sampler.add("k", SamplingParams(), [0])
-    for again in (lambda: sampler.add("k", SamplingParams(), [0]), lambda: sampler.fork("k", "k")):
-        with pytest.raises(ConfigError, match="already"):
-            again()
+        Sampler(8, eos_ids=[2]).rules(SamplingParams(**asked), [0])
 
 
 def test_drafts_are_what_followed_the_same_tokens_before():
@@ -357,10 +329,10 @@ def test_drafts_are_what_followed_the_same_tokens_before():
 
 
 def test_a_token_that_cannot_be_is_not_drawn_by_the_smallest_number(monkeypatch):
-    monkeypatch.setattr(sampling._Row, "number", lambda row, step: 0.0)
+    monkeypatch.setattr(AnswerRules, "number", lambda rules, at: 0.0)
     sampler = Sampler(3)
-    sampler.add("k", SamplingParams(top_k=1), [0])
-    assert sampler.sample(["k"], torch.tensor([[0.0, 1.0, 2.0]])).token_ids.tolist() == [2]
+    rules = sampler.rules(SamplingParams(top_k=1), [0])
+    assert sampler.sample(rules, torch.tensor([[0.0, 1.0, 2.0]])).tokens.tolist() == [2]
 
 
 def test_frequency_counts_each_time_and_presence_once():
@@ -368,17 +340,13 @@ def test_frequency_counts_each_time_and_presence_once():
     for penalty, expected in ("frequency_penalty", [0, 0, 0, 1, 0]), ("presence_penalty", [0] * 5):
         sampler = Sampler(2)
         params = SamplingParams(temperature=0, logit_bias={1: 0.5}, **{penalty: 1.0})
-        sampler.add("k", params, [0])
-        assert [int(sampler.sample(["k"], x).token_ids[0]) for _ in range(5)] == expected
+        rules = sampler.rules(params, [0])
+        assert [int(sampler.sample(rules, x).tokens[0]) for _ in range(5)] == expected
 
 
 def test_the_end_may_be_drafted_behind_the_least_number_of_tokens_and_not_before():
     end = torch.tensor([[0.0, 0.0, 5.0]]).expand(4, -1)
     sampler = Sampler(3, eos_ids=EOS)
-    sampler.add("k", SamplingParams(temperature=0, min_tokens=2), [0])
-    assert sampler.sample(["k"], end, [np.array([0, 0, 2], np.int32)]).token_ids.tolist() == [
-        0,
-        0,
-        2,
-        2,
-    ]
+    rules = sampler.rules(SamplingParams(temperature=0, min_tokens=2), [0])
+    sampled = sampler.sample(rules, end, [np.array([0, 0, 2], np.int32)])
+    assert sampled.tokens[0].tolist() == [0, 0, 2, 2]

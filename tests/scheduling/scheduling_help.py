@@ -63,7 +63,7 @@ class Pretence:
                 self.memory[copy.group][copy.dst, i] = state
 
     def forward(self, step):
-        """Compute a step and return the states that `step.logit_rows` ask for, in their order."""
+        """Compute a step and return the states that its samples ask for, in their order."""
         self.copy()
         out = []
         size = self.manager.block_size
@@ -95,7 +95,9 @@ class Pretence:
                             position,
                             read,
                         )
-        return [out[row] for row in step.logit_rows.tolist()]
+        rows = step.logit_rows if step.spread is None else step.logit_rows[step.spread]
+        assert sorted(set(step.logit_rows)) == step.logit_rows.tolist()
+        return [out[row] for row in rows.tolist()]
 
 
 def reads(kind, position):
@@ -124,12 +126,10 @@ def chunks_of(step):
 
 def sample(step, states):
     """Return the results of a step: drafts accepted as far as they are right, and one token more."""
-    if not step.has_drafts:
+    if step.drafts is None:
         return np.array([sampled_after(state) for state in states], np.int32)
     results, states = [], iter(states)
-    for i in step.samples.tolist():
-        chunk = chunks_of(step)[i]
-        drafts = chunk.tokens[1:].tolist() if i < step.num_decodes else []
+    for drafts in step.drafts:
         rows = [sampled_after(next(states)) for _ in range(len(drafts) + 1)]
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == rows[accepted]:
@@ -150,8 +150,11 @@ class Loop:
         self.steps = []
         self.finished = []
 
-    def add(self, prompt, max_tokens=4, **options):
-        job = Job(np.array(prompt, np.int32), max_tokens, **options)
+    def add(self, prompt, max_tokens=4, num_twins=0, **options):
+        job, *twins = (
+            Job(np.array(prompt, np.int32), max_tokens, **options) for _ in range(1 + num_twins)
+        )
+        job.twins = twins
         self.scheduler.add(job)
         return job
 
@@ -172,8 +175,7 @@ class Loop:
         self.scheduler.complete(step, results)
         self.check()
         self.steps.append(step)
-        for i in step.samples.tolist():
-            job = step.jobs[i]
+        for job in step.sampled:
             if job.num_generated >= job.max_tokens:
                 self.finish(job)
         return step

@@ -8,50 +8,64 @@ from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError, Tok
 from quire.scheduling import Job, Limits
 
 
-def test_forks_share_a_prompt_that_was_computed_once():
+def test_twins_share_a_prompt_that_was_computed_once():
     loop = Loop(limits=Limits(4, 40))
-    job = loop.add(range(18), 6)
-    loop.step()
-    twins = loop.scheduler.fork(job, [job.tokens[-1]] * 2)
-    assert [twin.state for twin in twins] == ["running", "running"]
+    job = loop.add(range(18), 6, num_twins=2)
+    twins = job.twins
+    step = loop.step()
+    assert step.jobs == [job]
+    assert step.sampled == [job, *twins]
+    assert [each.state for each in (job, *twins)] == ["running"] * 3
     loop.run()
     assert [each.tokens for each in twins] == [job.tokens] * 2
     assert all(count == 1 for state, count in [*loop.model.computed.items()][:18])
     loop.check_empty()
 
 
-def test_forks_without_a_slot_wait_and_find_the_prompt():
+def test_each_twin_goes_on_from_a_first_token_of_its_own():
+    loop = Loop(limits=Limits(4, 40))
+    job = loop.add(range(18), 6, num_twins=2)
+    other = loop.add([40, 41], 2)
+    twins = job.twins
+    step = loop.scheduler.plan()
+    assert step.samples.tolist() == [0, 0, 0, 1]
+    assert step.logit_rows[step.spread].tolist() == [17, 17, 17, 19]
+    loop.model.forward(step)
+    loop.scheduler.complete(step, np.array([1, 2, 3, 4], np.int32))
+    loop.check()
+    assert [each.tokens[-1] for each in (job, *twins, other)] == [1, 2, 3, 4]
+    assert [each.num_computed for each in twins] == [18, 18]
+
+
+def test_twins_without_a_slot_wait_and_find_the_prompt():
     loop = Loop(limits=Limits(2, 40))
-    job = loop.add(range(18), 3)
+    twins = loop.add(range(18), 3, num_twins=3).twins
     loop.step()
-    twins = loop.scheduler.fork(job, [job.tokens[-1]] * 3)
     assert [twin.state for twin in twins] == ["running", "waiting", "waiting"]
     loop.run()
     assert len(loop.finished) == 4
-    assert twins[-1].num_cached == 18
+    assert twins[-1].num_found == 18
     loop.check_empty()
 
 
-def test_a_fork_was_passed_by_nobody_yet():
+def test_a_twin_was_passed_by_nobody_yet():
     loop = Loop(limits=Limits(1, 40, max_passed=1))
-    job = loop.add([1], 3, priority=-1)
+    job = loop.add([1], 3, num_twins=1, priority=-1)
+    (twin,) = job.twins
     loop.add([2], 1)
     loop.step()
     loop.step()
-    assert job.is_urgent
-    (twin,) = loop.scheduler.fork(job, [3])
-    assert not twin.is_urgent
-    assert twin.passed == 0
+    assert (job.patience, twin.patience) == (0, 1)
 
 
-def test_a_job_whose_prompt_is_not_computed_cannot_fork():
+def test_twins_end_with_a_job_that_ends_before_its_prompt_is_computed():
     loop = Loop(limits=Limits(2, 10))
-    job = loop.add(range(18), 3)
+    job = loop.add(range(18), 3, num_twins=2)
     loop.step()
-    with pytest.raises(SequenceError, match="does not decode"):
-        loop.scheduler.fork(job, [1])
-    loop.run()
+    twins = job.twins
+    loop.scheduler.finish(job)
     loop.check_empty()
+    assert [twin.state for twin in twins] == ["new", "new"]
 
 
 def test_tiers_are_asked_before_a_prompt_is_looked_up_and_before_blocks_are_given_back():
@@ -114,11 +128,11 @@ def test_a_step_that_repeats_is_the_one_before_a_token_further():
 
 def refused(loop, error, match, call, *args):
     """Check that a call raises and leaves the schedule as it was."""
-    before = repr([loop.scheduler.waiting.jobs, loop.scheduler.prefilling, loop.scheduler.decoding])
+    before = repr([loop.scheduler.waiting, loop.scheduler.prefilling, loop.scheduler.decoding])
     with pytest.raises(error, match=match):
         call(*args)
     loop.check()
-    places = [loop.scheduler.waiting.jobs, loop.scheduler.prefilling, loop.scheduler.decoding]
+    places = [loop.scheduler.waiting, loop.scheduler.prefilling, loop.scheduler.decoding]
     assert repr(places) == before
 
 
@@ -155,6 +169,10 @@ def test_jobs_that_are_not_here_are_refused():
     loop, other = Loop(), Loop()
     job = loop.add([1, 2, 3], 2)
     refused(loop, SequenceError, "added before", loop.scheduler.add, job)
+    fresh = Job([1, 2, 3], 2)
+    for twin, words in (job, "added before"), (Job([1, 2, 4], 2), "another prompt"):
+        fresh.twins = [twin]
+        refused(loop, SequenceError, words, loop.scheduler.add, fresh)
     refused(other, SequenceError, "none of the jobs", other.scheduler.finish, job)
     loop.step()
     refused(other, SequenceError, "none of the jobs", other.scheduler.finish, job)

@@ -37,7 +37,6 @@ WEIGHTS = {
     "add": 30,
     "steps": 40,
     "step_with_drafts": 8,
-    "fork": 5,
     "abort": 2,
     "abort_during_a_step": 2,
     "forward_fails": 1,
@@ -48,12 +47,12 @@ WEIGHTS = {
 
 
 class Life:
-    """`alive` jobs are in the scheduler; `outside` are pins that others hold in its pool."""
+    """`alive` jobs are in the scheduler; `leaders` have twins that are not yet; `outside` are pins that others hold in its pool."""
 
     def __init__(self, random, loop):
         self.random, self.loop = random, loop
         self.scheduler, self.manager = self.loop.scheduler, self.loop.manager
-        self.alive, self.outside, self.now = [], [], 0.0
+        self.alive, self.leaders, self.outside, self.now = [], {}, [], 0.0
         self.was_outside = False
 
     def go(self, times):
@@ -73,9 +72,12 @@ class Life:
             "terms": {} if stored is None else {"store_until": stored},
         }
         try:
-            self.alive.append(self.loop.add(prompt, pick([1, 2, 5, 12, 25]), **options))
+            job = self.loop.add(prompt, pick([1, 2, 5, 12, 25]), pick([0, 0, 0, 1, 3]), **options)
         except OutOfBlocks:
             self.loop.check()
+        else:
+            self.alive.append(job)
+            self.leaders[job] = job.twins
 
     def steps(self):
         for _ in range(self.random.randrange(1, 4)):
@@ -106,9 +108,8 @@ class Life:
             self.end(job)
         self.scheduler.complete(step, sample(step, states))
         self.loop.check()
-        for i in step.samples.tolist():
-            job = step.jobs[i]
-            if job.state == "running" and job.num_generated >= job.max_tokens:
+        for job in step.sampled:
+            if job.state in ("running", "waiting") and job.num_generated >= job.max_tokens:
                 self.loop.finish(job)
         self.look()
 
@@ -123,13 +124,6 @@ class Life:
         self.plan()
         self.loop.model.copy()
         self.loop.check()
-
-    def fork(self):
-        if self.scheduler.decoding:
-            job = self.random.choice(self.scheduler.decoding)
-            self.alive += self.scheduler.fork(job, [job.tokens[-1]] * self.random.randint(1, 3))
-            self.loop.check()
-            assert self.scheduler.num_running <= self.scheduler.limits.max_running
 
     def hold(self):
         prompt = self.random.choice(FAMILIES)[: self.random.randint(4, 40)]
@@ -154,12 +148,15 @@ class Life:
 
     def look(self):
         for job, error in self.scheduler.given_up:
-            late = job.deadline is not None and job.deadline <= self.now
+            late = job.deadline <= self.now
             assert late if isinstance(error, DeadlinePassed) else self.was_outside, error
-            self.alive.remove(job)
+            assert job.state == "finished"
         self.scheduler.given_up.clear()
+        for job in [job for job in self.leaders if job.state == "finished" or not job.twins]:
+            self.alive += [twin for twin in self.leaders.pop(job) if twin.state != "new"]
         self.alive = [job for job in self.alive if job.state != "finished"]
-        assert all(job.passed <= self.scheduler.limits.max_passed for job in self.alive)
+        assert len(self.alive) == len(self.scheduler)
+        assert all(0 <= job.patience <= self.scheduler.limits.max_passed for job in self.alive)
 
     def end_well(self):
         while self.outside:

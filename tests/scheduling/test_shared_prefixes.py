@@ -17,7 +17,7 @@ def test_the_first_job_computes_a_shared_prefix_and_the_others_wait_for_it():
     loop.step()
     assert [job.state for job in jobs] == ["running", "waiting", "waiting", "waiting"]
     loop.step()
-    assert [job.num_cached for job in jobs] == [0, 24, 24, 24]
+    assert [job.num_found for job in jobs] == [0, 24, 24, 24]
     loop.run()
     loop.check_empty()
 
@@ -38,7 +38,7 @@ def test_a_job_waits_only_until_its_shared_part_is_computed():
     assert short.state == "waiting"
     loop.step()
     assert short.state == "running"
-    assert short.num_cached == 8
+    assert short.num_found == 8
     assert long.num_left > 0
     loop.run()
     loop.check_empty()
@@ -53,7 +53,7 @@ def test_another_job_computes_the_prefix_when_the_first_is_aborted():
     assert second.state == "running"
     assert third.state == "waiting"
     loop.run()
-    assert third.num_cached == 24
+    assert third.num_found == 24
     loop.check_empty()
 
 
@@ -62,7 +62,7 @@ def test_scopes_do_not_wait_for_each_other():
     jobs = [loop.add([*PREFIX, 30], 2, scope=Scope(salt=salt)) for salt in "12"]
     loop.step()
     assert [job.state for job in jobs] == ["running", "running"]
-    assert [job.num_cached for job in jobs] == [0, 0]
+    assert [job.num_found for job in jobs] == [0, 0]
 
 
 def test_nobody_waits_for_what_is_not_stored():

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from quire import demo_model, ops
+from quire.cli.serve import listen
 from quire.engines.loop import AsyncEngine, Engine
 from quire.foresight import LiveCurve
 from quire.observe.overview import Heat
@@ -80,13 +81,13 @@ def running(model=None, keys=None, bounds=None, grace_s=None, **options):
     options = {"num_blocks": 2048, "watchers": [LiveCurve(), Heat()]} | options
     engine = AsyncEngine(Engine(model or loaded()[0], tiny()[1], **options))
     service = ServedModel(engine, "quire-tiny", keys or ApiKeys(), bounds or Bounds())
-    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    listening, url = listen("127.0.0.1", 0, service.bounds.slow_s)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that a reader can stall
     server = ModelServer(service, grace_s)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        made = Running(server, f"http://127.0.0.1:{listening.getsockname()[1]}", service)
+        made = Running(server, url, service)
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)

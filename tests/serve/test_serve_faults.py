@@ -63,6 +63,21 @@ def test_a_client_that_goes_while_it_waits_for_the_whole_is_forgotten(server):
     server.quiet(within_s=2)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_streams_of_several_prompts_and_choices_are_forgotten_with_their_client(server, first):
+    asked = LONG | {"prompt": ["Once", "Twice"], "n": 2, "stream": True}
+    body = json.dumps(asked).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    for _ in range(5):
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            if first:
+                assert connection.recv(20)
+        server.quiet(within_s=5)
+    assert short(server).status_code == 200
+
+
 def test_more_than_there_is_room_for_is_told_to_come_back(server):
     with ThreadPoolExecutor(1) as crew, httpx.Client() as leaving:
         stream = leaving.stream(
@@ -127,6 +142,9 @@ def test_a_reader_that_takes_nothing_is_given_up(server):
         connection.sendall(head.encode() + body)
         wait_for(lambda: server.manager.sequences)
         server.quiet(within_s=20)
+        # what waits in buffers for a client that is still there is dropped too
+        open_ones = server.server.server_state.connections
+        wait_for(lambda: not any(each.transport.is_closing() for each in open_ones), 20)
 
 
 def test_an_error_that_nobody_foresaw_says_nothing_of_the_inside(server, monkeypatch, caplog):
@@ -139,6 +157,24 @@ def test_an_error_that_nobody_foresaw_says_nothing_of_the_inside(server, monkeyp
     assert answer.json()["error"]["type"] == "server_error"
     assert "secret" not in answer.text
     wait_for(lambda: "a secret of the inside" in caplog.text)
+
+
+def test_such_an_error_in_a_stream_is_its_last_event_and_says_nothing_either(
+    server, monkeypatch, caplog
+):
+    def broken(reply, choice):
+        if choice.num_tokens > 1:
+            raise RuntimeError("a secret of the inside")
+        return b"data: {}\n\n"
+
+    monkeypatch.setattr("quire.serve.replies.Reply.chunk", broken)
+    answer = server.post("/v1/completions", LONG | {"stream": True})
+    *_, error, last = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert answer.status_code == 200
+    assert json.loads(error)["error"]["type"] == "server_error"
+    assert last == "[DONE]"
+    assert "secret" not in answer.text
+    assert "a secret of the inside" in caplog.text
 
 
 def test_connections_that_are_opened_and_dropped_harm_nobody(server):

@@ -228,6 +228,42 @@ def test_an_answer_has_the_form_that_is_asked_for(client):
         chat(client, response_format=form)
 
 
+WORD = "ü€😀 naïve ü"
+
+
+@pytest.mark.parametrize("stop", [None, "€😀", "😀 na", "ïv", "ü€😀 naïve ü"])
+def test_characters_of_many_tokens_are_whole_in_streams_also_where_a_stop_string_ends_them(
+    client, stop
+):
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": [WORD]}}}
+    given = {"response_format": form, "max_tokens": 60, "logprobs": True, "top_logprobs": 2}
+    given |= {"stop": [stop]} if stop else {}
+    said = json.dumps(WORD, ensure_ascii=False).partition(stop or "nothing")[0]
+    texts, tokens = ["", ""], [b"", b""]
+    for chunk in chat(client, stream=True, n=2, **given):
+        for each in chunk.choices:
+            assert "\ufffd" not in (each.delta.content or "")
+            texts[each.index] += each.delta.content or ""
+            told = each.logprobs.content if each.logprobs else ()
+            tokens[each.index] += b"".join(bytes(entry.bytes) for entry in told)
+    whole = chat(client, **given).choices[0]
+    assert texts == [said] * 2 == [whole.message.content] * 2
+    assert tokens[0] == b"".join(bytes(each.bytes) for each in whole.logprobs.content)
+    assert tokens[0].decode().startswith(said + (stop or ""))
+
+
+def test_several_choices_stream_their_tool_calls_with_log_probabilities_and_usage(client):
+    given = {"tools": [ADD], "tool_choice": "required", "max_tokens": 60, "n": 3, "logprobs": True}
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}, **given))
+    choices = [each for chunk in chunks for each in chunk.choices]
+    calls = [each for each in choices if each.delta.tool_calls]
+    assert sorted(each.index for each in calls) == [0, 1, 2]
+    assert {each.finish_reason for each in calls} == {"tool_calls"}
+    told = sum(len(each.logprobs.content) for each in choices if each.logprobs)
+    assert told == chunks[-1].usage.completion_tokens
+    assert len({each.delta.tool_calls[0].id for each in calls}) == 3
+
+
 BAD = [
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     ("/v1/chat/completions", {}, 400, "messages"),

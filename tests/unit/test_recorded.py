@@ -44,6 +44,19 @@ def test_a_recorded_run_is_met_within_ten_percent_and_within_what_is_printed(pat
     assert max(map(abs, errors)) <= KNOWN_ERROR <= 0.1
 
 
+@pytest.mark.parametrize("name", ["busy_unshared", "over_shared"])
+def test_a_run_on_a_cpu_is_met_within_ten_percent_after_calibration(name):
+    path = HEADS / f"vllm_cpu_{name}.jsonl.gz"
+    found = told(
+        "simulate", "--recorded", path, "--measured", HEADS / f"vllm_cpu_{name}.steps.jsonl.gz"
+    )
+    assert found["requests"] > 100
+    assert max(map(abs, found["errors"].values())) <= 0.1
+    assert found["times_off_by"] == pytest.approx(0.16, abs=0.06)
+    uncalibrated = told("simulate", "--recorded", path)
+    assert max(map(abs, uncalibrated["errors"].values())) > 0.1
+
+
 def test_the_blocks_that_fit_are_the_engines_within_three_percent():
     run = RecordedRun(RTX_4090)
     blocks = run.compare().blocks

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from quire.cli import output
-from quire.cli.serve import Wanted, listen, opened_engine
+from quire.cli.serve import SLOW_S, Wanted, listen, opened_engine
 from quire.errors import ConfigError
 from quire.extras import require
 
@@ -50,7 +50,7 @@ def run_replicas(
     if most < plan["num_replicas"]:
         raise ConfigError(f"--max-replicas {most} is less than --replicas {plan['num_replicas']}")
     is_alone = not os.environ.get(CLUSTER)
-    listening, url = listen(*address)
+    listening, url = listen(*address, SLOW_S)
     listening.close()  # Ray Serve binds it; who has it already was told
     port = int(url.rpartition(":")[2])
     for name, value in SETTINGS.items():

@@ -16,6 +16,9 @@ from quire.extras import require
 PREFIX_BLOCKS = 1 << 20
 """Blocks of prompts that are remembered."""
 
+SLOW_S = 600.0
+"""Seconds in which a body has to arrive, a client has to take what it is sent, and a server has to go on."""
+
 
 def route(
     *,
@@ -72,13 +75,13 @@ def route(
             f"{len(follow)} --follow for {len(names)} upstreams; give one for each, or none"
         )
     limit = parse_bytes(max_body)
-    listening, url = listen(host, port)
+    listening, url = listen(host, port, SLOW_S)
     if follow:
         require("events", "--follow")
         prefixes = ToldPrefixes(PREFIX_BLOCKS, dict(zip(names, follow, strict=True)))
     else:
         prefixes = SentPrefixes(PREFIX_BLOCKS)
-    proxy = Proxy(servers, chosen, prefixes, known, max_body=limit)
+    proxy = Proxy(servers, chosen, prefixes, known, max_body=limit, slow_s=SLOW_S)
     if as_json:
         output.print_json({"url": url, "upstreams": names, "router": router})
     else:

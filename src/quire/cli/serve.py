@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MAX_EVENTS = 1_000_000
 """Events that wait to be published; beyond these the oldest are dropped, and subscribers see a gap."""
 
+SLOW_S = 60.0
+"""Seconds in which a body has to arrive, and in which a client has to take what it is sent."""
+
 SAVING_S = 30.0
 """Seconds that tiers have at the end for what is to be written, unless their settings say otherwise."""
 
@@ -174,7 +177,7 @@ def serve(
         return
     if max_replicas is not None:
         raise ConfigError("--max-replicas needs --replicas, how many there are at least")
-    listening, url = listen(host, port)
+    listening, url = listen(host, port, SLOW_S)
     with opened_engine(wanted, events) as (engine, told):
         from quire.serve.server import serve as run
 
@@ -209,7 +212,7 @@ class Wanted(NamedTuple):
         """Return an engine as a server has it."""
         from quire.serve.service import Bounds, ServedModel
 
-        bounds = Bounds(max_inflight=self.max_inflight, max_body=self.max_body)
+        bounds = Bounds(max_inflight=self.max_inflight, max_body=self.max_body, slow_s=SLOW_S)
         return ServedModel(running, self.name, self.keys, bounds)
 
 
@@ -255,12 +258,17 @@ def _is_local(endpoint: str) -> bool:
     return scheme != "tcp" or host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """Return a socket that listens, and its URL. Raises `OSError` with the address."""
+def listen(host: str, port: int, slow_s: float) -> tuple[socket.socket, str]:
+    """Return a socket that listens, and its URL; a connection that takes nothing for so long is cut, where the system can.
+
+    Raises `OSError` with the address.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         error.filename = f"{host}:{port}"
         raise
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is closed keeps what nobody takes
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * slow_s))
     return made, f"http://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}"

@@ -2,8 +2,7 @@
 
 job        what is to be generated, and how far it is
 step       what one forward computes, as arrays
-queue      who waits, in which order, and behind whom
-room       which blocks a job would get
+admission  whether a job would find room, and whether another one computes what it needs
 scheduler  Scheduler: plan a step, complete it
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from copy import copy
-from math import isfinite
+from collections.abc import Sequence as Items
+from math import inf, isfinite
 from operator import attrgetter
 from typing import Literal
 
@@ -16,7 +16,7 @@ from quire.config import as_int, check_count
 from quire.core import Scope, Sequence
 from quire.core.scope import check_scope
 from quire.core.terms import RequestTerms
-from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, TokenIds, check_sign, key_of
+from quire.core.tokens import INT32, IntArray, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, TokensError
 
 
@@ -53,18 +53,20 @@ class Limits(msgspec.Struct, frozen=True):
 class Job:
     """One text to be generated. Its caller makes it; the scheduler alone changes it while it is in one.
 
-    `prompt`      token ids, one at least
     `max_tokens`  new tokens at most: the scheduler has room for so many, its caller ends the job
     `scope`       who may share its blocks
     `priority`    higher ones are admitted first and preempted last
-    `deadline`    on the scheduler's clock, in seconds: then it is given up
+    `deadline`    on the scheduler's clock, in seconds: then it is given up; None for never
     `terms`       of `CacheManager.open`
 
     `tokens`      the known ones, prompt and generated; a slice is a copy (a view of all would keep it from growing)
+    `twins`       jobs of the same prompt, set by the caller before it is added: a token is sampled for each of them
+                  when the prompt is computed, and they fork from it; until then they are nowhere, and end with it
     `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
     `seq`         its sequence, open while it runs
     `number`      of the scheduler's jobs, in order of arrival
-    `passed`      jobs that came later and were admitted before it
+    `num_found`   tokens that were found at its first admission
+    `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
     Raises `TokensError`, `ScopeError`, `ConfigError`.
     """
 
@@ -86,25 +88,26 @@ class Job:
             check_scope(scope)
         if deadline is not None and not isfinite(deadline):
             raise ConfigError(f"deadline must be a finite time in seconds, got {deadline!r}")
-        self.tokens: array[int] = array("i")
-        self.tokens.frombytes(key)
-        self.prompt_len = len(key) // TOKEN_BYTES
+        self.tokens = array("i", bytes(key))
+        self.prompt_len = len(self.tokens)
         self.max_tokens = check_count("max_tokens", max_tokens)
         self.scope = scope
         self.priority = as_int("priority", priority)
-        self.deadline = deadline
+        self.deadline = inf if deadline is None else deadline
         self.terms: RequestTerms = terms or {}
+        self.twins: Items[Job] = ()
         self.drafts: IntArray | None = None
         self.seq: Sequence | None = None
         self.state: Literal["new", "waiting", "running", "finished"] = "new"
-        self.number = self.first_hit = self.num_preempted = self.passed = 0
-        self.is_urgent = False
+        self.number = self.num_found = self.num_preempted = 0
+        self.patience = 1
         self.behind: tuple[Job, int] | None = None
 
     @property
-    def prompt(self) -> IntArray:
-        """The prompt's tokens, int32, as a copy."""
-        return self.known(0, self.prompt_len)
+    def open_seq(self) -> Sequence:
+        """Its sequence, of a job that runs."""
+        assert self.seq is not None
+        return self.seq
 
     @property
     def num_tokens(self) -> int:
@@ -114,11 +117,6 @@ class Job:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def num_cached(self) -> int:
-        """Tokens that were found at its first admission."""
-        return self.first_hit
 
     @property
     def num_computed(self) -> int:
@@ -132,27 +130,16 @@ class Job:
 
     @property
     def rank(self) -> tuple[bool, int, int]:
-        """Its place among jobs, lowest first: who was passed too often, by priority, by arrival."""
-        return (not self.is_urgent, 0 if self.is_urgent else -self.priority, self.number)
+        """Its place among jobs, lowest first: who is urgent, by priority, by arrival."""
+        return (self.patience > 0, -self.priority if self.patience else 0, self.number)
 
-    def known(self, start: int, stop: int) -> IntArray:
+    def known(self, start: int = 0, stop: int | None = None) -> IntArray:
         """Return known tokens [start, stop), int32, as a copy."""
         return np.frombuffer(self.tokens[start:stop], INT32)
 
-    def twin(self, token: int) -> Job:
-        """Return a new job at the tokens computed of this one, with another token next."""
-        twin = copy(self)
-        twin.tokens = self.tokens[: self.num_computed]
-        twin.tokens.append(token)
-        twin.seq = twin.drafts = twin.behind = None
-        twin.state = "new"
-        twin.num_preempted = twin.passed = 0
-        twin.is_urgent = False
-        return twin
-
     def __repr__(self) -> str:
         return (
-            f"<Job {self.number} {self.state}: {self.prompt_len} tokens of prompt, "
+            f"<{type(self).__name__} {self.number} {self.state}: {self.prompt_len} tokens of prompt, "
             f"{self.num_generated} of {self.max_tokens} generated, {self.num_computed} computed>"
         )
 

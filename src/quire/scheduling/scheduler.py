@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from itertools import chain
@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from quire.core import CacheManager, DecodeBatch, Sequence
+from quire.core import CacheManager, DecodeBatch
 from quire.core.terms import terms_of
-from quire.core.tokens import INT32, IntArray, array_of, check_sign, key_of
+from quire.core.tokens import INT32, IntArray
 from quire.errors import (
     CopyError,
     DeadlinePassed,
@@ -23,9 +23,9 @@ from quire.errors import (
     QuireError,
     SequenceError,
 )
+from quire.ops import fits
+from quire.scheduling.admission import check_fits, granted, has_leader, has_room
 from quire.scheduling.job import BY_RANK, Job, Limits
-from quire.scheduling.queue import JobQueue, has_leader
-from quire.scheduling.room import check_fits, fit_of, granted, has_room
 from quire.scheduling.step import Step
 
 LOOK_AHEAD = 8
@@ -40,7 +40,7 @@ class Scheduler:
     `bring_up`  called before a job's blocks are looked up, so that tiers can restore some
     `keep`      called before a job's sequence gives its blocks back, so that tiers can store some
 
-    Every job of it is in one of three places, in `decoding` and `prefilling` with an open sequence:
+    Every job of it is in one of three lists, the first two by rank; in the last two its sequence is open:
 
         waiting -- plan --> prefilling -- complete --> decoding -- finish --> finished
            ▲                    │                         │
@@ -64,7 +64,7 @@ class Scheduler:
     ) -> None:
         self.manager = manager
         self.limits = limits or Limits()
-        self.waiting = JobQueue(self.limits.max_passed)
+        self.waiting: list[Job] = []
         self.prefilling: list[Job] = []
         self.decoding: list[Job] = []
         self.given_up: list[tuple[Job, QuireError]] = []
@@ -74,8 +74,7 @@ class Scheduler:
         self._batch: DecodeBatch | None = None
         self._step: Step | None = None
         self._next: Step | None = None
-        self._look = False
-        self._room_then: tuple[int, ...] = ()
+        self._room_seen: list[int] | None = None  # by jobs that wait still; None: to be looked at
 
     @property
     def num_running(self) -> int:
@@ -83,14 +82,19 @@ class Scheduler:
 
     def __len__(self) -> int:
         """Jobs that are not finished."""
-        return len(self.waiting) + len(self.prefilling) + len(self.decoding)
-
-    # -- jobs ------------------------------------------------------------------------------
+        return len(self.waiting) + self.num_running
 
     def add(self, job: Job) -> None:
-        """Queue a job. Raises `SequenceError` for one that was added before, `ConfigError`, and `OutOfBlocks` if no empty pool could hold it."""
-        if job.state != "new":
-            raise SequenceError(f"{job!r} was added before; make a new job")
+        """Queue a job.
+
+        Raises `SequenceError` for one that was added before, or whose twins have other tokens, `ConfigError`, and
+        `OutOfBlocks` if no empty pool could hold it.
+        """
+        for each in (job, *job.twins):
+            if each.state != "new":
+                raise SequenceError(f"{each!r} was added before; make a new job")
+            if each.tokens != job.tokens:
+                raise SequenceError(f"{each!r} has another prompt than its twin {job!r}")
         terms_of(self.manager.settings.clock, job.terms)
         check_fits(self.manager, job)
         self._enter(job)
@@ -98,32 +102,9 @@ class Scheduler:
     def finish(self, job: Job) -> None:
         """End a job at whatever point it is. Raises `SequenceError` if it is none of the jobs here."""
         self._leave(job)
-        self._close(job)
-
-    def fork(self, job: Job, next_tokens: Items[int]) -> list[Job]:
-        """Return more jobs at the tokens that a job has computed, each with another token next than its own.
-
-        They share its blocks; those that find no slot wait. Raises `SequenceError` unless the job decodes, `TokensError`.
-        """
-        if job not in self.decoding:
-            raise SequenceError(
-                f"{job!r} does not decode here; fork it when its prompt is computed"
-            )
-        key = key_of(next_tokens)
-        check_sign(key)
-        return [self._fork(job, token) for token in array_of(key).tolist()]
-
-    def _fork(self, job: Job, token: int) -> Job:
-        twin = job.twin(token)
-        self._enter(twin)
-        if self.num_running < self.limits.max_running:
-            with suppress(OutOfBlocks):
-                twin.seq = self.manager.fork(_open(job))
-                self.waiting.remove(twin)
-                self._begin_decoding(twin)
-        return twin
-
-    # -- steps -----------------------------------------------------------------------------
+        if job.seq is not None:
+            self.manager.close(job.seq)
+        job.seq, job.state = None, "finished"
 
     def plan(self, now: float = 0.0) -> Step | None:
         """Return what to compute next, with room reserved for all of it; None where there is nothing to do.
@@ -137,11 +118,10 @@ class Scheduler:
         budget = self.limits.max_step_tokens - len(self.decoding)
         drafts = self._take_drafts(budget)
         budget -= sum(map(len, drafts.values()))
-        parts: list[tuple[Job, int]] = []
+        parts: dict[Job, int] = {}
         for job in self.prefilling.copy():
-            if budget > 0 and job.state == "running":
-                budget -= self._cut(job, budget, parts)
-        if self.waiting and budget > 0 and self._may_admit():
+            budget -= self._cut(job, budget, parts)
+        if self.waiting:
             self._admit(budget, parts)
         if self._next is not None and not drafts and not parts:
             self._step = self._next
@@ -162,7 +142,7 @@ class Scheduler:
             raise CopyError("blocks wait for copies; take_copies() and do them before the forward")
         self._step = self._next = None
         num_batched = 0
-        if self._batch is not None and not step.has_drafts:
+        if self._batch is not None and step.drafts is None:
             num_batched = step.num_decodes
             self.manager.commit_step(self._batch, step.tokens[:num_batched])
             for job, (token,) in zip(self.decoding, new, strict=False):
@@ -170,22 +150,36 @@ class Scheduler:
             if num_batched == len(step.jobs):
                 self._next = step.next(np.array(new, INT32).reshape(-1))
                 return
-        self._look = True
-        results = dict(zip(step.samples.tolist(), new, strict=True))
+        self._room_seen = None
+        results = dict(zip(step.sampled, new, strict=True))
         for at in range(num_batched, len(step.jobs)):
             if step.jobs[at].state == "running":
-                self._complete_one(step, at, results.get(at, []))
+                self._complete_one(step, at, results)
 
-    def _complete_one(self, step: Step, at: int, new: list[int]) -> None:
+    def _complete_one(self, step: Step, at: int, results: Mapping[Job, list[int]]) -> None:
         """Commit the tokens of one job, of drafts those accepted; it decodes once all that is known of it is computed."""
         job, start = step.jobs[at], int(step.starts[at])
-        is_decoding = at < step.num_decodes
+        new, is_decoding = results.get(job, []), at < step.num_decodes
         end = start + (len(new) if is_decoding else int(step.lengths[at]))
         job.tokens.extend(new)
-        self.manager.commit(_open(job), job.known(start, end))
+        self.manager.commit(job.open_seq, job.known(start, end))
         if new and not is_decoding:
             self.prefilling.remove(job)
             self._begin_decoding(job)
+            for twin in job.twins:
+                twin.tokens.extend(results[twin])
+                self._fork(job, twin)
+            job.twins = ()
+
+    def _fork(self, job: Job, twin: Job) -> None:
+        """Have a twin share the blocks of a job that begins to decode; where it finds no slot, it waits."""
+        twin.num_found = job.num_found
+        self._enter(twin)
+        if self.num_running < self.limits.max_running:
+            with suppress(OutOfBlocks):
+                twin.seq = self.manager.fork(job.open_seq)
+                self.waiting.remove(twin)
+                self._begin_decoding(twin)
 
     def _begin_decoding(self, job: Job) -> None:
         job.state = "running"
@@ -198,7 +192,7 @@ class Scheduler:
         """Reserve a token for every job that decodes; where there is no room, the last ones are preempted."""
         while self.decoding:
             if self._batch is None:
-                self._batch = self.manager.batch([_open(job) for job in self.decoding])
+                self._batch = self.manager.batch([job.open_seq for job in self.decoding])
             try:
                 self.manager.reserve_step(self._batch)
                 break
@@ -213,70 +207,69 @@ class Scheduler:
                 continue
             most = min(len(job.drafts), budget, job.max_tokens - job.num_generated - 1)
             drafts, job.drafts = job.drafts[: max(most, 0)], None
-            if len(drafts) and fit_of(self.manager, job, 1 + len(drafts)):
-                self.manager.reserve(_open(job), 1 + len(drafts))
+            if len(drafts) and fits(self.manager, job.open_seq, 1 + len(drafts)):
+                self.manager.reserve(job.open_seq, 1 + len(drafts))
                 taken[job] = drafts
                 budget -= len(drafts)
         return taken
 
-    def _cut(self, job: Job, budget: int, parts: list[tuple[Job, int]]) -> int:
+    def _cut(self, job: Job, budget: int, parts: dict[Job, int]) -> int:
         """Reserve as much of a prompt as this step has budget and room for, and return how many tokens that is.
 
         Where the step would compute nothing at all otherwise, the last jobs are preempted for it.
         """
         wanted = min(budget, self.limits.max_chunk or budget, job.num_left)
-        while not (num_tokens := granted(self.manager, job, wanted)):
-            if parts or self.decoding:
-                return 0
+        while budget > 0 and job.state == "running":
+            num_tokens = granted(self.manager, job, wanted)
+            if not num_tokens and (parts or self.decoding):
+                break
             try:
-                self.manager.reserve(_open(job), 1)
+                self.manager.reserve(job.open_seq, num_tokens or 1)
             except OutOfBlocks as error:
                 self._make_way(error)
-            if job.state != "running":
-                return 0
-        self.manager.reserve(_open(job), num_tokens)
-        parts.append((job, num_tokens))
-        return num_tokens
+            else:
+                parts[job] = num_tokens
+                return num_tokens
+        return 0
 
     def _make_way(self, error: OutOfBlocks) -> None:
         """Preempt the job that ranks last; if it is the only one, it is given up."""
         job = max(chain(self.prefilling, self.decoding), key=BY_RANK)
-        self._leave(job)
-        if not self.num_running:
+        if self.num_running == 1:
             self._give_up(job, error)
             return
-        self.manager.suspend(_open(job))
+        self._leave(job)
+        self.manager.suspend(job.open_seq)
         job.state = "waiting"
         job.num_preempted += 1
-        self.waiting.add(job)
+        insort(self.waiting, job, key=BY_RANK)
 
     # -- admission -------------------------------------------------------------------------
 
-    def _may_admit(self) -> bool:
-        """Whether something has changed since waiting jobs were refused."""
-        room = tuple(pool.num_available for pool in self.manager.pools)
-        grown = any(map(int.__gt__, room, self._room_then))
-        self._room_then = room
-        return (grown or self._look or not self.num_running) and (
-            self.num_running < self.limits.max_running
-        )
+    def _admit(self, budget: int, parts: dict[Job, int]) -> None:
+        """Admit waiting jobs in order of rank; those that find no room, or wait for a prefix, are passed.
 
-    def _admit(self, budget: int, parts: list[tuple[Job, int]]) -> None:
-        """Admit waiting jobs in order of rank; those that find no room, or wait for a prefix, are passed."""
-        at, look, self._look = 0, LOOK_AHEAD, False
+        Nobody is looked at again before a job came, went or was computed further, or blocks became free.
+        """
+        room = [pool.num_available for pool in self.manager.pools]
+        seen, self._room_seen = self._room_seen, room
+        if seen is not None and self.num_running and not any(map(int.__gt__, room, seen)):
+            return
+        at, look = 0, LOOK_AHEAD
         while at < len(self.waiting) and look and self.num_running < self.limits.max_running:
-            job = self.waiting.jobs[at]
             if budget <= 0:
-                self._look = True
+                self._room_seen = None
                 break
+            if not self.waiting[0].patience:
+                at = 0
+            job = self.waiting[at]
             if has_leader(self.manager, job, self.prefilling) or not self._has_room(job):
-                if job.is_urgent:
+                if not job.patience:
                     break
                 look -= job.behind is None
                 at += 1
                 continue
-            if self._start(job):
-                at = 0
+            self._start(job)
             budget -= self._cut(job, budget, parts)
 
     def _has_room(self, job: Job) -> bool:
@@ -284,70 +277,64 @@ class Scheduler:
         share = self.limits.watermark
         return not self.num_running or has_room(self.manager, job, self.prefilling, share)
 
-    def _start(self, job: Job) -> bool:
-        """Open or resume the sequence of a job that was admitted; return whether one that it passed is urgent now."""
+    def _start(self, job: Job) -> None:
+        """Begin to compute a waiting job; who came before it and waits loses patience, and at last ranks first."""
         if self._bring_up is not None:
             self._bring_up(job)
         if job.seq is not None:
             self.manager.resume(job.seq)
         else:
-            job.seq = self.manager.open(job.known(0, job.num_tokens), job.scope, **job.terms)
-            job.first_hit = min(job.seq.num_cached, job.prompt_len)
-        urgent = self.waiting.admit(job)
+            job.seq = self.manager.open(job.known(), job.scope, **job.terms)
+            job.num_found = min(job.seq.num_cached, job.prompt_len)
+        self.waiting.remove(job)
+        passed = [other for other in self.waiting if other.number < job.number]
+        for other in passed:
+            other.patience -= 1
+        if not all(other.patience for other in passed):
+            self.waiting.sort(key=BY_RANK)
         job.state = "running"
         insort(self.prefilling, job, key=BY_RANK)
-        return urgent
 
     # -- ends ------------------------------------------------------------------------------
 
     def _give_up_late(self, now: float) -> None:
-        self._next_deadline = inf
-        for job in [*self.waiting, *self.prefilling, *self.decoding]:
-            if job.deadline is None:
-                continue
-            if job.deadline > now:
-                self._next_deadline = min(self._next_deadline, job.deadline)
-                continue
-            self._leave(job)
-            late = f"{job.num_generated} of {job.max_tokens} tokens were there at the deadline"
-            self._give_up(job, DeadlinePassed(f"{late}; allow more time, or send less at once"))
+        jobs = [*self.waiting, *self.prefilling, *self.decoding]
+        for job in jobs:
+            if job.deadline <= now:
+                late = f"{job.num_generated} of {job.max_tokens} tokens were there at the deadline"
+                self._give_up(job, DeadlinePassed(f"{late}; allow more time, or send less at once"))
+        self._next_deadline = min((job.deadline for job in jobs if job.deadline > now), default=inf)
 
     def _give_up(self, job: Job, error: QuireError) -> None:
-        self._close(job)
+        self.finish(job)
         self.given_up.append((job, error))
 
     def _leave(self, job: Job) -> None:
         """Take a job out of where it is; the sequence of one that runs is still open."""
-        if job in self.decoding or job in self.prefilling:
+        places = (self.waiting, self.prefilling, self.decoding)
+        place = next((jobs for jobs in places if job in jobs), None)
+        if place is None:
+            raise SequenceError(f"{job!r} is none of the jobs here")
+        if place is not self.waiting:
             if self._keep is not None:
                 self._keep(job)
-            (self.decoding if job in self.decoding else self.prefilling).remove(job)
             self._batch = self._next = None
-        elif job in self.waiting:
-            self.waiting.remove(job)
-        else:
-            raise SequenceError(f"{job!r} is none of the jobs here")
-        self._look = True
-
-    def _close(self, job: Job) -> None:
-        if job.seq is not None:
-            self.manager.close(job.seq)
-        job.seq, job.state = None, "finished"
+        place.remove(job)
+        self._room_seen = None
 
     # -- more ------------------------------------------------------------------------------
 
     def _enter(self, job: Job) -> None:
         """Number a job and queue it."""
         self._num_jobs += 1
-        job.number, job.state = self._num_jobs, "waiting"
-        self.waiting.add(job)
-        self._look = True
-        if job.deadline is not None:
-            self._next_deadline = min(self._next_deadline, job.deadline)
+        job.number, job.patience, job.state = self._num_jobs, self.limits.max_passed, "waiting"
+        insort(self.waiting, job, key=BY_RANK)
+        self._room_seen = None
+        self._next_deadline = min(self._next_deadline, job.deadline)
 
     def check(self) -> None:
         """Raise `InvariantError` unless every job is in one place, in order, and its sequence in the state that it should be."""
-        for jobs, state in ((self.waiting.jobs, "waiting"), (self.prefilling, "running")):
+        for jobs, state in ((self.waiting, "waiting"), (self.prefilling, "running")):
             if jobs != sorted(jobs, key=BY_RANK) or any(job.state != state for job in jobs):
                 raise InvariantError(f"jobs out of order, or in another state than {state}: {jobs}")
         for job in self.decoding:
@@ -358,9 +345,3 @@ class Scheduler:
                 raise InvariantError(f"{job!r} waits with an open sequence")
         if self._batch is not None and [job.seq for job in self.decoding] != [*self._batch.seqs]:
             raise InvariantError("the batch is not of the jobs that decode")
-
-
-def _open(job: Job) -> Sequence:
-    """Return the sequence of a job that runs."""
-    assert job.seq is not None
-    return job.seq

@@ -1,5 +1,6 @@
 """Errors as answers: OpenAI's error object, and nothing of the inside."""
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
@@ -19,6 +20,9 @@ from quire.errors import (
     TokensError,
 )
 
+logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
+
+UNFORESEEN = "the server failed at this request; its log says where"
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 Handlers: TypeAlias = dict[Any, Callable[[Request, Exception], Awaitable[Response]]]
@@ -62,9 +66,12 @@ def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
             return ApiError(400, str(error), code="out_of_memory")
         case DeadlinePassed():
             return ApiError(504, str(error), param="deadline_s", code="deadline_passed")
-        case _:
+        case QuireError():
             said = f"the engine failed at this request: {error or type(error).__name__}"
             return ApiError(500, said)
+        case _:  # in a stream that has begun; before, the server itself logs it
+            logger.error("a stream broke off", exc_info=error)
+            return ApiError(500, UNFORESEEN)
 
 
 def handlers(fields: Container[str] = ()) -> Handlers:
@@ -81,7 +88,7 @@ async def _answer(fields: Container[str], request: Request, error: Exception) ->
         what = f"{request.method} {request.url.path[:80]!r} is not offered here"
         error = ApiError(error.status_code, what)
     elif not isinstance(error, (ApiError, QuireError)):
-        error = ApiError(500, "the server failed at this request; its log says where")
+        error = ApiError(500, UNFORESEEN)
     said = refused(error, fields)
     answer = as_json(said.document(), said.status)
     answer.headers.update(said.headers)

@@ -1,4 +1,4 @@
-"""One thread at a time in a cache, seen to."""
+"""One thread at a time in a cache or an engine, seen to."""
 
 import functools
 import threading
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class Turn:
-    """Whose turn it is to use a cache: one thread's at a time, which may come in again from within.
+    """Whose turn it is to use a cache or an engine: one thread's at a time, which may come in again from within.
 
         with turn: ...                  a call
         with turn, turn.lending(): ...  a session: between its ends the thread is outside, and may call
@@ -22,7 +22,8 @@ class Turn:
     lent may be given back by any thread: that waits for the call that runs, and needs no turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "cache") -> None:
+        self._what = what
         self._changed = threading.Condition()
         self._inside: threading.Thread | None = None
         self._depth = 0
@@ -32,8 +33,8 @@ class Turn:
         if (other := self._come_in()) is not None:
             lent = " or has a session open" if other in self._lenders else ""
             raise CacheBusy(
-                f"thread {other.name!r} is using this cache{lent}, and one thread uses a cache at a time: "
-                "make calls one after the other, or a cache for each thread (over one model)"
+                f"thread {other.name!r} is using this {self._what}{lent}, and one thread does at a time: "
+                f"make calls one after the other, or one {self._what} for each thread (over one model)"
             )
         return self
 

@@ -5,12 +5,11 @@
         print(output.outputs[0].text)
 
 params        what a request asks of its tokens
-sampling      from logits to tokens; `guided` by a grammar, with `drafts` guessed ahead
+requests      what else callers ask for
+sampling      from logits to tokens, guessed ahead or not; `guided` by a grammar
 text          from tokens to text
-prompts       as callers give them
-outputs       what is said of a request
-settings      of an engine and of a request
-running       requests while they run, and when an answer ends
+answers       requests while they run, and what is said of them
+settings      of an engine
 computing     the forward of a step, by `engines.packed`
 tiers         KV below the pools
 engine        Engine: requests in, outputs out
@@ -19,9 +18,9 @@ async_engine  the same for event loops, on a thread
 Needs the extra `hf`.
 """
 
+from quire.engines.loop.answers import CompletionOutput, EngineStats, RequestOutput
 from quire.engines.loop.async_engine import AsyncEngine
 from quire.engines.loop.engine import Engine
-from quire.engines.loop.outputs import CompletionOutput, EngineStats, RequestOutput
 from quire.engines.loop.params import SamplingParams
 
 __all__ = [

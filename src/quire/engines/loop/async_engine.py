@@ -1,17 +1,17 @@
 """An engine on a thread of its own, for callers in event loops."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, TypeVar, Unpack
 
+from quire.engines.loop.answers import RequestOutput
 from quire.engines.loop.engine import Engine
-from quire.engines.loop.outputs import RequestOutput
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.prompts import Prompt
-from quire.engines.loop.settings import RequestOptions
+from quire.engines.loop.requests import Prompt, RequestOptions
 from quire.errors import CacheBusy, QuireError, RequestFailed
 
 _T = TypeVar("_T")
@@ -32,15 +32,13 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[Engine], Any], Future[Any]] | None] = SimpleQueue()
         self._readers: dict[str, _Reader] = {}
         self._ended: QuireError | None = None
-        self._thread = Thread(target=self._run, name="quire-engine", daemon=True)
-        self._begun = Event()
+        begun: Future[None] = Future()
+        self._thread = Thread(target=self._run, args=[begun], name="quire-engine", daemon=True)
         self._thread.start()
-        self._begun.wait()
-        if self._ended is not None:
-            raise self._ended
+        begun.result()
 
     @property
     def is_alive(self) -> bool:
@@ -60,7 +58,7 @@ class AsyncEngine:
         Who reads slowly gets the last news only. Whoever leaves the generator, or is cancelled in it, aborts the
         request. Raises what `Engine.add_request` raises, and the error of a request that failed.
         """
-        reader = _Reader(asyncio.get_running_loop())
+        reader = _Reader()
 
         def enter(engine: Engine) -> None:
             reader.request_id = engine.add_request(prompt, params, request_id=request_id, **options)
@@ -74,21 +72,19 @@ class AsyncEngine:
             await self.call(enter)
             finished = False
             while not finished:
-                output = await reader.next()
-                if output.error is not None:
-                    raise output.error
+                output = await reader.news.get()
+                error = output if isinstance(output, QuireError) else output.error
+                if error is not None:
+                    raise error
+                assert isinstance(output, RequestOutput)
                 finished = output.finished
                 yield output
         finally:
-            self._calls.put(_Call(leave))
+            self._ask(leave)
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Return what a function of the engine returns, or raise what it raises; it runs between two steps."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls.put(_Call(function, future))
-        if self._ended is not None:
-            self._refuse(self._ended)
-        return await future
+        return await asyncio.wrap_future(self._ask(function))
 
     def stop(self) -> None:
         """Begin to end: when the step that runs is done, whoever waits gets `RequestFailed`."""
@@ -99,16 +95,26 @@ class AsyncEngine:
         self.stop()
         self._thread.join()
 
+    def _ask(self, function: Callable[[Engine], _T]) -> Future[_T]:
+        answer: Future[_T] = Future()
+        self._calls.put((function, answer))
+        if self._ended is not None:
+            self._refuse(self._ended)
+        return answer
+
     # -- on the thread ---------------------------------------------------------------------
 
-    def _run(self) -> None:
-        ended: QuireError = RequestFailed("the engine was closed; make another one")
-        has_turn = self.engine.turn.acquire(blocking=False)
-        if not has_turn:
-            self._ended = CacheBusy("another thread has this engine; make an engine for each")
-        self._begun.set()
-        if not has_turn:
-            return
+    def _run(self, begun: Future[None]) -> None:
+        try:
+            with self.engine.turn:
+                begun.set_result(None)
+                self._serve()
+        except CacheBusy as error:
+            begun.set_exception(error)
+
+    def _serve(self) -> None:
+        """Do steps and calls until the engine is stopped or breaks down; then whoever waits is told."""
+        ended = RequestFailed("the engine was closed; make another one")
         try:
             while self._answer_calls():
                 self._deliver(self.engine.step())
@@ -119,112 +125,67 @@ class AsyncEngine:
             ended.__cause__ = error
         self._ended = ended
         self._refuse(ended)
-        try:
-            if ended.__cause__ is None:
-                self.engine.close()  # only now: tiers may take long, and who waits need not
-        finally:
-            self.engine.turn.release()
+        if ended.__cause__ is None:
+            self.engine.close()  # only now: tiers may take long, and who waits need not
 
     def _answer_calls(self) -> bool:
         """Do what was called for, and wait for calls while nothing runs; return whether to go on."""
         while not (self._calls.empty() and self.engine.has_unfinished()):
             try:
-                call = self._calls.get(timeout=None if self.engine.is_settled else SETTLING_S)
+                called = self._calls.get(timeout=None if self.engine.is_settled else SETTLING_S)
             except Empty:
                 continue
-            if call is None:
+            if called is None:
                 return False
-            call.run(self.engine)
+            function, answer = called
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(function(self.engine))
+                except Exception as error:  # noqa: BLE001 - it is raised where it was called for
+                    answer.set_exception(error)
         return True
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Hand out news, with one call into each event loop."""
-        woken: dict[asyncio.AbstractEventLoop, list[_Reader]] = {}
+        news: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, RequestOutput]]] = {}
         for output in outputs:
-            reader = self._readers.get(output.request_id)
-            if reader is None:
-                continue
-            if output.finished:
-                del self._readers[output.request_id]
-            reader.news.append(output)
-            woken.setdefault(reader.loop, []).append(reader)
-        for loop, readers in woken.items():
-            _in_loop(loop, _wake, readers)
+            if (reader := self._readers.get(output.request_id)) is not None:
+                news.setdefault(reader.loop, []).append((reader, output))
+                if output.finished:
+                    del self._readers[output.request_id]
+        for loop, told in news.items():
+            _tell(loop, told)
 
     def _refuse(self, error: QuireError) -> None:
         """Tell everyone who waits that the engine has ended."""
         for reader in list(self._readers.values()):
-            reader.news.append(error)
-            _in_loop(reader.loop, _wake, [reader])
-        while True:
-            try:
-                call = self._calls.get_nowait()
-            except Empty:
-                return
-            if call is not None:
-                call.fail(error)
+            _tell(reader.loop, [(reader, error)])
+        with suppress(Empty):
+            while True:
+                called = self._calls.get_nowait()
+                if called is not None and called[1].set_running_or_notify_cancel():
+                    called[1].set_exception(error)
 
 
 class _Reader:
     """Where a generator waits: the last news of its request, or why there is no more."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.news: asyncio.Queue[RequestOutput | QuireError] = asyncio.Queue()
         self.request_id = ""
-        self.news: deque[RequestOutput | QuireError] = deque(maxlen=1)
-        self.awake = asyncio.Event()
-
-    async def next(self) -> RequestOutput:
-        """Wait for news."""
-        while True:
-            await self.awake.wait()
-            self.awake.clear()
-            if self.news:
-                news = self.news.popleft()
-                if isinstance(news, QuireError):
-                    raise news
-                return news
 
 
-class _Call:
-    """A function to run on the engine's thread, and the future that waits for it, if any does."""
-
-    def __init__(
-        self, function: Callable[[Engine], Any], future: "asyncio.Future[Any] | None" = None
-    ) -> None:
-        self._function = function
-        self._future = future
-
-    def run(self, engine: Engine) -> None:
-        try:
-            result = self._function(engine)
-        except Exception as error:  # noqa: BLE001 - it is raised where it was called for
-            self.fail(error)
-        else:
-            self._settle("set_result", result)
-
-    def fail(self, error: Exception) -> None:
-        self._settle("set_exception", error)
-
-    def _settle(self, how: str, value: Any) -> None:
-        future = self._future
-        if future is not None:
-            _in_loop(
-                future.get_loop(), lambda: None if future.done() else getattr(future, how)(value)
-            )
-
-
-def _wake(readers: list[_Reader]) -> None:
-    for reader in readers:
-        reader.awake.set()
-
-
-def _in_loop(
-    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any
+def _tell(
+    loop: asyncio.AbstractEventLoop, told: Sequence[tuple[_Reader, RequestOutput | QuireError]]
 ) -> None:
-    """Call a function in an event loop, unless that was closed: nobody waits there then."""
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
+    """Put news in the place of older ones, unless their event loop was closed: nobody waits there then."""
+
+    def put() -> None:
+        for reader, news in told:
+            while not reader.news.empty():
+                reader.news.get_nowait()
+            reader.news.put_nowait(news)
+
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(put)

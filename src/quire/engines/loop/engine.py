@@ -5,31 +5,32 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from time import perf_counter
-from typing import Any, Unpack
-
-import numpy as np
-import torch
+from typing import Any, Unpack, cast
 
 from quire.core import CacheManager, Scope
-from quire.core.tokens import INT32, IntArray
 from quire.engines.hf.identity import Identity, checksum
 from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.sight import Sight
+from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.loop.answers import (
+    Answer,
+    AnswerBatch,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    RequestOutput,
+)
 from quire.engines.loop.computing import Forward
-from quire.engines.loop.drafts import propose
-from quire.engines.loop.outputs import EngineStats, FinishReason, RequestOutput
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.prompts import Prompt, each_prompt, read_prompt
-from quire.engines.loop.running import Answer, AnswerBatch, EngineRequest
-from quire.engines.loop.sampling import Sampled, Sampler
-from quire.engines.loop.settings import EngineSettings, RequestOptions, job_for
+from quire.engines.loop.requests import Prompt, RequestOptions, each_prompt, job_terms, read_prompt
+from quire.engines.loop.sampling import Sampler, propose
+from quire.engines.loop.settings import EngineSettings
 from quire.engines.loop.text import TextStream
-from quire.engines.loop.turns import in_turn, new_turn
 from quire.engines.packed.model import eos_ids, locked
 from quire.engines.packed.proof import proven
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
-from quire.scheduling import Job, Scheduler, Step
+from quire.scheduling import Scheduler
 
 _CONTEXT = 8
 """Tokens at the end of a prompt that say how the text of its answer begins."""
@@ -80,7 +81,7 @@ class Engine:
                 self._below = EngineTiers(self.tiers, self._forward, self._identity.fingerprint)
             self.scheduler = Scheduler(
                 self.manager,
-                settings.limits,
+                settings,
                 bring_up=self._below and self._below.bring_up,
                 keep=self._below and self._below.keep,
             )
@@ -88,11 +89,10 @@ class Engine:
         self._vocab_size = num_embeddings(model)
         self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
         self._clock = settings.clock
-        self.turn = new_turn()
+        self._turn = Turn("engine")
         self._stats = EngineStats()
         self._numbers = count()
         self._requests: dict[str, EngineRequest] = {}
-        self._answers: dict[Job, Answer] = {}
         self._news: dict[str, EngineRequest] = {}
         self._batch = AnswerBatch([])
         self._is_closed = False
@@ -113,15 +113,50 @@ class Engine:
         Raises `TokensError`, `ConfigError`, `ScopeError`, and `OutOfBlocks` for one that can never fit; as all
         that is asked of an engine, `CacheBusy` while another thread asks.
         """
-        return self._add(prompt, params or SamplingParams(), request_id, options).request_id
+        params = params or SamplingParams()
+        if request_id is None:
+            names = map(str, self._numbers)
+            request_id = next(name for name in names if name not in self._requests)
+        elif request_id in self._requests:
+            raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
+        if self._is_closed:
+            raise ConfigError("the engine was closed; make another one")
+        if params.stop and self.tokenizer is None:
+            raise ConfigError(
+                "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
+            )
+        text, ids = read_prompt(prompt, self.tokenizer)
+        if ids and max(ids) >= self._vocab_size:
+            raise TokensError(
+                f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
+            )
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise TokensError(
+                f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
+                "(max_model_len); shorten it"
+            )
+        job = job_terms(options, self._clock())
+        job["scope"] = self.scope(job["scope"])
+        job["max_tokens"] = min(params.max_tokens or room, room)
+        own_stops = () if params.ignore_eos else self.eos_ids
+        request = EngineRequest(request_id, (text, ids), params, job["scope"], own_stops)
+        for rules in self._sampler.rules(params, ids):
+            stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
+            request.answers.append(Answer(request, rules, stream, **job))
+        first, *first.twins = request.answers
+        self.scheduler.add(first)
+        self._requests[request_id] = request
+        self._stats.requests += 1
+        self._stats.prompt_tokens += len(ids)
+        return request_id
 
     @in_turn
     def abort(self, request_id: str) -> None:
-        """End a request wherever it is; of one that has ended, or is not known, nothing is left to end."""
-        request = self._requests.get(request_id)
-        if request is not None:
+        """End a request wherever it is, and tell nothing more of it; one that has ended, or is not known, is let be."""
+        if (request := self._requests.get(request_id)) is not None:
             self._end(request, "abort")
-            self._news.pop(request_id, None)
+        self._news.pop(request_id, None)
 
     def has_unfinished(self) -> bool:
         """Whether some requests have not ended, or ended with news that `step` has not told."""
@@ -155,6 +190,11 @@ class Engine:
     def is_settled(self) -> bool:
         """Whether no block of a request that has ended is held: tiers have copied all that they were given."""
         return self._below is None or self._below.is_settled
+
+    @property
+    def turn(self) -> Turn:
+        """Whose turn it is: `with engine.turn` other threads are refused."""
+        return self._turn
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -191,148 +231,58 @@ class Engine:
         requests: list[EngineRequest] = []
         try:
             for prompt, each in zip(asked, wanted, strict=True):
-                requests.append(self._add(prompt, each, None, options))
-            at = 0
-            while at < len(requests):
-                if (error := requests[at].error) is not None:
-                    raise error
-                if requests[at].finished:
-                    at += 1
-                else:
+                requests.append(self._requests[self.add_request(prompt, each, **options)])
+            for request in requests:
+                while not request.finished:
                     self._advance()
+                if request.error is not None:
+                    raise request.error
         finally:
             for request in requests:
                 self.abort(request.request_id)
-                self._news.pop(request.request_id, None)
         return [request.output() for request in requests]
 
     # -- within ----------------------------------------------------------------------------
 
-    def _add(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str | None,
-        options: RequestOptions,
-    ) -> EngineRequest:
-        """Queue a request."""
-        if request_id is None:
-            request_id = next(
-                name for name in map(str, self._numbers) if name not in self._requests
-            )
-        elif request_id in self._requests:
-            raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
-        if self._is_closed:
-            raise ConfigError("the engine was closed; make another one")
-        if params.stop and self.tokenizer is None:
-            raise ConfigError(
-                "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
-            )
-        text, ids = read_prompt(prompt, self.tokenizer)
-        if ids and max(ids) >= self._vocab_size:
-            raise TokensError(
-                f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
-            )
-        room = self.max_model_len - len(ids)
-        if room < 1:
-            raise TokensError(
-                f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
-                "(max_model_len); shorten it"
-            )
-        scope, max_tokens = self.scope(options.get("scope")), min(params.max_tokens or room, room)
-        job = job_for(ids, max_tokens, scope, options, self._clock())
-        eos_ids = () if params.ignore_eos else self.eos_ids
-        request = EngineRequest(request_id, (text, ids), params, job.max_tokens, eos_ids)
-        for index in range(params.num_answers):
-            stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
-            request.answers.append(Answer(request, index, stream))
-        first = request.answers[0]
-        self._sampler.add(first, params, ids)
-        try:
-            self.scheduler.add(job)
-        except QuireError:
-            self._sampler.remove(first)
-            raise
-        self._give_job(first, job)
-        self._requests[request_id] = request
-        self._stats.requests += 1
-        self._stats.prompt_tokens += len(ids)
-        return request
-
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""
         self._end_outdated()
-        self._propose()
+        for answer in self._batch.speculating:
+            if answer.state == "running":
+                answer.drafts = propose(answer.known(), answer.request.params.speculation)
         if self._below is not None:
             self._below.make_room(self.scheduler)
         step = self.scheduler.plan(self._clock())
-        self._take_given_up()
+        given_up, self.scheduler.given_up = self.scheduler.given_up, []
+        for job, error in given_up:
+            self._end(cast("Answer", job).request, "error", error)
         if step is None:
             return
         if not step.repeats:
-            self._batch = AnswerBatch([self._answers[step.jobs[index]] for index in step.samples])
-        batch = self._batch
-        for first, other in batch.siblings:
-            self._sampler.fork(first, other)
+            self._batch = AnswerBatch(cast("list[Answer]", step.sampled))
         begun_s = perf_counter()
         try:
-            sampled = self._sampled(step, self._forward.logits(step))
+            logits = self._forward.logits(step)
+            if step.spread is not None:
+                logits = logits[step.spread]
+            sampled = self._sampler.sample(self._batch.rules, logits, step.drafts)
         except Exception as error:  # noqa: BLE001 - a model may raise anything
-            for _, other in batch.siblings:
-                self._sampler.remove(other)
-            self._fail([self._answers[job].request for job in step.jobs], error)
+            self._fail((job.request for job in cast("list[Answer]", step.jobs)), error)
             return
         if self._below is not None:
             self._below.observe(step, perf_counter() - begun_s)
+        self.scheduler.complete(step, sampled.tokens)
         self._stats.steps += 1
-        self._stats.generated_tokens += len(sampled.token_ids)
-        answers = len(batch.answers)
-        if sampled.counts is None:
-            self.scheduler.complete(step, sampled.token_ids[:answers])
-        else:
-            self.scheduler.complete(step, sampled.by_key()[:answers])
-        if batch.siblings:
-            self._fork(batch, sampled.by_key()[answers:])
-        if sampled.logprobs is not None:
-            batch.tell(sampled.by_key(), sampled.logprobs)
-        due = batch.due(sampled.token_ids) if sampled.counts is None else batch.everyone
-        self._news.update(batch.requests)
-        batch.siblings = []
-        for answer in due:
+        new = sampled.tokens
+        self._stats.generated_tokens += sum(map(len, new)) if isinstance(new, list) else len(new)
+        self._news.update(self._batch.requests)
+        for answer in self._batch.take(sampled):
             if answer.ends():
                 self._finish(answer)
 
-    def _sampled(self, step: Step, logits: torch.Tensor) -> Sampled:
-        """Choose what follows each chunk that is sampled; of a first token, once for each of the answers."""
-        batch, drafts = self._batch, step.drafts() if step.has_drafts else None
-        if batch.siblings:
-            ends = np.cumsum([1 + len(each) for each in drafts or [_NONE] * len(batch.answers)])
-            place = dict(zip(batch.answers, (ends - 1).tolist(), strict=True))
-            again = [place[first] for first, _ in batch.siblings]
-            logits = torch.cat([logits, logits[again]])
-            drafts = None if drafts is None else [*drafts, *[_NONE] * len(again)]
-        return self._sampler.sample(batch.everyone, logits, drafts)
-
-    def _fork(self, batch: AnswerBatch, tokens: list[IntArray]) -> None:
-        """Have the other answers of requests go on by themselves, each from its own first token."""
-        for (first, other), token in zip(batch.siblings, tokens, strict=True):
-            assert first.job is not None
-            self._give_job(other, self.scheduler.fork(first.job, token.tolist())[0])
-
-    def _give_job(self, answer: Answer, job: Job) -> None:
-        answer.job = job
-        self._answers[job] = answer
-
-    def _propose(self) -> None:
-        """Guess ahead for the answers that ask for it."""
-        for answer in self._batch.speculating:
-            job, most = answer.job, answer.request.params.speculation
-            if job is not None and job.state == "running":
-                job.drafts = propose(job.known(0, job.num_tokens), most)
-
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
-        scopes = {job.scope.model: job.scope for job in self._answers if job.scope}
+        scopes = {request.scope.model: request.scope for request in self._requests.values()}
         if not scopes:
             return
         with locked(self._model):
@@ -340,22 +290,11 @@ class Engine:
             if not others and self._identity.is_unchanged(bound, by_itself=True):
                 return
         try:
-            now = self.scope()
+            now = self.scope().model
         except ConfigError:
-            now = Scope()  # on another device, of another type: of no use to these pools
-        changed = [
-            a.request
-            for job, a in self._answers.items()
-            if job.scope and job.scope.model != now.model
-        ]
+            now = None  # on another device, of another type: of no use to these pools
+        changed = [each for each in self._requests.values() if each.scope.model != now]
         self._fail(changed, ConfigError("the model was changed since the request came"))
-
-    def _take_given_up(self) -> None:
-        given_up, self.scheduler.given_up = self.scheduler.given_up, []
-        for job, error in given_up:
-            # The end of one answer is that of its request, whose other answers stand here too.
-            if job in self._answers:
-                self._end(self._answers[job].request, "error", error)
 
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
         """End the requests of a step that could not be computed."""
@@ -371,28 +310,23 @@ class Engine:
         self, request: EngineRequest, reason: FinishReason, error: QuireError | None = None
     ) -> None:
         """End all answers of a request that have not ended."""
+        if request.finished:
+            return
         request.error = error
         self._stats.failed_requests += error is not None
         self._news[request.request_id] = request
         for answer in request.answers:
-            answer.end(reason)
-            if answer.job in self._answers:
+            if answer.finish_reason is None:
+                answer.end(reason)
                 self._finish(answer)
-        self._requests.pop(request.request_id, None)
 
     def _finish(self, answer: Answer) -> None:
         """Give back what an answer that has ended holds."""
-        job, request = answer.job, answer.request
-        assert job is not None
-        del self._answers[job]
-        self._sampler.remove(answer)
-        if job.state != "finished":
-            self.scheduler.finish(job)
-        self._stats.preemptions += job.num_preempted
-        if answer.index == 0:
-            self._stats.cached_tokens += job.num_cached
+        request = answer.request
+        if answer.state in ("waiting", "running"):
+            self.scheduler.finish(answer)
+        self._stats.preemptions += answer.num_preempted
+        if answer is request.answers[0]:
+            self._stats.cached_tokens += answer.num_found
         if request.finished:
-            self._requests.pop(request.request_id, None)
-
-
-_NONE = np.empty(0, INT32)
+            del self._requests[request.request_id]

@@ -48,9 +48,8 @@ class Grammars:
             if params.regex is not None:
                 grammar = LLMatcher.grammar_from_regex(params.regex)
             else:
-                grammar = LLMatcher.grammar_from_json_schema(
-                    str(params.json_schema), defaults=ONE_BLANK
-                )
+                schema = str(params.json_schema)
+                grammar = LLMatcher.grammar_from_json_schema(schema, defaults=ONE_BLANK)
         except ValueError as error:
             raise ConfigError(f"json_schema cannot be used: {error}") from error
         matcher = LLMatcher(self._tokens, grammar, log_level=0)

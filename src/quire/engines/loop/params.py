@@ -27,7 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     n: Positive = 1  # answers to one prompt, each with random numbers of its own
     best_of: Positive | None = (
-        None  # so many are made, and the n likeliest (per token) are told, at the end
+        None  # so many are made; the n likeliest per token are told at the end
     )
     max_tokens: Positive | None = 16  # new tokens; None: as many as there is room for
     min_tokens: Count = 0  # so many come before the answer may end
@@ -65,17 +65,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             force_setattr(self, "json_schema", json.dumps(self.json_schema))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(
-                f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}"
+                f"min_tokens, {self.min_tokens}, is above max_tokens, {self.max_tokens}"
             )
         if self.best_of is not None and self.best_of < self.n:
             raise ConfigError(f"best_of is {self.best_of}, below n, {self.n}")
         if self.json_schema is not None and self.regex is not None:
             raise ConfigError("json_schema and regex were both given; give one of them")
         if self.guided and (self.min_tokens or self.ignore_eos):
-            raise ConfigError(
-                "min_tokens and ignore_eos do not go with json_schema or regex, which say themselves "
-                "where the answer ends; leave them out"
-            )
+            said = "json_schema and regex say themselves where the answer ends"
+            raise ConfigError(f"{said}; leave out min_tokens and ignore_eos")
         if self.stop and not self.detokenize:
             raise ConfigError("stop needs the text; leave out detokenize, or use stop_token_ids")
 

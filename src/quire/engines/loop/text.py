@@ -24,6 +24,7 @@ class TextStream:
 
         stream.feed(token_ids)   returns text that is new and sure; takes no token behind one that ends it
         stream.finish()          returns what was held back, when no token follows
+        stream.text              all that was returned
         stream.stopped           the text of `stop` that ended the answer, or None
         stream.num_tokens        tokens taken
 
@@ -36,6 +37,7 @@ class TextStream:
     def __init__(
         self, tokenizer: Any, params: SamplingParams, prompt_ids: Sequence[int] = ()
     ) -> None:
+        self.text = ""
         self.stopped: str | None = None
         self.num_tokens = 0
         self._params = params
@@ -49,9 +51,10 @@ class TextStream:
         """Take the next tokens, and return the text that is sure now."""
         said = ""
         for ids in [[token] for token in token_ids] if self._stops else [token_ids]:
-            if self.stopped is None and self._decoder is not None:
+            if self.stopped is None:
                 self.num_tokens += len(ids)
-                said += self._released(self._decoder.add(ids))
+                said += self._released("" if self._decoder is None else self._decoder.add(ids))
+        self.text += said
         return said
 
     def finish(self) -> str:
@@ -60,6 +63,7 @@ class TextStream:
         if self._decoder is not None:
             rest += self._decoder.rest()
             self._decoder = None
+        self.text += rest
         return rest
 
     def _released(self, new: str) -> str:
@@ -107,9 +111,7 @@ class _Decoder:
     def add(self, ids: Sequence[int]) -> str:
         more = [int(token) for token in ids]
         text = self._decode(self._window + more)
-        if len(more) > 1 and text.endswith(
-            _HALF
-        ):  # each for itself: some decoders garble whole runs
+        if len(more) > 1 and text.endswith(_HALF):  # some decoders garble whole runs
             return "".join(self.add([token]) for token in more)
         self._window += more
         sure = len(text)

@@ -29,19 +29,18 @@ class EngineTiers:
     def bring_up(self, job: Job) -> None:
         """Bring back what the pools lack of a job that is admitted, as far as that is faster than to compute it."""
         self._forward.copy()
-        self._store.onboard(job.known(0, job.num_tokens), job.scope)
+        self._store.onboard(job.known(), job.scope)
 
     def keep(self, job: Job) -> None:
         """Begin to hand down what a job has published, before its blocks are given back; at once where they are needed."""
-        assert job.seq is not None
-        self._store.offload_later(job.seq)
+        self._store.offload_later(job.open_seq)
         self._store.offloading.settle_for(len(self._store.manager.sequences))
 
     def make_room(self, scheduler: Scheduler) -> None:
         """Have copied what holds blocks that the next step may need."""
         num_tokens = scheduler.limits.max_step_tokens
         if scheduler.waiting:
-            num_tokens = max(num_tokens, scheduler.waiting.jobs[0].num_tokens)
+            num_tokens = max(num_tokens, scheduler.waiting[0].num_tokens)
         num_blocks = -(-num_tokens // self._store.manager.block_size) + scheduler.num_running
         self._store.offloading.settle_for(num_blocks)
 

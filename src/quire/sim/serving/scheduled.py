@@ -75,14 +75,12 @@ class Scheduled(Replica):
         self.num_steps += 1
         for at in range(step.num_decodes, len(step.jobs)):
             self._requests[step.jobs[at]].account.computed_tokens += int(step.lengths[at])
-        samples: list[int] = step.samples.tolist()
-        sampled = [step.jobs[at] for at in samples]
         if not step.repeats:
-            own = [OWN - self._requests[job].account.number for job in sampled]
+            own = [OWN - self._requests[job].account.number for job in step.sampled]
             self._tokens = np.array(own, INT32)
         self._scheduler.complete(step, self._tokens)
         finished: list[LiveRequest] = []
-        for job in sampled:
+        for job in step.sampled:
             if job.num_generated == 1:
                 self._requests[job].account.first_token_s = now
             if job.num_generated == job.max_tokens:
@@ -119,7 +117,7 @@ class Scheduled(Replica):
 
     def _bring_up(self, job: Job) -> None:
         """Fetch what pays of a job that is admitted, and note what it finds."""
-        request, known = self._requests[job], job.known(0, job.num_tokens)
+        request, known = self._requests[job], job.known()
         account, size = request.account, self.limits.block_size
         hit = self.manager.probe(known)
         num_blocks = self._fetched_blocks(request, hit.num_blocks, len(known))

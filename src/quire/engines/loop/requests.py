@@ -1,10 +1,11 @@
-"""Prompts as callers give them: texts, token ids, one or many."""
+"""What callers ask for: prompts, as they give them, and the options of a request."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from quire.core import Hint, Scope
 from quire.core.tokens import array_of, key_of
 from quire.errors import ConfigError, TokensError
 
@@ -13,6 +14,40 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 SEEN = 60
 """Characters of a refused prompt that an error shows."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request takes beside its prompt and parameters.
+
+    scope       who shares its prefixes
+    priority    higher ones are served first, and preempted last
+    deadline_s  seconds from now, after which it is given up
+    retain_s, store_until, hint  of `CacheManager.open`
+    """
+
+    scope: Scope | None
+    priority: int
+    deadline_s: float | None
+    retain_s: float | None
+    store_until: int | None
+    hint: Hint
+
+
+def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
+    """Return what a `Job` takes of the options of a request. Raises `ConfigError`."""
+    known = RequestOptions.__annotations__
+    if unknown := options.keys() - known.keys():
+        raise ConfigError(
+            f"{min(unknown)!r} is no option of a request; these are {', '.join(known)}"
+        )
+    terms: dict[str, Any] = {**options}
+    deadline_s = terms.pop("deadline_s", None)
+    return {
+        "scope": terms.pop("scope", None),
+        "priority": terms.pop("priority", 0),
+        "deadline": None if deadline_s is None else now + deadline_s,
+        "terms": terms,
+    }
 
 
 def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, list[int]]:
