@@ -47,6 +47,7 @@ EXTRAS = {
     "engine": Extra((*_HF, "llvmlite"), "the engine at its full speed on a CPU"),
     "serve": Extra(_SERVE, "quire serve"),
     "route": Extra((*_CLI, "starlette", "uvicorn", "httpx"), "quire route"),
+    "replicas": Extra((*_SERVE, "zmq", "ray"), "quire serve --replicas"),
     "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
     "images": Extra((*_RUN, "PIL"), "generate --image"),
     "lora": Extra((*_RUN, "peft"), "generate --lora"),

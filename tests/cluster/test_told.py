@@ -1,12 +1,11 @@
 """A router that knows from events which server has what."""
 
-import asyncio
-
+import numpy as np
 import pytest
 from upstream_help import Fake, routed, served, wait_for
 
 from quire import CacheManager
-from quire.cluster.prefixes import Asker, Question, ToldPrefixes
+from quire.cluster.prefixes import ToldPrefixes
 from quire.cluster.proxy import MADE_BY
 from quire.errors import ConfigError
 from quire.exchange import EventLog
@@ -95,8 +94,7 @@ def test_a_salt_that_an_engine_tells_as_it_is_is_found_too():
     prefixes.index.apply("two", [salted])
 
     def held(salt, tenant=None):
-        asked = Question(prompt=tokens, cache_salt=salt)
-        return asyncio.run(prefixes.held(asked, Asker("", tenant), None))
+        return prefixes.found(tokens, salt, tenant)
 
     assert held(None) == held(None, "ann") == {"one": (32, 0, 0)}
     assert held("mine") == held("mine", "ann") == {"two": (32, 0, 0)}
@@ -106,3 +104,30 @@ def test_a_salt_that_an_engine_tells_as_it_is_is_found_too():
 def test_an_endpoint_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="endpoint"):
         ToldPrefixes(16, {"http://one": "nowhere"})
+
+
+def test_one_that_comes_later_is_followed_too_and_of_one_that_goes_nothing_stays():
+    managers = [CacheManager(100, 16, watchers=[EventLog()]) for _ in range(2)]
+    with (
+        zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,
+        zmq.Publisher(managers[1], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as second,
+    ):
+        prefixes = ToldPrefixes(1 << 10, {"one": f"{first.endpoint},{first.replay}"})
+        compute(managers[0], TEXT)
+        compute(managers[1], "!" + TEXT)
+        whole = len(TEXT) // 16 * 16
+
+        def held(text=TEXT):
+            return prefixes.found(np.frombuffer(text.encode(), np.uint8), None, None)
+
+        wait_for(lambda: held() == {"one": (whole, 0, 0)})
+        prefixes.follow("two", f"{second.endpoint},{second.replay}")
+        assert prefixes.followed == {"one", "two"}
+        wait_for(lambda: held("!" + TEXT) == {"two": (whole, 0, 0)})
+        prefixes.forget("one")
+        wait_for(lambda: held() == {})
+        assert set(prefixes.index.replicas) == prefixes.followed == {"two"}
+        assert held("!" + TEXT) == {"two": (whole, 0, 0)}
+        prefixes.close()
+        assert prefixes.followed == set(prefixes.index.replicas) == set()
+        prefixes.index.check()

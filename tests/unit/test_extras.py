@@ -56,6 +56,8 @@ THINGS = {
     ("report", "replay --report"): (
         "replay", TRACE, "--capacity", "1%", "--policies", "lru", "--jobs", "1",
         "--report", "{tmp}/r.html"),
+    ("route", "the proxy"): "from quire.cluster.proxy import Proxy\n"
+    "from quire.cluster.prefixes import SentPrefixes; SentPrefixes(8)",
     ("zstd", "a trace in zstd"): "from quire.sim.trace import open_trace, save_trace\n"
     f"save_trace(open_trace({TRACE!r}), '{{tmp}}/t.jsonl.zst')",
 }  # fmt: skip

@@ -61,6 +61,7 @@ def route(
     from quire.cluster.proxy import Proxy
     from quire.cluster.upstreams import Upstream
     from quire.routing import router_named
+    from quire.web.clients import UVICORN
     from quire.web.keys import is_loopback, read_keys
 
     known = read_keys(keys, exposed=not is_loopback(host))
@@ -86,7 +87,7 @@ def route(
     else:
         output.stdout().print(f"{len(names)} upstreams at {url}/v1", highlight=False)
     sys.stdout.flush()
-    config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False, server_header=False)
+    config = uvicorn.Config(proxy.app(), **UVICORN)
     for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn sends itself what ended it, at the end
         signal.signal(each, _end)
     try:

@@ -3,9 +3,10 @@
 import os
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -17,6 +18,11 @@ from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 from quire.extras import require
 
+if TYPE_CHECKING:
+    from quire.engines.loop import AsyncEngine, Engine
+    from quire.serve.service import ServedModel
+    from quire.web.keys import ApiKeys
+
 MAX_EVENTS = 1_000_000
 """Events that wait to be published; beyond these the oldest are dropped, and subscribers see a gap."""
 
@@ -26,6 +32,9 @@ SLOW_S = 60.0
 SAVING_S = 30.0
 """Seconds that tiers have at the end for what is to be written, unless their settings say otherwise."""
 
+
+DRAIN_S = 30
+"""Seconds that what runs on a replica has at its end, unless --grace says otherwise."""
 
 PRIMITIVES = "64"
 """Products of which oneDNN keeps the code, one per shape, unless ONEDNN_PRIMITIVE_CACHE_CAPACITY says otherwise.
@@ -76,6 +85,16 @@ def serve(
             "--events-in-clear", help="Let --events be beyond loopback: anybody there reads them."
         ),
     ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Replicas behind the router.", show_default=False),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="As many as the load needs, up to these.", show_default=False),
+    ] = None,
+    router: options.Router = "prefix",
+    load_limit: options.LoadLimit = 1.25,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve a model as OpenAI's API does; prefixes that requests share are computed and read once.
@@ -85,6 +104,8 @@ def serve(
     it there have to be some: from --keys, or one in QUIRE_API_KEY. Each name of a key is a tenant, and no two tenants
     share anything. The page, /metrics and /v1/cache then need the key in QUIRE_OPERATOR_KEY.
     Events carry the tokens of prompts, unencrypted and without a key: on loopback only, unless --events-in-clear is given.
+    With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; on the cluster
+    of RAY_ADDRESS, where that is in the environment.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -94,6 +115,7 @@ def serve(
       quire serve --host 0.0.0.0 --keys keys.txt
       quire serve --tier disk:./kv?capacity=20GiB
       quire serve --events tcp://127.0.0.1:5557
+      quire serve --replicas 3 --tier redis://127.0.0.1:6379
     """
     require("serve", "a server")
     if events is not None:
@@ -110,37 +132,115 @@ def serve(
             f"everybody on this machine can read {keys}; chmod 600 keeps it yours"
         )
     exposed = not is_loopback(host)
-    known = read_keys(keys, exposed=exposed)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
-    free = available_memory()
-    if free is not None and size > free:
+    wanted = Wanted(
+        model=model,
+        dtype=dtype,
+        name=name or (Path(model).expanduser().resolve().name if Path(model).is_dir() else model),
+        keys=read_keys(keys, exposed=exposed),
+        max_inflight=max_inflight,
+        max_body=limit,
+        tiers=tier,
+        tier_file=tier_file,
+        engine={
+            "kv_memory": size,
+            "block_size": block_size,
+            "max_running": max_running,
+            "max_step_tokens": max_step_tokens,
+            "max_model_len": max_model_len,
+        },
+    )
+    free, most = available_memory(), max(replicas or 1, max_replicas or 1)
+    if free is not None and size * most > free:
+        each = f", {most:,} times," if most > 1 else ""
         raise ConfigError(
-            f"--kv-memory is {format_bytes(size)}, {format_bytes(free)} are available; give less"
+            f"--kv-memory is {format_bytes(size)}{each} and {format_bytes(free)} are available; give less"
         )
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
+    if replicas is not None:
+        plan = {
+            "num_replicas": replicas,
+            "max_replicas": max_replicas,
+            "max_inflight": max_inflight,
+        }
+        plan |= {"router": router, "load_limit": load_limit, "running": max_running}
+        plan |= {"max_body": limit, "grace_s": DRAIN_S if grace is None else grace}
+        if events is not None:
+            raise ConfigError("replicas tell their events to their router; leave --events out")
+        if os.environ.get("RAY_ADDRESS") and not events_in_clear:
+            raise ConfigError(
+                "on a cluster, replicas tell the tokens of prompts to routers on other machines, unencrypted: "
+                "add --events-in-clear if only you reach its network, or unset RAY_ADDRESS"
+            )
+        from quire.cli.replicas import run_replicas
+
+        run_replicas(wanted, plan, (host, port), as_json=as_json)
+        return
+    if max_replicas is not None:
+        raise ConfigError("--max-replicas needs --replicas, how many there are at least")
     listening, url = listen(host, port, SLOW_S)
-    with opened(tier, tier_file, close_timeout_s=SAVING_S) as stack, ExitStack() as publishing:
-        with output.progress(f"loading {model}"):
-            from quire.engines.loop import AsyncEngine, Engine
+    with opened_engine(wanted, events) as (engine, told):
+        from quire.serve.server import serve as run
+
+        def service_of(running: "AsyncEngine") -> "ServedModel":
+            said = {"url": url, "model": wanted.name, "max_model_len": engine.max_model_len} | told
+            if as_json:
+                output.print_json(said)
+            else:
+                output.stdout().print(
+                    f"{wanted.name} at {url}/v1, its cache at {url}", highlight=False
+                )
+            sys.stdout.flush()
+            return wanted.service(running)
+
+        run(engine, service_of, listening, grace)
+
+
+class Wanted(NamedTuple):
+    """What is to be served: a model as `load` takes it, under a `name`; to whom, how much; `engine` are options of `Engine`."""
+
+    model: str
+    dtype: str
+    name: str
+    keys: "ApiKeys"
+    max_inflight: int
+    max_body: int
+    tiers: Sequence[str] | None
+    tier_file: Path | None
+    engine: Mapping[str, Any]
+
+    def service(self, running: "AsyncEngine") -> "ServedModel":
+        """Return an engine as a server has it."""
+        from quire.serve.service import Bounds, ServedModel
+
+        bounds = Bounds(max_inflight=self.max_inflight, max_body=self.max_body, slow_s=SLOW_S)
+        return ServedModel(running, self.name, self.keys, bounds)
+
+
+@contextmanager
+def opened_engine(
+    wanted: Wanted, events: str | None
+) -> Generator[tuple["Engine", dict[str, str | None]]]:
+    """Open an engine over its tiers, and, with `events`, what publishes there; yield it and the endpoints of these."""
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
+    with (
+        opened(wanted.tiers, wanted.tier_file, close_timeout_s=SAVING_S) as stack,
+        ExitStack() as publishing,
+    ):
+        with output.progress(f"loading {wanted.model}"):
+            from quire.engines.loop import Engine
             from quire.exchange import EventLog
             from quire.foresight import LiveCurve
             from quire.observe.overview import Heat
-            from quire.serve.server import serve as run
-            from quire.serve.service import Bounds, ServedModel
 
-            loaded, tokenizer = load(model, dtype)
+            loaded, tokenizer = load(wanted.model, wanted.dtype)
             engine = Engine(
                 loaded,
                 tokenizer,
-                kv_memory=size,
-                block_size=block_size,
-                max_running=max_running,
-                max_step_tokens=max_step_tokens,
-                max_model_len=max_model_len,
                 watchers=[LiveCurve(), Heat(), *([EventLog(MAX_EVENTS)] if events else [])],
                 tiers=stack,
+                **wanted.engine,
             )
-        told = {}
+        told: dict[str, str | None] = {}
         if events is not None:
             from quire.observe.zmq import Publisher, beside
 
@@ -148,23 +248,7 @@ def serve(
                 Publisher(engine.manager, events, replay=beside(events))
             )
             told = {"events": publisher.endpoint, "events_replay": publisher.replay}
-        called = name or (
-            Path(model).expanduser().resolve().name if Path(model).is_dir() else model
-        )
-
-        def service_of(running: AsyncEngine) -> ServedModel:
-            bounds = Bounds(max_inflight=max_inflight, max_body=limit, slow_s=SLOW_S)
-            service = ServedModel(running, called, known, bounds)
-            if as_json:
-                output.print_json(
-                    {"url": url, "model": called, "max_model_len": engine.max_model_len} | told
-                )
-            else:
-                output.stdout().print(f"{called} at {url}/v1, its cache at {url}", highlight=False)
-            sys.stdout.flush()
-            return service
-
-        run(engine, service_of, listening, grace)
+        yield engine, told
 
 
 def _is_local(endpoint: str) -> bool:

@@ -3,7 +3,11 @@
 index     which replica holds which prefix in which tier, from the events of their caches
 keys      blocks by their tokens and all before them
 numbers   64-bit names to small numbers, in arrays
-proxy     a reverse proxy for OpenAI's API
+gateway   what stands before servers: requests read as far as routing needs, answers passed on
+proxy     a gateway to servers over HTTP
+replicas  a gateway to replicas on Ray Serve, and these
+request_router  which of them Ray Serve sends a request to
+sent      a request on its way there
 prefixes  what it knows of prompts: from events, or from what it sent
 upstreams servers behind it
 """

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-import httpx
 import msgspec
 import numpy as np
 
 from quire.cluster.index import ClusterIndex, Held
 from quire.core.tokens import IntArray
+from quire.errors import ConfigError
 from quire.exchange.wire import EventBatch
 from quire.observe.telling import salt_key
 from quire.web.keys import scope_of
@@ -25,7 +25,7 @@ PIECE = 64
 POLL_S = 0.2
 """Seconds between two looks whether to go on following."""
 
-Tokens: TypeAlias = Callable[[], Awaitable[list[int]]]
+Tokens: TypeAlias = "Callable[[], Awaitable[IntArray | None]]"
 
 
 class Question(msgspec.Struct):
@@ -69,7 +69,7 @@ class Prefixes(Protocol):
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
         """Return what upstreams hold of a request's prompt, by their names; nothing where it cannot be read.
 
-        `tokens` has an upstream read the prompt.
+        `tokens` has an upstream read the prompt: int32 [num_tokens], None where it cannot.
         """
         ...
 
@@ -112,37 +112,54 @@ class ToldPrefixes:
     """
 
     def __init__(self, num_blocks: int, endpoints: Mapping[str, str]) -> None:
+        self.index = ClusterIndex(num_blocks)
+        self._lock = Lock()
+        self._followed: dict[str, tuple[Thread, Event]] = {}
+        try:
+            for name, endpoint in endpoints.items():
+                self.follow(name, endpoint)
+        except ConfigError:
+            self.close()
+            raise
+
+    @property
+    def followed(self) -> frozenset[str]:
+        """The upstreams that are followed, by their names."""
+        return frozenset(self._followed)
+
+    def follow(self, name: str, endpoint: str) -> None:
+        """Follow one more upstream. Raises `ConfigError`."""
         # only who has events needs ZeroMQ
         from quire.observe.zmq import Subscriber  # noqa: PLC0415
         from quire.observe.zmq.publisher import beside  # noqa: PLC0415
 
-        self.index = ClusterIndex(num_blocks)
-        self._lock, self._ending = Lock(), Event()
-        self._threads: list[Thread] = []
-        for name, endpoint in endpoints.items():
-            events, _, replay = endpoint.partition(",")
-            teller = _Teller(self.index, self._lock, name)
-            subscriber = Subscriber(events, teller, replay=replay or beside(events))
-            self._threads.append(
-                Thread(target=self._follow, args=(name, subscriber), name="quire-told", daemon=True)
-            )
-        for thread in self._threads:
-            thread.start()
+        events, _, replay = endpoint.partition(",")
+        teller, ending = _Teller(self.index, self._lock, name), Event()
+        subscriber = Subscriber(events, teller, replay=replay or beside(events))
+        thread = Thread(
+            target=self._follow, args=(name, subscriber, ending), name="quire-told", daemon=True
+        )
+        self._followed[name] = thread, ending
+        thread.start()
+
+    def forget(self, name: str) -> None:
+        """Follow an upstream no more, and forget, within `POLL_S`, what it held."""
+        self._followed.pop(name)[1].set()
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
-        prompt = asked.first_prompt
-        try:
-            ids = np.array(prompt if isinstance(prompt, list) else await tokens(), np.int32)
-        except (httpx.HTTPError, msgspec.MsgspecError, ValueError, TypeError, OverflowError):
-            return {}
-        salts = [asked.cache_salt]
-        scope = scope_of(who.tenant, asked.cache_salt)
+        read = await tokens()
+        return {} if read is None else self.found(read, asked.cache_salt, who.tenant)
+
+    def found(self, tokens: IntArray, cache_salt: str | None, tenant: str | None) -> Held:
+        """Return what upstreams hold of a prompt, for a request of that tenant with that salt."""
+        salts = [cache_salt]
+        scope = scope_of(tenant, cache_salt)
         if scope.salt is not None:
             salts.append(salt_key(scope))
         held: Held = {}
         with self._lock:
             for salt in salts:
-                overlap = self.index.lookup(ids, [[salt]] if salt else [])
+                overlap = self.index.lookup(tokens, [[salt]] if salt else [])
                 self.index.touch(overlap)
                 for name, counts in overlap.held.items():
                     held[name] = max(held.get(name, counts), counts, key=sum)
@@ -152,16 +169,20 @@ class ToldPrefixes:
         """Nothing: the upstream tells."""
 
     def close(self) -> None:
-        self._ending.set()
-        for thread in self._threads:
+        followed = list(self._followed.values())
+        for name in list(self._followed):
+            self.forget(name)
+        for thread, _ in followed:
             thread.join()
 
-    def _follow(self, name: str, subscriber: Subscriber) -> None:
+    def _follow(self, name: str, subscriber: Subscriber, ending: Event) -> None:
         with subscriber:
-            while not self._ending.is_set():
+            while not ending.is_set():
                 subscriber.poll(POLL_S)
                 with self._lock:
                     self.index.degrade(name, is_degraded=subscriber.is_degraded)
+        with self._lock:
+            self.index.forget(name)
 
 
 class _Teller:

@@ -14,6 +14,7 @@ import uvicorn
 from quire.engines.loop import AsyncEngine, Engine
 from quire.serve.app import make_app
 from quire.serve.service import ServedModel
+from quire.web.clients import UVICORN
 
 logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
 
@@ -39,13 +40,7 @@ class ModelServer(uvicorn.Server):
     """A server of all routes. It ends in three parts: what runs is finished, and all else is told so (503); what is left is cut, its clients are told; the port is closed."""
 
     def __init__(self, service: ServedModel, grace_s: float | None = None) -> None:
-        config = uvicorn.Config(
-            make_app(service),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=IDLE_S,
-        )
+        config = uvicorn.Config(make_app(service), timeout_keep_alive=IDLE_S, **UVICORN)
         super().__init__(config)
         self._service, self._grace_s = service, inf if grace_s is None else grace_s
         self._is_hurried, self._until = False, inf

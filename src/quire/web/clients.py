@@ -15,6 +15,15 @@ Item = TypeVar("Item")
 
 DONE = b"data: [DONE]\n\n"
 
+UVICORN: dict[str, Any] = {
+    "loop": "asyncio",
+    "http": "h11",
+    "log_level": "warning",
+    "access_log": False,
+    "server_header": False,
+}
+"""Options of uvicorn, with its loop and parser by name: others, which it takes where they are installed, end otherwise."""
+
 
 def sse(document: Any) -> bytes:
     """Return a document as one event of a stream."""

@@ -1,0 +1,223 @@
+"""What stands before replicas on Ray Serve: answers passed on, and what clients see of replicas that die."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from upstream_help import served, wait_for
+
+pytest.importorskip("ray.serve", reason="install it with: pip install 'ray[serve]'")
+
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from quire.cluster.replicas import ATTEMPTS, MADE_BY, Ingress, Opened, ServedReplica
+from quire.web.keys import ApiKeys
+
+TEXT = "A prompt that some replica has answered before."
+
+
+class Handle:
+    """A handle of Ray Serve to one replica; `moods` are what its next calls come to: well, dead, torn or full."""
+
+    def __init__(self):
+        self.replica = ServedReplica.__new__(ServedReplica)
+        self.replica._opened = Opened(self._app(), lambda: self.is_well)
+        self.replica._name, self.is_well = "one", True
+        self.replica._held = SimpleNamespace(close=lambda: None)
+        self.moods, self.sent, self.num_open = [], [], 0
+        self.answer = self
+
+    def options(self, *, stream):
+        assert stream
+        return self
+
+    def remote(self, sent):
+        self.sent.append(sent)
+        mood = self.moods.pop(0) if self.moods and sent.prompt else "well"
+        return Messages(self, sent, mood)
+
+    def _app(self):
+        async def answered(request):
+            document = json.loads(await request.body())
+            if document.get("stream"):
+                return StreamingResponse(self._stream(document), media_type="text/event-stream")
+            return JSONResponse({"asked": document, "by": request.headers.get("authorization")})
+
+        async def tokens(request):
+            document = json.loads(await request.body())
+            said = document.get("prompt") or json.dumps(document["messages"])
+            return JSONResponse({"tokens": list(said.encode())})
+
+        async def failing(request):
+            raise RuntimeError
+
+        return Starlette(
+            routes=[
+                Route("/v1/completions", answered, methods=["POST"]),
+                Route("/v1/chat/completions", answered, methods=["POST"]),
+                Route("/tokenize", tokens, methods=["POST"]),
+                Route("/v1/models", failing),
+            ]
+        )
+
+    async def _stream(self, document):
+        self.num_open += 1
+        try:
+            yield b'data: {"at": 0}\n\ndata: {"at"'
+            yield b": 1}\n\n"
+            while document["prompt"] == "on and on":
+                yield b": on\n\n"
+                await asyncio.sleep(0.01)
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.num_open -= 1
+
+
+class Messages:
+    """What a call yields, until it is cancelled."""
+
+    def __init__(self, handle, sent, mood):
+        self._mood, self._told, self._cancelled = mood, 0, asyncio.Event()
+        self._messages = handle.replica.answer(sent)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if self._mood == "full":
+            raise BackPressureError(8, 8)
+        if self._mood == "dead" or (self._mood == "torn" and self._told == 2):
+            await self._messages.aclose()
+            raise RayActorError
+        self._told += 1
+        return await anext(self._messages)
+
+    def cancel(self):
+        self._closing = asyncio.ensure_future(self._messages.aclose())
+
+
+@pytest.fixture
+def front():
+    yield from opened()
+
+
+def opened(keys=None, **options):
+    handle = Handle()
+    options = {"sees_prefix": True, "max_body": 1 << 12} | options
+    ingress = Ingress(handle, keys or ApiKeys(), **options)
+    with served(ingress.__serve_build_asgi_app__()) as url:
+        yield SimpleNamespace(
+            handle=handle,
+            ask=lambda prompt=TEXT, **more: httpx.post(
+                f"{url}/v1/completions", json={"prompt": prompt} | more, timeout=20
+            ),
+            url=url,
+        )
+    assert handle.num_open == 0
+
+
+def lines(answer):
+    return [line for line in answer.text.splitlines() if line.startswith("data: ")]
+
+
+def test_answers_and_streams_are_those_of_the_replica_and_say_whose(front):
+    answer = front.ask(max_tokens=3)
+    assert answer.json()["asked"] == {"prompt": TEXT, "max_tokens": 3}
+    assert (answer.status_code, answer.headers[MADE_BY]) == (200, "one")
+    streamed = front.ask(stream=True)
+    assert lines(streamed) == ['data: {"at": 0}', 'data: {"at": 1}', "data: [DONE]"]
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.headers[MADE_BY] == "one"
+
+
+def test_the_router_is_told_tokens_salt_tenant_and_session(front):
+    front.ask(cache_salt="s", session_id="mine")
+    front.ask([1, 2, 3], user="u")
+    talk = {"messages": [{"role": "user", "content": "hi"}]}
+    httpx.post(f"{front.url}/v1/chat/completions", json=talk, timeout=20)
+    httpx.post(f"{front.url}/v1/completions", content=b"no json", timeout=20)
+    told = [sent.prompt for sent in front.handle.sent if sent.scope["path"] != "/tokenize"]
+    assert told[0].tokens.tolist() == list(TEXT.encode())
+    assert told[0][1:] == ("s", None, "mine")
+    assert told[1].tokens.tolist() == [1, 2, 3]
+    assert told[1][1:] == (None, None, "u")
+    assert told[2].tokens.tolist() == list(json.dumps(talk["messages"]).encode())
+    assert told[3] is None
+
+
+def test_where_no_router_looks_at_prompts_none_is_read():
+    for front in opened(sees_prefix=False):
+        assert front.ask(user="u").status_code == 200
+        assert [sent.prompt for sent in front.handle.sent] == [(None, None, None, "u")]
+
+
+def test_a_replica_that_dies_before_its_answer_has_begun_is_passed_over(front):
+    for stream in (False, True):
+        front.handle.moods = ["dead"] * (ATTEMPTS - 1)
+        assert front.ask(stream=stream).status_code == 200
+    front.handle.moods = ["torn"]  # half of an answer that is not streamed
+    assert front.ask().json()["asked"]["prompt"] == TEXT
+    front.handle.moods = ["dead"] * ATTEMPTS
+    answer = front.ask()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+    assert answer.headers["retry-after"] == "1"
+    assert front.ask().status_code == 200
+
+
+def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error(front):
+    front.handle.moods = ["torn"]
+    told = lines(front.ask(stream=True))
+    assert told[0] == 'data: {"at": 0}'
+    assert json.loads(told[-2][6:])["error"]["code"] == "broken_off"
+    assert told[-1] == "data: [DONE]"
+    assert lines(front.ask(stream=True))[-1] == "data: [DONE]"
+
+
+def test_where_all_are_full_clients_are_told_to_come_back(front):
+    front.handle.moods = ["full"]
+    answer = front.ask()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+
+
+def test_a_client_that_goes_ends_its_request_at_the_replica(front):
+    asked = {"prompt": "on and on", "stream": True}
+    with httpx.stream("POST", f"{front.url}/v1/completions", json=asked) as answer:
+        lines_ = answer.iter_lines()  # one that is forgotten closes the answer
+        next(lines_)
+        assert front.handle.num_open == 1
+    wait_for(lambda: front.handle.num_open == 0)
+
+
+def test_what_an_application_fails_at_is_its_answer_and_the_next_works(front):
+    assert httpx.get(f"{front.url}/v1/models").status_code == 500
+    assert httpx.get(f"{front.url}/metrics").status_code == 404
+    assert front.ask("x" * (1 << 12)).status_code == 413
+    assert front.ask().status_code == 200
+
+
+def test_keys_are_asked_for_and_passed_on():
+    for front in opened(ApiKeys([("ann", "key-of-ann")])):
+        assert front.ask().status_code == 401
+        assert front.handle.sent == []
+        key = {"authorization": "Bearer key-of-ann"}
+        answer = httpx.post(f"{front.url}/v1/completions", json={"prompt": TEXT}, headers=key)
+        assert answer.json()["by"] == "Bearer key-of-ann"
+        assert front.handle.sent[-1].prompt.tenant == "ann"
+        assert [sent.scope["path"] for sent in front.handle.sent] == [
+            "/tokenize",
+            "/v1/completions",
+        ]
+
+
+def test_an_engine_that_broke_down_is_told_to_ray():
+    handle = Handle()
+    handle.replica.check_health()
+    handle.is_well = False
+    with pytest.raises(RuntimeError, match="takes nothing"):
+        handle.replica.check_health()
