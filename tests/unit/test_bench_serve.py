@@ -232,7 +232,7 @@ def test_an_open_loop_takes_the_times_of_a_trace(tmp_path, monkeypatch):
 
 
 def test_an_answer_that_is_no_stream_is_told(server):
-    with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*limit"):
+    with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*may have 8192"):
         asyncio.run(serve_http._streamed(server.port, [5] * 9000, 3))
 
     async def cut_short():
