@@ -25,6 +25,7 @@
     ├── RequestFailed                 a request whose step the model could not compute
     ├── CacheBusy                     a cache that another thread is using
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
+    │   └── NotRelocatable            a model whose keys cannot be rotated to another position
     └── InvariantError                a broken invariant: a bug in quire, never in the caller
         └── Interrupted               a call before was cut off half-way, by Ctrl-C for instance
 
@@ -162,6 +163,10 @@ class CacheBusy(QuireError):  # noqa: N818 - as TierBusy
 
 class UnsupportedModel(QuireError):  # noqa: N818 - reads as what it says
     """A model with layers that quire cannot cache exactly yet."""
+
+
+class NotRelocatable(UnsupportedModel):
+    """A model whose K and V of a passage cannot be moved to another position."""
 
 
 class InvariantError(QuireError):

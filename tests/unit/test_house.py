@@ -24,6 +24,7 @@ ROOMS = (
     "cluster",
     "web",
     "chat",
+    "chunks",
 )
 
 

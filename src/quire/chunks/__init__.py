@@ -1,0 +1,57 @@
+"""Chunks: the KV of a passage, reused wherever it stands. Planning, without tensors.
+
+segments   a prompt as a head, passages and a question
+variants   K and V of a passage as they were captured once
+masses     the attention of a capture, and what Cache-Craft makes of it
+store      variants in bounded memory, found by passage and scope
+selectors  which rows are computed again
+settings   the settings of all of it
+planning   what of a prompt is exact, what is moved, and whether that is worth it
+report     the account of a call
+"""
+
+from quire.chunks.masses import Masses, Measured
+from quire.chunks.planning import Limits, Placement, Plan, make_plan
+from quire.chunks.report import ChunkReport, PassageReport, report_of
+from quire.chunks.segments import Segments
+from quire.chunks.selectors import (
+    AllRows,
+    CacheCraft,
+    Epic,
+    EpicShare,
+    KVDeviation,
+    Moved,
+    NoRows,
+    RandomRows,
+    Selector,
+    named_selector,
+)
+from quire.chunks.settings import Chunks
+from quire.chunks.store import ChunkStore
+from quire.chunks.variants import Variant
+
+__all__ = [
+    "AllRows",
+    "CacheCraft",
+    "ChunkReport",
+    "ChunkStore",
+    "Chunks",
+    "Epic",
+    "EpicShare",
+    "KVDeviation",
+    "Limits",
+    "Masses",
+    "Measured",
+    "Moved",
+    "NoRows",
+    "PassageReport",
+    "Placement",
+    "Plan",
+    "RandomRows",
+    "Segments",
+    "Selector",
+    "Variant",
+    "make_plan",
+    "named_selector",
+    "report_of",
+]

@@ -1,0 +1,209 @@
+"""Plans: what of a prompt is exact, what is moved, and whether that is worth it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quire.chunks.segments import Segments
+from quire.chunks.selectors import Moved, Rows, Selector
+from quire.chunks.settings import Chunks
+from quire.chunks.store import ChunkStore
+from quire.chunks.variants import Variant
+from quire.core.scope import Scope
+
+MOVE_ROWS = 0.02
+"""Fetching and rotating K and V of a token, against computing it."""
+
+FORWARD_ROWS = 16
+"""A forward more, against computing a token: weights are read again, and masks made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What becomes of one passage, of tokens `start` to `stop` of the prompt.
+
+    variant   the variant whose K and V are placed; None: it is computed, or it was cached as a prefix
+    is_exact  whether its K and V are those of this very text
+    reason    why no variant is placed
+    """
+
+    start: int
+    stop: int
+    variant: Variant | None = None
+    is_exact: bool = False
+    reason: str | None = None
+
+    @property
+    def shift(self) -> int:
+        """Positions between where the variant was captured and where it is placed."""
+        return 0 if self.variant is None else self.start - self.variant.start
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What chunk reuse has to know of a model.
+
+    positions  no token may stand at this position or behind; the relocation gate vouches for those before
+    depth      the share of layers before the check layer
+    refusal    why K of this model cannot be moved; None: it can
+    """
+
+    positions: int
+    depth: float
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the K and V of a prompt come about.
+
+    cached       tokens that the exact prefix cache has
+    exact_until  tokens that are computed in plain forwards, where they are not cached: the head, and the
+                 first passage behind what is exact
+    placements   one for each passage
+    fallback     why the whole prompt is computed instead; None: chunks are reused
+    """
+
+    segments: Segments
+    selector: Selector
+    cached: int
+    exact_until: int
+    placements: tuple[Placement, ...]
+    fallback: str | None = None
+
+    @property
+    def moved(self) -> list[Moved]:
+        """The passages that are placed, and are not exact."""
+        return [
+            Moved(each.variant, each.start, self._before(index))
+            for index, each in enumerate(self.placements)
+            if each.variant is not None and not each.is_exact
+        ]
+
+    @property
+    def placed(self) -> list[Placement]:
+        """The passages that are placed, exact ones too."""
+        return [each for each in self.placements if each.variant is not None]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all K and V are those of this very text."""
+        return self.fallback is not None or not self.moved
+
+    def rows(self, chosen: Rows) -> Rows:
+        """Return all rows behind `exact_until` to compute: `chosen`, and all that no variant stands for."""
+        wanted = np.ones(self.segments.tokens.size, bool)
+        wanted[: self.exact_until] = False
+        for each in self.placed:
+            wanted[each.start : each.stop] = False
+        wanted[chosen] = True
+        return np.flatnonzero(wanted)
+
+    def without(self, gone: Sequence[Variant]) -> "Plan":
+        """Return the plan with passages computed whose variants have gone."""
+        placements = tuple(
+            replace(
+                each,
+                variant=None,
+                is_exact=False,
+                reason="its variant has gone since it was planned",
+            )
+            if each.variant in gone
+            else each
+            for each in self.placements
+        )
+        return replace(self, placements=placements)
+
+    def _before(self, index: int) -> tuple[bytes, ...]:
+        return tuple(ids.tobytes() for ids in self.segments.passages[:index])
+
+
+def make_plan(
+    segments: Segments,
+    store: ChunkStore,
+    scope: Scope,
+    cached: int,
+    *,
+    settings: Chunks,
+    limits: Limits,
+) -> Plan:
+    """Plan a prompt of which an exact prefix of `cached` tokens is there.
+
+    An exact prefix wins over variants. The first passage behind it is exact as well: a variant that was
+    captured behind this very text, or computed. Passages behind that are placed from variants, which the
+    selector prefers among.
+    """
+    selector, num_tokens = settings.selector, segments.tokens.size
+    exact_until = max(cached, segments.head.size)
+    placements: list[Placement] = []
+    is_first, passages = True, [ids.tobytes() for ids in segments.passages]
+    for index, ((start, stop), ids) in enumerate(zip(segments.spans, passages, strict=True)):
+        if stop <= cached:
+            placements.append(Placement(start, stop, None, is_exact=True, reason="cached prefix"))
+            continue
+        found = _found(segments, store, scope, ids, settings)
+        exact = [each for each in found if _is_behind(each, segments, start)]
+        if exact and start >= cached:
+            placements.append(Placement(start, stop, exact[-1], is_exact=True))
+            is_first = False
+            continue
+        if is_first:
+            is_first, exact_until = False, stop
+            reason = "the first passage behind what is exact is computed exactly"
+            placements.append(Placement(start, stop, None, is_exact=True, reason=reason))
+        elif found:
+            chosen = selector.preferred(found, tuple(passages[:index]))
+            placements.append(Placement(start, stop, chosen))
+        else:
+            reason = (
+                f"shorter than {settings.min_tokens} tokens"
+                if stop - start < settings.min_tokens
+                else "not in the store"
+            )
+            placements.append(Placement(start, stop, None, reason=reason))
+    plan = Plan(segments, selector, cached, exact_until, tuple(placements))
+    fallback = _refusal(plan, limits, num_tokens) or _unworthy(plan, settings, limits)
+    return replace(plan, fallback=fallback)
+
+
+def _found(
+    segments: Segments, store: ChunkStore, scope: Scope, ids: bytes, settings: Chunks
+) -> list[Variant]:
+    if len(ids) // 4 < settings.min_tokens:
+        return []
+    head = segments.head.tobytes()
+    return [each for each in store.variants(scope, ids, head) if each.kv is not None]
+
+
+def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
+    """Whether a variant was captured behind the very text before position `start`."""
+    return variant.start == start and segments.text.startswith(variant.before)
+
+
+def _refusal(plan: Plan, limits: Limits, num_tokens: int) -> str | None:
+    if limits.refusal is not None:
+        return limits.refusal
+    if num_tokens > limits.positions:
+        return (
+            f"{num_tokens} tokens; the relocation of this model's keys was checked for positions below "
+            f"{limits.positions}"
+        )
+    if not plan.placed:
+        return "no passage behind the exact prefix is in the store"
+    return None
+
+
+def _unworthy(plan: Plan, settings: Chunks, limits: Limits) -> str | None:
+    """Return why plain prefill is to be preferred: what chunks would take, of what it takes."""
+    tokens = plan.segments.tokens.size
+    placed = sum(each.stop - each.start for each in plan.placed)
+    whole = tokens - plan.cached
+    rest = whole - placed
+    work = rest + plan.selector.work(plan.moved, limits.depth) + MOVE_ROWS * placed + FORWARD_ROWS
+    if work <= settings.worth * whole:
+        return None
+    return (
+        f"with chunks {work:.0f} rows' worth of work, of {whole} that a plain prefill takes: above the share "
+        f"of {settings.worth:g}"
+    )

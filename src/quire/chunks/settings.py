@@ -1,0 +1,50 @@
+"""Settings of chunk reuse."""
+
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+
+from quire.chunks.selectors import KVDeviation, Selector
+from quire.config import parse_bytes
+from quire.errors import ConfigError
+
+Capture = Literal["isolated", "contextual", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """How passages are kept and reused, for `PrefixCache(chunks=...)`.
+
+    capacity        bytes for K and V of passages: "1GiB", or an integer
+    selector        which rows are computed again, unless a call says otherwise
+    capture         how passages are kept that a call finds nothing of. "isolated": each is computed behind
+                    the head alone, at the end of the call; "contextual": K and V are copied from the
+                    call where they are exact; "none": only what `capture` is called with
+    share_isolated  whether isolated captures serve all scopes; contextual ones never do
+    min_tokens      shorter passages are computed
+    worth           chunks are reused where that takes at most this share of what a plain prefill takes
+
+    Raises `ConfigError` for a setting that cannot work.
+    """
+
+    capacity: str | int = "1GiB"
+    selector: Selector = field(default_factory=KVDeviation)
+    capture: Capture = "isolated"
+    share_isolated: bool = False
+    min_tokens: int = 16
+    worth: float = 0.9
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.capacity)
+        if self.capture not in get_args(Capture):
+            raise ConfigError(
+                f"capture={self.capture!r}; it is one of {', '.join(map(repr, get_args(Capture)))}"
+            )
+        if not isinstance(cast("object", self.selector), Selector):
+            raise ConfigError(
+                f"selector={self.selector!r}; give a selector such as KVDeviation(0.15), or named_selector"
+                "('kv-deviation:0.15')"
+            )
+        if not self.worth > 0:
+            raise ConfigError(f"worth={self.worth}; it is a share of a plain prefill, above 0")
+        if self.min_tokens < 1:
+            raise ConfigError(f"min_tokens={self.min_tokens}; a passage has at least 1 token")

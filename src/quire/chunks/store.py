@@ -1,0 +1,191 @@
+"""The store of variants: bounded in bytes, found by passage and scope, verified whole."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from quire.chunks.variants import Variant
+from quire.config import parse_bytes
+from quire.core.scope import Scope
+from quire.errors import ConfigError, InvariantError, PinError
+
+Key = tuple[bool, Scope, bytes]
+"""Whether all scopes of one model share it, the scope, and the ids of the passage."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds, and what became of what it was given.
+
+    put == variants + evicted + dropped + replaced
+    """
+
+    variants: int
+    num_bytes: int
+    capacity_bytes: int
+    put: int
+    refused: int
+    evicted: int
+    dropped: int
+    replaced: int
+
+
+class ChunkStore:
+    """Variants of passages, at most `capacity` bytes of them; what was used longest ago goes first.
+
+    A variant is found by its scope (with the model's fingerprint in it) and all of its ids, never by a
+    hash of these. It is never changed: what is placed in a prompt is a copy. A pinned one is not
+    evicted; `drop` takes it all the same, and then its `kv` is None for whoever has it.
+
+        sum of num_bytes of all variants <= capacity_bytes
+    """
+
+    def __init__(self, capacity: str | int) -> None:
+        self.capacity_bytes = parse_bytes(capacity)
+        self.num_bytes = 0
+        self._by_passage: dict[Key, list[Variant]] = {}
+        self._order: OrderedDict[int, tuple[Key, Variant]] = OrderedDict()
+        self._put = self._refused = self._evicted = self._dropped = self._replaced = 0
+
+    def put(self, scope: Scope, variant: Variant, *, shared: bool = False) -> bool:
+        """Keep a variant; whether there was room.
+
+        shared: for all scopes of the same model and adapter, and not for this one alone. Raises
+        `ConfigError` for a contextual one, whose K and V tell of the prompt that it stood in.
+
+        It replaces one of the same passage behind the same text. Where not all that is unpinned would
+        make room for it, nothing is evicted.
+        """
+        if shared and variant.kind != "isolated":
+            raise ConfigError(
+                f"{variant.name} was captured behind other passages, and its K and V tell of them; only "
+                "isolated captures can be shared between scopes"
+            )
+        key = _key(scope, variant.ids, shared=shared)
+        held = self._by_passage.get(key, ())
+        same = [each for each in held if each.before == variant.before]
+        pinned = sum(each.num_bytes for _, each in self._order.values() if each.pins)
+        pinned += sum(each.num_bytes for each in same if not each.pins)
+        if pinned + variant.num_bytes > self.capacity_bytes or any(each.pins for each in same):
+            self._refused += 1
+            return False
+        for each in same:
+            self._remove(each)
+            self._replaced += 1
+        self._make_room(variant.num_bytes)
+        self._by_passage.setdefault(key, []).append(variant)
+        self._order[variant.number] = (key, variant)
+        self.num_bytes += variant.num_bytes
+        self._put += 1
+        return True
+
+    def variants(self, scope: Scope, ids: bytes, head: bytes) -> Sequence[Variant]:
+        """Return what there is of a passage: all of its scope, and shared ones behind this very head."""
+        own = self._by_passage.get(_key(scope, ids, shared=False), ())
+        shared = self._by_passage.get(_key(scope, ids, shared=True))
+        if shared is None:
+            return own
+        return [*own, *(each for each in shared if each.before == head)]
+
+    def use(self, variant: Variant) -> None:
+        """Note that a variant was used now."""
+        if variant.number in self._order:
+            self._order.move_to_end(variant.number)
+
+    def pin(self, variants: Sequence[Variant]) -> "Pins":
+        """Keep variants from being evicted until the pins are closed."""
+        return Pins(variants)
+
+    def drop(self, variant: Variant) -> bool:
+        """Let a variant go, pinned or not; whether it was there."""
+        if variant.number not in self._order:
+            return False
+        self._remove(variant)
+        self._dropped += 1
+        return True
+
+    def clear(self) -> int:
+        """Let all variants go; how many there were."""
+        gone = [variant for _, variant in self._order.values()]
+        return sum(self.drop(variant) for variant in gone)
+
+    @property
+    def stats(self) -> StoreStats:
+        """What is held, and what became of the rest."""
+        return StoreStats(
+            variants=len(self._order),
+            num_bytes=self.num_bytes,
+            capacity_bytes=self.capacity_bytes,
+            put=self._put,
+            refused=self._refused,
+            evicted=self._evicted,
+            dropped=self._dropped,
+            replaced=self._replaced,
+        )
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the class equation and that of the stats hold."""
+        listed = {each.number for held in self._by_passage.values() for each in held}
+        total = sum(variant.num_bytes for _, variant in self._order.values())
+        gone = self._evicted + self._dropped + self._replaced
+        if not (
+            listed == set(self._order)
+            and total == self.num_bytes <= self.capacity_bytes
+            and self._put == len(self._order) + gone
+            and all(held for held in self._by_passage.values())
+        ):
+            raise InvariantError(
+                f"a store of {len(self._order)} variants lists {len(listed)}; they have {total} bytes, "
+                f"{self.num_bytes} are counted, the limit is {self.capacity_bytes}"
+            )
+
+    def _make_room(self, num_bytes: int) -> None:
+        for _, variant in list(self._order.values()):
+            if self.num_bytes + num_bytes <= self.capacity_bytes:
+                return
+            if not variant.pins:
+                self._remove(variant)
+                self._evicted += 1
+
+    def _remove(self, variant: Variant) -> None:
+        key, _ = self._order.pop(variant.number)
+        held = self._by_passage[key]
+        held.remove(variant)
+        if not held:
+            del self._by_passage[key]
+        self.num_bytes -= variant.num_bytes
+        variant.kv = None
+
+
+class Pins:
+    """Variants that stay until `close`. Raises `PinError` when closed twice."""
+
+    def __init__(self, variants: Sequence[Variant]) -> None:
+        self._variants: list[Variant] | None = list(variants)
+        for each in self._variants:
+            each.pins += 1
+
+    def close(self) -> None:
+        """Let the variants be evicted again."""
+        if self._variants is None:
+            raise PinError("these pins are closed already")
+        for each in self._variants:
+            each.pins -= 1
+        self._variants = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _key(scope: Scope, ids: bytes, *, shared: bool) -> Key:
+    return shared, Scope(lora=scope.lora, model=scope.model) if shared else scope, ids

@@ -1,0 +1,17 @@
+"""The KV of passages, reused wherever they stand, over models of transformers.
+
+capture      K and V of passages: taken out of working caches, and put into others
+shadow       a model whose decoder layers are called through another
+rows         a forward of chosen rows over K and V that are there
+runs         plain forwards, of tokens at any position; isolated and contextual captures
+gate         whether a model's keys can be rotated to another position
+check_layer  which layer tells best what of a moved passage is wrong
+weighing     attention masses of passages
+blending     a working cache filled by a plan
+model        ChunkModel: all of it over a bare model
+"""
+
+from quire.engines.hf.chunks.gate import Relocation
+from quire.engines.hf.chunks.model import Blended, ChunkModel
+
+__all__ = ["Blended", "ChunkModel", "Relocation"]

@@ -1,0 +1,113 @@
+"""Blending: a working cache filled by a plan: K and V placed, then chosen rows computed over them."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.chunks import KVDeviation, Limits, Plan, Selector
+from quire.chunks.selectors import Rows
+from quire.engines.hf.chunks.capture import ChunkKV, grow, place
+from quire.engines.hf.chunks.gate import Relocation
+from quire.engines.hf.chunks.rows import Choose, Positions, RowForward
+from quire.engines.hf.working import WorkingCache
+from quire.errors import ConfigError, InvariantError, NotRelocatable
+from quire.tensors.kinds import LayerKind
+
+REASON = "K and V of passages that were captured behind another text, or were computed over such"
+
+
+class Blending:
+    """Fills working caches of one model."""
+
+    def __init__(self, model: Any, kinds: Sequence[LayerKind], relocation: Relocation) -> None:
+        self.relocation = relocation
+        self.rows = RowForward(model, kinds)
+
+    def limits(self, selector: Selector) -> Limits:
+        """Return what planning has to know of the model. Raises `ConfigError` for a check layer it has not."""
+        found = self.relocation
+        if not selector.checks:
+            return Limits(found.positions, 0.0)
+        return Limits(
+            found.positions, self._check_layer(selector) / found.num_layers, found.drops_rows
+        )
+
+    def fill(
+        self, past: WorkingCache, plan: Plan, num_columns: int, *, rotate: bool = True
+    ) -> tuple[Rows, torch.Tensor | None]:
+        """Bring `past`, which holds `plan.exact_until` exact columns, to `num_columns` of the plan's prompt.
+
+        rotate  False: keys are placed as they were captured, which is wrong anywhere else: a control
+
+        Returns the rows of moved passages that were computed again, and the logits `[vocab]` of the last
+        column; None where nothing had to be computed. The new columns enter the ledger as unknown: what
+        they hold is not a function of the tokens before them, and is never kept as a prefix.
+        """
+        if past.get_seq_length() != plan.exact_until:
+            raise InvariantError(
+                f"a working cache of {past.get_seq_length()} columns, where the plan begins at {plan.exact_until}"
+            )
+        if any(each.variant is None or each.variant.kv is None for each in plan.placed):
+            raise InvariantError("a plan places a variant that has gone; leave it out with `without`")
+        chunks = [(each, cast("ChunkKV", cast("Any", each.variant).kv)) for each in plan.placed]
+        if chunks:
+            grow(past, chunks[0][1], num_columns - plan.exact_until)
+        for each, chunk in chunks:
+            shift = each.shift if rotate else 0
+            place(past, chunk, each.start, shift, self.relocation.rotations)
+        rows, kept, logits = self._computed(past, plan, num_columns)
+        past.ledger.append_unknown(num_columns - plan.exact_until, REASON)
+        return _moved(plan, kept if kept is not None else rows), logits
+
+    def _computed(
+        self, past: WorkingCache, plan: Plan, num_columns: int
+    ) -> tuple[Rows, Rows | None, torch.Tensor | None]:
+        rows = plan.rows(plan.selector.rows(plan.moved))
+        rows = rows[rows < num_columns]
+        if not rows.size:
+            return rows, None, None
+        kept: list[Rows] = []
+        check = None
+        if plan.selector.checks and plan.moved:
+            check = self._check_layer(plan.selector), self._choosing(plan, kept)
+        logits = self.rows(past, plan.segments.tokens, rows, check)
+        return rows, kept[0] if kept else None, logits
+
+    def _choosing(self, plan: Plan, kept: list[Rows]) -> Choose:
+        """Return who chooses at the check layer: of moved rows the selector, and all others."""
+
+        def choose(rows: Positions, deviation: npt.NDArray[np.float32]) -> Positions:
+            is_moved = np.isin(rows, _spanned(plan))
+            chosen = plan.selector.kept(rows[is_moved], deviation[is_moved])
+            kept.append(np.union1d(rows[~is_moved], chosen))
+            return kept[0]
+
+        return choose
+
+    def _check_layer(self, selector: Selector) -> int:
+        found, asked = (
+            self.relocation,
+            selector.check if isinstance(selector, KVDeviation) else None,
+        )
+        if asked is not None and asked >= found.num_layers:
+            raise ConfigError(
+                f"check={asked}; the model has layers 0 to {found.num_layers - 1}, and one is left behind it"
+            )
+        return found.check_layer if asked is None else asked
+
+    def must_drop(self, selector: Selector) -> None:
+        """Raise `NotRelocatable` where a selector leaves rows out behind a layer, and the model cannot."""
+        if selector.checks and self.relocation.drops_rows is not None:
+            raise NotRelocatable(self.relocation.drops_rows)
+
+
+def _spanned(plan: Plan) -> Rows:
+    """Return all positions of moved passages."""
+    return np.concatenate([np.arange(each.num_tokens) + each.start for each in plan.moved])
+
+
+def _moved(plan: Plan, rows: Rows) -> Rows:
+    return rows[np.isin(rows, _spanned(plan))] if plan.moved else rows[:0]

@@ -1,0 +1,269 @@
+"""A forward of chosen rows over K and V that are there: new ones go into their columns, the others stay.
+
+The model is an unmodified one of transformers. What it silently gets wrong with rows that do not lie
+side by side (transformers 5.23) is ruled out here:
+
+- without a mask, sdpa takes the rows for the first ones: a mask is given to every layer;
+- eager attention adds a boolean mask as 0 and 1: the mask holds 0 and the lowest number, in the
+  model's dtype;
+- positions with gaps are taken for several texts side by side: a four-dimensional mask rules that out,
+  and positions are given.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from quire.engines.hf.chunks.shadow import Given, Look, shadow_of
+from quire.engines.hf.layers import WorkingLayer
+from quire.engines.hf.working import WorkingCache
+from quire.errors import InvariantError, UnsupportedModel
+from quire.tensors.copy import KV
+from quire.tensors.kinds import LayerKind, model_type
+
+Positions = npt.NDArray[np.int64]
+
+Choose = Callable[[Positions, npt.NDArray[np.float32]], Positions]
+"""Takes rows, and how far K and V of each are from those that stood there; returns those that go on."""
+
+
+class RowForward:
+    """Forwards of one model over working caches of one row, with all columns there.
+
+    kinds  what its layers keep: full, sliding or chunked attention each
+    """
+
+    def __init__(self, model: Any, kinds: Sequence[LayerKind]) -> None:
+        self._model = model
+        self._kinds = kinds
+        self.config = model.config
+
+    def __call__(
+        self,
+        past: WorkingCache,
+        tokens: npt.NDArray[np.int32],
+        rows: Positions,
+        check: tuple[int, Choose] | None = None,
+        look: Look | None = None,
+    ) -> torch.Tensor:
+        """Compute `rows` (positions, rising) of `tokens`; return the logits `[vocab]` of the last one.
+
+        past   has a column for each token; those of `rows` are written, the others read
+        check  a layer above 0, and who chooses there which rows go on. K and V of that layer and those
+               before it are written for all rows, of the later ones for the chosen alone
+        look   is shown the attention of each layer
+        """
+        run = _Run(past, self._kinds, rows, self._model.dtype, check)
+        shadow = shadow_of(self._model, len(self._kinds), run.layer, look)
+        device = self._model.device
+        at = torch.as_tensor(rows).to(device)[None]
+        ids = torch.as_tensor(tokens[rows].astype(np.int64)).to(device)[None]
+        with torch.no_grad():
+            output = shadow(
+                input_ids=ids,
+                position_ids=at,
+                attention_mask=run.mask(0),
+                past_key_values=run.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        if run.num_called != len(self._kinds):
+            raise UnsupportedModel(
+                f"{model_type(self._model.config)}: {run.num_called} of {len(self._kinds)} decoder layers were "
+                "called where quire chooses their rows"
+            )
+        return output.logits[0, -1]
+
+
+class _Run:
+    """One forward: its rows, the masks of its layers, and the cache that they write into.
+
+    `_started` are the rows that it began with; `_rows` those that are left, `_started[_kept]`.
+    """
+
+    def __init__(
+        self,
+        past: WorkingCache,
+        kinds: Sequence[LayerKind],
+        rows: Positions,
+        dtype: torch.dtype,
+        check: tuple[int, Choose] | None,
+    ) -> None:
+        self._kinds = kinds
+        self._rows = rows
+        self._started = rows
+        self._dtype = dtype
+        self._check = check
+        self._kept: torch.Tensor | None = None
+        self._masks: dict[tuple[str, int | None, int], torch.Tensor] = {}
+        self._held = [past.kv_layers[index] for index in range(len(kinds))]
+        self.cache = _RowCache([_RowLayer(each, rows) for each in self._held])
+        self.num_called = 0
+
+    def layer(self, index: int, call: Callable[..., Any], given: Given) -> Any:
+        """Call a decoder layer for the rows that are left."""
+        self.num_called += 1
+        given = self._narrowed(given)
+        given["attention_mask"] = self.mask(index)
+        if self._check is not None and index == self._check[0]:
+            given["hidden_states"] = self._checked(call, given)
+            given = self._narrowed(given)
+            given["attention_mask"] = self.mask(index)
+        return call(**given)
+
+    def mask(self, index: int) -> torch.Tensor:
+        """Return what is added to the scores of a layer: `[1, 1, rows, columns]`."""
+        kind, held = self._kinds[index], self._held[index]
+        key = (str(kind.tokens), kind.window, held.first)
+        if key not in self._masks:
+            self._masks[key] = _mask(kind, held, self._started, self._dtype)
+        mask = self._masks[key]
+        return mask if self._kept is None else mask[:, :, self._kept]
+
+    def _checked(self, call: Callable[..., Any], given: Given) -> torch.Tensor:
+        """Compute K and V of a layer for all rows, have some chosen, and return their hidden states."""
+        assert self._check is not None
+        index, choose = self._check
+        layer = self.cache.rows[index]
+        layer.probing = True
+        try:
+            call(**given)
+        except _Seen:
+            pass
+        else:
+            raise InvariantError(f"layer {index} wrote no K and V into the cache it was given")
+        finally:
+            layer.probing = False
+        assert layer.deviation is not None
+        kept = np.searchsorted(self._rows, choose(self._rows, layer.deviation))
+        self._rows = self._rows[kept]
+        for each in self.cache.rows[index:]:
+            each.take(self._rows)
+        self._kept = torch.as_tensor(kept).to(given["hidden_states"].device)
+        return given["hidden_states"].index_select(1, self._kept)
+
+    def _narrowed(self, given: Given) -> Given:
+        """Return the arguments with those of the rows that are left, where these are not all."""
+        if self._kept is None:
+            return dict(given)
+        return {name: self._part(name, value) for name, value in given.items()}
+
+    def _part(self, name: str, value: Any) -> Any:
+        assert self._kept is not None
+        if name in ("hidden_states", "attention_mask", "past_key_values"):
+            return value
+        if name in ("position_ids", "cache_position"):
+            return value[..., self._kept] if isinstance(value, torch.Tensor) else value
+        if name == "position_embeddings":
+            return _indexed(value, self._kept)
+        if isinstance(value, torch.Tensor) and value.ndim > 1:
+            raise UnsupportedModel(
+                f"its decoder layers take {name}, a tensor {list(value.shape)}, and quire does not know which "
+                "part of it belongs to which row"
+            )
+        return value
+
+
+def _indexed(value: Any, kept: torch.Tensor) -> Any:
+    """Return tables of `[..., rows, width]`, alone or in tuples and by kind, for the rows that are left."""
+    if isinstance(value, torch.Tensor):
+        return value.index_select(-2, kept)
+    if isinstance(value, dict):
+        tables = cast("dict[str, Any]", value)
+        return {key: _indexed(each, kept) for key, each in tables.items()}
+    if isinstance(value, tuple):
+        return tuple(_indexed(each, kept) for each in cast("tuple[Any, ...]", value))
+    return value
+
+
+def _mask(kind: LayerKind, held: WorkingLayer, rows: Positions, dtype: torch.dtype) -> torch.Tensor:
+    assert held.keys is not None
+    device = held.keys.device
+    row = torch.as_tensor(rows).to(device)[:, None]
+    column = torch.arange(held.first, held.length, device=device)[None]
+    hidden = column > row
+    if kind.tokens == "sliding" and kind.window is not None:
+        hidden |= column <= row - kind.window
+    if kind.tokens == "chunked" and kind.window is not None:
+        hidden |= column < row // kind.window * kind.window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[None, None]
+
+
+class _Seen(Exception):  # noqa: N818 - ends a layer's call on purpose
+    """K and V of the check layer have been seen."""
+
+
+class _RowLayer(CacheLayerMixin):
+    """K and V of one layer, whole: new rows go into their columns, and all columns are looked at."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, held: WorkingLayer, rows: Positions) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType] - untyped **kwargs
+        assert held.keys is not None
+        assert held.values is not None
+        self._held: KV = held.keys, held.values
+        self.keys, self.values = self._held
+        self._first = held.first
+        self.is_initialized = True
+        self.probing = False
+        self.deviation: npt.NDArray[np.float32] | None = None
+        self.take(rows)
+
+    def take(self, rows: Positions) -> None:
+        """Expect these rows from now on."""
+        columns = rows - self._first
+        is_run = columns.size and columns[-1] - columns[0] + 1 == columns.size
+        self._run = (int(columns[0]), columns.size) if is_run else None
+        self._columns = torch.as_tensor(columns).to(self._held[0].device)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: all columns are there."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> KV:
+        new = (key_states, value_states)
+        if self.probing:
+            k, v = (
+                _deviation(each, held.index_select(-2, self._columns))
+                for each, held in zip(new, self._held, strict=True)
+            )
+            self.deviation = (k + v).numpy(force=True)
+        for each, held in zip(new, self._held, strict=True):
+            if self._run is not None:
+                held.narrow(-2, *self._run).copy_(each)
+            else:
+                held.index_copy_(-2, self._columns, each)
+        if self.probing:
+            raise _Seen
+        return self._held
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._held[0].shape[-2], self._first
+
+    def get_seq_length(self) -> int:
+        return self._first + self._held[0].shape[-2]
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _RowCache(Cache):
+    """The layers of a forward of chosen rows."""
+
+    def __init__(self, rows: list[_RowLayer]) -> None:
+        super().__init__(layers=list(rows))
+        self.rows = rows
+
+
+def _deviation(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """Return the squared distance of each row `[rows]`, over the mean square of a row."""
+    size = new.float().square().sum((0, 1, 3)).mean().clamp_min(1e-12)
+    return (new.float() - old.float()).square().sum((0, 1, 3)) / size

@@ -1,0 +1,157 @@
+"""Which rows each selector chooses, and what Cache-Craft's corrections correct."""
+
+import math
+
+import numpy as np
+import pytest
+from chunks_made import HEAD, A, B, C, D, ids, variant
+
+from quire.chunks import (
+    CacheCraft,
+    Epic,
+    EpicShare,
+    KVDeviation,
+    Masses,
+    Measured,
+    Moved,
+    RandomRows,
+    named_selector,
+)
+from quire.chunks.masses import overlap
+from quire.errors import ConfigError
+
+a, b, c, d = (ids(*each) for each in (A, B, C, D))
+
+
+def moved(*starts, passage=A, **given):
+    return [Moved(variant(passage, HEAD, **given), start, ()) for start in starts]
+
+
+def masses(inter, tokens, intra=1.0, early=None):
+    def measured(inter, tokens):
+        return Measured(np.array(inter, np.float32), intra, np.array(tokens, np.float32))
+
+    lengths = (20,) * len(inter)
+    return Masses(lengths, measured(inter, tokens), measured(inter, early or tokens))
+
+
+def test_epic_takes_the_first_rows_of_each_passage():
+    assert Epic(3).rows(moved(10, 50)).tolist() == [10, 11, 12, 50, 51, 52]
+    assert Epic(99).rows(moved(10)).size == 20
+    assert EpicShare(0.2).rows(moved(10, 50)).tolist() == [10, 11, 12, 13, 50, 51, 52, 53]
+    assert EpicShare(0.01).rows(moved(10)).tolist() == [10]
+    assert EpicShare(0).rows(moved(10)).size == Epic(0).rows(moved(10)).size == 0
+
+
+def test_deviation_keeps_the_rows_that_are_furthest_off_over_all_passages():
+    selector = KVDeviation(0.1)
+    rows = selector.rows(moved(10, 50))
+    assert rows.tolist() == [*range(10, 30), *range(50, 70)]
+    off = np.zeros(40, np.float32)
+    off[[3, 21, 30, 39]] = [1, 4, 2, 3]
+    assert selector.kept(rows, off).tolist() == [13, 51, 60, 69]
+    assert selector.work(moved(10, 50), 0.25) == pytest.approx(40 * (0.25 + 0.75 * 0.1))
+
+
+def test_random_rows_are_the_same_from_the_same_seed():
+    one, two = RandomRows(0.3, seed=4), RandomRows(0.3, seed=5)
+    rows = one.rows(moved(10, 50))
+    assert rows.size == 12
+    assert np.array_equal(rows, one.rows(moved(10, 50)))
+    assert not np.array_equal(rows, two.rows(moved(10, 50)))
+    assert np.all(np.diff(rows) > 0)
+
+
+def test_overlap_as_published_and_what_it_lets_pass():
+    inter = np.array([3.0, 1.0], np.float32)
+    published = lambda old, new: overlap(old, new, inter, corrected=False)  # noqa: E731
+    corrected = lambda old, new: overlap(old, new, inter, corrected=True)  # noqa: E731
+    assert published([a, b], [a, b]) == corrected([a, b], [a, b]) == 1
+    assert published([a, b], [a]) == 0.75
+    assert published([a, b], [b, a]) == 0  # both are there, the other way round
+    assert published([a, b], [a, c, b, d]) == 1  # new predecessors go unseen
+    assert corrected([a, b], [a, c, b, d]) == 0.5
+    assert (
+        overlap([], [a], np.empty(0, np.float32), corrected=False) == 1
+    )  # 0 of 0 is taken for all
+    assert overlap([], [a], np.empty(0, np.float32), corrected=True) == 0
+    assert overlap([], [], np.empty(0, np.float32), corrected=True) == 1
+
+
+def test_the_share_to_compute_again_follows_its_equations():
+    weighed = masses([30.0, 10.0], [2.0] * 20, intra=20.0)
+    held = variant(C, [*HEAD, *A, *B], "contextual", predecessors=[a, b], masses=weighed)
+    outside, inside = 40 / (20 * 20), 20 / 400
+    impact = 1 / (1 + math.exp(-outside / inside))
+    assert CacheCraft(0.5).share(held, (a, b)) == 0
+    assert CacheCraft(0.5).share(held, (a,)) == pytest.approx(0.5 * impact * 0.25)
+    assert CacheCraft(9.0).share(held, (d,)) == 1
+
+
+def test_rows_are_those_that_looked_most_at_other_passages():
+    tokens = list(range(20))
+    weighed = masses([10.0], tokens, early=tokens[::-1])
+    held = variant(C, [*HEAD, *A], "contextual", predecessors=[a], masses=weighed)
+    place = [Moved(held, 100, (b,))]
+    share = CacheCraft(0.5).share(held, (b,))
+    count = math.ceil(20 * share)
+    assert CacheCraft(0.5, corrected=False).rows(place).tolist() == list(range(120 - count, 120))
+    assert CacheCraft(0.5).rows(place).tolist() == list(range(100, 100 + count))
+
+
+def test_ties_go_to_the_head_of_a_passage():
+    place = [Moved(variant(A, HEAD), 100, (b,))]
+    rows = CacheCraft(0.5).rows(place)
+    assert rows.tolist() == list(range(100, 100 + rows.size))
+    assert rows.size == 5
+
+
+def test_the_variant_with_the_least_to_compute_is_placed():
+    weighed = masses([10.0], [1.0] * 20)
+    near = variant(C, [*HEAD, *A], "contextual", predecessors=[a], masses=weighed)
+    other = variant(C, [*HEAD, *D], "contextual", predecessors=[d], masses=weighed)
+    assert CacheCraft().preferred([near, other], (b, a)) is near
+    assert CacheCraft().preferred([near, other], (b, d)) is other
+    alone = variant(C, HEAD)
+    assert Epic().preferred([near, alone, other], (b,)) is alone
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("kv-deviation", "kv-deviation 0.15"),
+        ("kv-deviation:0.3", "kv-deviation 0.3"),
+        ("epic:8", "epic 8"),
+        ("epic-share:0.25", "epic-share 0.25"),
+        ("cache-craft:1", "cache-craft 1"),
+        ("cache-craft-published", "cache-craft-published 0.5"),
+        ("random:0.2", "random 0.2"),
+        ("all", "all"),
+        ("none", "none"),
+    ],
+)
+def test_a_selector_is_made_from_a_line(line, name):
+    assert named_selector(line).name == name
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("epik:8", "no selector is named 'epik'.*epic"),
+        ("epic:many", "'many' is no number"),
+        ("random:1.5", "ratio=1.5; a share of rows is from 0 to 1"),
+        ("kv-deviation:-1", "ratio=-1"),
+        ("epic:-1", "tokens=-1"),
+        ("cache-craft:-0.5", "alpha=-0.5"),
+        ("all:3", "no selector is named 'all'|all"),
+        ("random:nan", "ratio=nan"),
+    ],
+)
+def test_a_line_that_is_no_selector_is_refused(line, words):
+    with pytest.raises(ConfigError, match=words):
+        named_selector(line)
+
+
+def test_a_check_layer_before_the_second_is_refused():
+    with pytest.raises(ConfigError, match="check=0"):
+        KVDeviation(0.1, check=0)

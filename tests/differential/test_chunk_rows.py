@@ -1,0 +1,192 @@
+"""Forwards of chosen rows: identities that hold exactly, on models with every kind of mask."""
+
+import numpy as np
+import pytest
+import torch
+from chunks_help import MOVED, made, prompt
+
+from quire.chunks import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows
+from quire.engines.hf.chunks import ChunkModel
+from quire.engines.hf.chunks.rows import RowForward
+from quire.engines.hf.chunks.runs import Runs
+from quire.errors import ConfigError, TokensError
+from quire.tensors.kinds import layer_kinds
+
+MASKS = [
+    "llama",
+    "mistral with windows",
+    "gemma3",
+    "gptneox",
+    "deepseek v3",
+    "cohere2",
+    "phi",
+    "smollm3",
+]
+LIMIT = 1e-4
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def attention(request):
+    return request.param
+
+
+def far(one, two):
+    return float((one - two).abs().max())
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
+    model = made(*MOVED[name], attn_implementation=attention)
+    chunks, segments = ChunkModel(model), prompt()
+    alone = chunks.capture_alone(segments.passages, segments.head)
+    full = chunks.full(segments).logits
+    for selector in (AllRows(), KVDeviation(1.0), KVDeviation(1.0, check=2)):
+        blended = chunks.blend(segments, alone, selector, exact_first=False)
+        assert blended.share == 1
+        assert far(blended.logits, full) <= LIMIT
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_any_rows_over_exact_kv_equal_a_plain_forward(name, attention):
+    model = made(*MOVED[name], attn_implementation=attention)
+    chunks, segments = ChunkModel(model), prompt()
+    there = chunks.capture_all(segments)
+    full = chunks.full(segments).logits
+    for selector in (NoRows(), Epic(4), RandomRows(0.3), RandomRows(0.7, seed=2), KVDeviation(0.2)):
+        blended = chunks.blend(segments, there, selector, exact_first=False)
+        assert far(blended.logits, full) <= LIMIT
+
+
+def test_an_exact_passage_is_placed_without_a_row():
+    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    blended = chunks.blend(segments, chunks.capture_all(segments), AllRows())
+    assert blended.moved == blended.rows.size == 0
+    assert far(blended.logits, chunks.full(segments).logits) <= LIMIT
+
+
+def test_what_follows_the_blended_columns_is_computed_over_them(attention):
+    model = made("Llama", {}, attn_implementation=attention)
+    chunks, segments = ChunkModel(model), prompt()
+    blended = chunks.blend(segments, chunks.capture_alone(segments.passages), AllRows())
+    full = chunks.full(segments)
+    following = torch.tensor([[7, 9]])
+    with torch.no_grad():
+        got, wanted = (
+            model(following, past_key_values=each.past).logits for each in (blended, full)
+        )
+    assert far(got, wanted) <= LIMIT
+
+
+def test_moved_keys_are_those_that_the_model_computes_there():
+    """One layer has no context below it, so that K and V of a passage depend on its position alone."""
+    model = made("Llama", {"num_hidden_layers": 1})
+    chunks, segments = ChunkModel(model), prompt()
+    alone = chunks.capture_alone(segments.passages, segments.head)
+    full = chunks.full(segments).logits
+    assert far(chunks.blend(segments, alone, NoRows()).logits, full) <= LIMIT
+    assert far(chunks.blend(segments, alone, NoRows(), reposition=False).logits, full) > 50 * LIMIT
+
+
+def test_the_master_is_never_changed_and_a_hundred_moves_leave_no_error():
+    model = made("Llama", {"num_hidden_layers": 1})
+    chunks = ChunkModel(model)
+    first = prompt(sizes=(3, 24, 5))
+    (master,) = chunks.capture_alone(first.passages)
+    kept = [(k.clone(), v.clone()) for k, v in master.kv.layers]
+    errors = []
+    for seed in range(100):
+        size = int(np.random.default_rng(seed).integers(1, 400))
+        moved = prompt(seed, sizes=(size, 1, 5))
+        segments = type(moved)(moved.head, first.passages, moved.question)
+        errors.append(
+            far(chunks.blend(segments, [master], NoRows()).logits, chunks.full(segments).logits)
+        )
+    assert max(errors) <= LIMIT
+    assert max(errors[50:]) <= 2 * max(errors[:50])
+    for (k, v), (k_kept, v_kept) in zip(master.kv.layers, kept, strict=True):
+        assert torch.equal(k, k_kept)
+        assert torch.equal(v, v_kept)
+
+
+def test_rows_without_a_mask_of_their_own_would_be_far_off(monkeypatch):
+    """What the explicit mask is for: without one, transformers takes chosen rows for the first ones."""
+    model = made("Llama", {}, attn_implementation="sdpa")
+    runs, segments = Runs(model, layer_kinds(model.config)), prompt()
+    rows = np.array([2, 30, 31, 70, segments.tokens.size - 1])
+    logits = []
+    for masked in (True, False):
+        past = runs.past()
+        full = runs.feed(past, segments.tokens)
+        if not masked:
+            monkeypatch.setattr("quire.engines.hf.chunks.rows._Run.mask", lambda *_: None)
+        logits.append(RowForward(model, runs.kinds)(past, segments.tokens, rows))
+    assert far(logits[0], full) <= LIMIT
+    assert far(logits[1], full) > 50 * LIMIT
+
+
+def test_the_model_is_left_as_it_was():
+    model = made("Llama", {})
+    layers, forwards = list(model.model.layers), [dict(each.__dict__) for each in model.modules()]
+    chunks, segments = ChunkModel(model), prompt()
+    chunks.blend(segments, chunks.capture_all(segments, masses=True), KVDeviation(0.2))
+    assert list(model.model.layers) == layers
+    assert [dict(each.__dict__) for each in model.modules()] == forwards
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_rows_that_deviate_most_go_on():
+    """Half of the passages are exact already: none of their rows is chosen."""
+    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    exact, alone = chunks.capture_all(segments), chunks.capture_alone(segments.passages)
+    mixed = [alone[0], exact[1], alone[2], exact[3]]
+    blended = chunks.blend(segments, mixed, KVDeviation(0.3, check=1), exact_first=False)
+    starts = [segments.spans[index] for index in (1, 3)]
+    assert blended.rows.size == np.ceil(0.3 * 90)
+    assert not any(((blended.rows >= a) & (blended.rows < b)).any() for a, b in starts)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek v3", "gptneox"])
+def test_attention_masses_are_those_of_eager_attention(name):
+    model = made(*MOVED[name])
+    chunks, segments = ChunkModel(model), prompt()
+    found = chunks.capture_all(segments, masses=True)
+    eager = made(*MOVED[name], attn_implementation="eager")
+    with torch.no_grad():
+        ids = torch.from_numpy(segments.tokens.astype(np.int64))[None]
+        attention = torch.stack(eager(ids, output_attentions=True).attentions)[:, 0]
+    by_row = attention.mean(1).sum(0).numpy()
+    (a, b), (c, d), (e, f) = segments.spans[:3]
+    assert np.allclose(
+        found[2].masses.mean.inter, [by_row[e:f, a:b].sum(), by_row[e:f, c:d].sum()], atol=1e-3
+    )
+    assert np.isclose(found[2].masses.mean.intra, by_row[e:f, e:f].sum(), atol=1e-3)
+    assert np.allclose(found[1].masses.mean.tokens, by_row[c:d, a:b].sum(1), atol=1e-3)
+    early = attention[:2, :, c:d, a:b].sum(-1).amax(1).sum(0).numpy()
+    assert np.allclose(found[1].masses.early.tokens, early, atol=1e-3)
+    assert found[0].kind == "isolated"
+    assert found[0].masses.mean.inter.size == 0
+
+
+def test_a_variant_of_another_passage_is_refused():
+    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    alone = chunks.capture_alone(segments.passages)
+    with pytest.raises(TokensError, match="another passage"):
+        chunks.blend(segments, alone[::-1], NoRows())
+    with pytest.raises(TokensError, match="3 variants for 4"):
+        chunks.blend(segments, alone[:3], NoRows())
+
+
+def test_a_check_layer_that_the_model_has_not_is_refused():
+    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    with pytest.raises(ConfigError, match="layers 0 to 2"):
+        chunks.blend(segments, chunks.capture_alone(segments.passages), KVDeviation(0.2, check=3))
+
+
+def test_cache_craft_computes_less_where_its_context_is_the_same():
+    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    there = chunks.capture_all(segments, masses=True)
+    turned = type(segments)(segments.head, segments.passages[::-1], segments.question)
+    same = chunks.blend(segments, there, CacheCraft(1.0), exact_first=False)
+    other = chunks.blend(turned, there[::-1], CacheCraft(1.0), exact_first=False)
+    assert same.share == 0
+    assert other.share > 0.3
