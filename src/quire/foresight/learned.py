@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 from quire.core.kernel import Kernel, Leaving, Watcher
@@ -12,8 +13,11 @@ from quire.core.stats import Missed
 from quire.core.tokens import Key
 from quire.foresight.mind import TRIAL, Mind, Walk
 from quire.foresight.queues import Queues
-from quire.foresight.reentry import Record, bucket
+from quire.foresight.reentry import EDGES, Record, Shared, Stay, bucket
 from quire.foresight.trail import Trail
+
+MAX_DEPTH = 8
+"""So many shared runs of a prompt are told apart."""
 
 TRUNK = 8
 """A run that so many branches continue is shared by all: leaving it says little."""
@@ -66,6 +70,7 @@ class Learned(Watcher):
         mind, node = self.mind, seq.node
         now = mind.now = self._clock() if self._clock is not None else float(seq.number - 1)
         mind.model.advance(now)
+        mind.shared.advance(now)
         mind.forecasts.advance(now)
         if not node.end:
             mind.walk = Walk(Record())
@@ -75,11 +80,13 @@ class Learned(Watcher):
         walk.found = walk.reached = node.end
         walk.fan_out = len(node.children) if node.end else 0
         previous = walk.previous
+        ghost = mind.ghosts.get(missed.last_user)
+        if ghost is not None or previous is not None:
+            self._share(walk, ghost or previous, -(-missed.num_tokens // walk.block_size) if ghost else 0)
         if previous is not None and _goes_on(previous, walk.found):
             if previous.answered:
                 mind.learn_of_answer(previous, walk.found)
             self._continue(walk, previous, node)
-        ghost = mind.ghosts.get(missed.last_user)
         if ghost is not None:
             # The end of a prompt is often written anew: what comes back at all is all taken to come back.
             lost = -(-missed.num_tokens // walk.block_size)
@@ -106,6 +113,7 @@ class Learned(Watcher):
         record.answered = seq.node.end > prompt
         record.trimmed = record.answered and mind.trims and mind.num_requests % TRIAL > 0
         record.closed = True
+        self._watch_shared(record)
         if prompt > 1:
             walk.output = walk.output or max(seq.computed - seq.prompt_len, 0)
             mind.doubt(record.kind)
@@ -133,6 +141,33 @@ class Learned(Watcher):
         if node.note is previous:
             for expose in mind.exposures:
                 expose(node)
+
+    def _share(self, walk: Walk, before: Record, num_lost: int) -> None:
+        """Find the shared runs that a prompt begins with: those of a request that it begins like, and what both have in common."""
+        reached, now = walk.found + num_lost, self.mind.now
+        run = before.shared
+        while run is not None and run.end > reached:
+            run = run.above
+        if not _goes_on(before, reached) and reached > (run.end if run is not None else 0):
+            depth = run.depth + 1 if run is not None else 1
+            if depth <= MAX_DEPTH:
+                run = Shared(reached, run, depth, Stay(time=before.time))
+        walk.record.shared = run
+        while run is not None:
+            self.mind.shared.returned(run.stay, now)
+            run.uses += 1
+            run.gap = now - run.stay.time
+            run = run.above
+
+    def _watch_shared(self, record: Record) -> None:
+        """Begin to wait for the next use of the shared runs of a request."""
+        mind, run = self.mind, record.shared
+        while run is not None:
+            mind.shared.forget(run.stay, mind.now)
+            run.stay = Stay(time=mind.now)
+            mind.shared.watch(run.stay, (bucket(run.uses, 15), 16 + bisect_right(EDGES, run.gap)))
+            mind.doubt(run.stay.kind)
+            run = run.above
 
     def _expect(self, seq: Sequence, walk: Walk) -> None:
         """Take down what the caller has said of the blocks that the request stored, and of those of the turns before."""

@@ -9,7 +9,7 @@ import msgspec
 from quire.core.node import Node
 from quire.foresight.forecasts import Forecasts
 from quire.foresight.lru_shadow import LruShadow
-from quire.foresight.reentry import Record, Reentry
+from quire.foresight.reentry import NUM_CLASSES, Record, Reentry
 
 MAX_GHOSTS = 1000
 """So many requests are known again after their last blocks were evicted."""
@@ -57,6 +57,7 @@ class Walk(msgspec.Struct, eq=False):
 class Mind:
     """What the policy objects of one manager share: the model, the ghosts, the shadow of LRU.
 
+    `model`      how soon requests are gone on from; `shared` how soon the runs are used that they share
     `walk`       the path that was touched last
     `ghosts`     records of which something was evicted, by number, in the order of their first eviction
     `answers`    of those gone on from: how many were gone on from beyond the prompt, and all
@@ -68,6 +69,7 @@ class Mind:
         self.doubts: list[Callable[[int], None]] = []
         self.exposures: list[Callable[[Node], None]] = []
         self.model = Reentry()
+        self.shared = Reentry(NUM_CLASSES, mixed=0.0)
         self.shadow = LruShadow()
         self.forecasts = Forecasts()
         self.ghosts: dict[int, Record] = {}

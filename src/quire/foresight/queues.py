@@ -10,7 +10,7 @@ from quire.core.node import Node
 from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Policy, Tick
 from quire.foresight.forecasts import BELIEVED
 from quire.foresight.mind import Mind
-from quire.foresight.reentry import Record
+from quire.foresight.reentry import Record, Shared
 
 SUPERSEDED, BEYOND, AWAITED, FIRST_CLASS = range(4)
 """Queues: what another request has gone on from, what follows prompts, what callers come back to, then the classes."""
@@ -85,7 +85,7 @@ class Queues(Policy):
         front = min(self._fronts.values(), default=None)
         if awaited is not None and (front is None or self._rank(awaited)[0] <= front[0]):
             return awaited, ENDLESS
-        return (front[2], ENDLESS) if front is not None else None
+        return (front[2], _num_alike(front[2])) if front is not None else None
 
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}
@@ -104,21 +104,26 @@ class Queues(Policy):
         mind, record = self._mind, _record(entry)
         if record.forecast is not None and self._queue(entry) == AWAITED:
             return record.forecast.rank(mind.now), _age(entry)
+        shared = _shared(entry, record)
+        if shared is not None:
+            return mind.shared.rank_of(shared.stay, mind.now), _age(entry)
         return mind.model.rank_of(record, mind.now), _age(entry)
 
     def _queue(self, entry: Entry) -> int:
         record = _record(entry)
-        if record.superseded:
-            return SUPERSEDED
-        if record.trimmed and entry.end > record.prompt:
-            return BEYOND
+        shared = _shared(entry, record)
+        if shared is None:
+            if record.superseded:
+                return SUPERSEDED
+            if record.trimmed and entry.end > record.prompt:
+                return BEYOND
         if entry.end > record.since and not self._mind.is_lru:
             if record.finished:
                 return SUPERSEDED
             forecast = record.forecast
             if forecast is not None and forecast.trust >= BELIEVED:
                 return AWAITED
-        return FIRST_CLASS + record.kind
+        return FIRST_CLASS + (record.kind if shared is None else shared.stay.kind)
 
     def _look(self) -> Entry | None:
         """Bring the fronts of all classes up to date; return what is awaited last."""
@@ -131,6 +136,9 @@ class Queues(Policy):
         while (first := self._lasts.first()) is not None and first[0] < mind.now:
             heapq.heappop(self._lasts.items)
             self._push(first[3])
+        for queue, (_, _, entry) in [*fronts.items()]:
+            if self._queue(entry) != queue:  # it has lost its tail, and the rest is of another class
+                self._doubt(queue - FIRST_CLASS)
         awaited = self._head(AWAITED)  # which may put others back into their classes
         while self._doubtful:
             queue, _ = self._doubtful.popitem()
@@ -186,6 +194,22 @@ class Queues(Policy):
 
 def _age(entry: Entry) -> float:
     return entry.uses
+
+
+def _shared(entry: Entry, record: Record) -> Shared | None:
+    """Return the uppermost of the shared runs of a request that has an entry's last block."""
+    found, run, end = None, record.shared, entry.end
+    while run is not None and run.end >= end:
+        found, run = run, run.above
+    return found
+
+
+def _num_alike(entry: Entry) -> int:
+    """Return how many of an entry's last blocks belong to the run that its last block belongs to."""
+    run, end = _record(entry).shared, entry.end
+    while run is not None and run.end >= end:
+        run = run.above
+    return end - run.end if run is not None else ENDLESS
 
 
 def _record(entry: Entry) -> Record:

@@ -67,15 +67,45 @@ class Cell(msgspec.Struct, gc=False, eq=False):
         return (self.returns + CELL_EVENTS) / (self.expected + CELL_EVENTS)
 
 
-class Record(msgspec.Struct, gc=False, eq=False):
+class Stay(msgspec.Struct, gc=False, eq=False):
+    """Blocks that nobody uses now, and what is known of how soon such blocks are used again.
+
+    `time`    since when, in seconds
+    `cells`   its values of the features; `patience` 1 / weight, `kind` the class of weight
+    `bin`     of its age; `watched` while a return would be learned from
+    """
+
+    time: float = 0.0
+    cells: tuple[Cell, ...] = ()
+    patience: float = 1.0
+    kind: int = NUM_CLASSES // 2
+    bin: int = 0
+    watched: bool = False
+
+
+class Shared(msgspec.Struct, gc=False, eq=False):
+    """A run of blocks from the root that requests went off from: a system prompt, a document, examples.
+
+    `end`    blocks from the root to its end; `above` the shared run that it continues, `depth` how many there are
+    `uses`   requests that used it, and `gap` the seconds between the last two
+    `stay`   since the last of them
+    """
+
+    end: int
+    above: Shared | None
+    depth: int
+    stay: Stay
+    uses: int = 1
+    gap: float = 0.0
+
+
+class Record(Stay, gc=False, eq=False):
     """One request: the part of a chain that it used last, and what is known of its kind.
 
-    `number`      of the request
-    `time`        of its end, in seconds
+    `number`      of the request; its `time` is that of its end
     `prompt`      full blocks of its prompt; `found` of them were there, or known to be evicted
     `turn`        how many requests before it continued one another
-    `cells`       its values of the features; `patience` 1 / weight, `kind` the class of weight
-    `bin`         of its age; `watched` while a return would be learned from
+    `shared`      the deepest shared run that its prompt begins with
     `answered`    whether it stored blocks beyond its prompt; `trimmed` whether those go first
     `superseded`  whether another request has gone on from here
     `slot`        its place in the shadow of LRU; -1 beyond its end
@@ -85,15 +115,10 @@ class Record(msgspec.Struct, gc=False, eq=False):
     """
 
     number: int = 0
-    time: float = 0.0
     prompt: int = 0
     found: int = 0
     turn: int = 0
-    cells: tuple[Cell, ...] = ()
-    patience: float = 1.0
-    kind: int = 2 * CLASS_OCTAVES
-    bin: int = 0
-    watched: bool = False
+    shared: Shared | None = None
     answered: bool = False
     trimmed: bool = False
     superseded: bool = False
@@ -110,14 +135,19 @@ class Reentry:
     """The model: returns and exposures by age and by cell, and the ranks that follow.
 
     After every `advance`, a watched record stands in the queue of the bin of its age; in the last
-    bin nothing ages, and it has none. `moves` counts how often the ranks of records changed.
+    bin nothing ages, and it has none. `moves` counts how often the ranks of records changed. Its classes are
+    numbered from `first_kind` on.
+
+    `mixed`  1 where records of a class differ in how soon they are come back to, 0 where all are alike
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_kind: int = 0, mixed: float = 1.0) -> None:
+        self._first_kind = first_kind
+        self._mixed = mixed
         self._returns = [0.0] * NUM_BINS
         self._exposure = [0.0] * NUM_BINS
         self._cells: dict[int, Cell] = {}
-        self._aging: list[deque[Record]] = [deque() for _ in EDGES[1:]]
+        self._aging: list[deque[Stay]] = [deque() for _ in EDGES[1:]]
         self._hazard = list(PRIOR)
         self._so_far = [0.0] * NUM_BINS
         self._wait = 1
@@ -126,7 +156,7 @@ class Reentry:
         self.rank: list[list[float]] = []
         self.refresh()
 
-    def watch(self, record: Record, features: tuple[int, ...]) -> None:
+    def watch(self, record: Stay, features: tuple[int, ...]) -> None:
         """Begin to wait for the return to a record; each value of a feature has its own number."""
         record.cells = tuple([self._cells.setdefault(value, Cell()) for value in features])
         weight = 1.0
@@ -134,7 +164,7 @@ class Reentry:
             weight *= cell.weight
         weight = min(max(weight, 2.0**-CLASS_OCTAVES), 2.0**CLASS_OCTAVES)
         record.patience = 1.0 / weight
-        record.kind = class_of(weight)
+        record.kind = self._first_kind + class_of(weight)
         record.watched = True
         self._aging[0].append(record)
 
@@ -151,7 +181,7 @@ class Reentry:
         if not self._wait:
             self.refresh()
 
-    def returned(self, record: Record, now: float) -> None:
+    def returned(self, record: Stay, now: float) -> None:
         """A watched record was come back to."""
         if record.watched:
             self.forget(record, now)
@@ -159,24 +189,24 @@ class Reentry:
             for cell in record.cells:
                 cell.returns += 1
 
-    def forget(self, record: Record, now: float) -> None:
+    def forget(self, record: Stay, now: float) -> None:
         """Wait no longer for the return to a record; the time it was watched counts."""
         if record.watched:
             record.watched = False
             width = min(max(now - record.time - EDGES[record.bin], 0.0), WIDTHS[record.bin])
             self._expose(record, width)
 
-    def rank_of(self, record: Record, now: float) -> float:
+    def rank_of(self, record: Stay, now: float) -> float:
         """Return the rank of a record: expected hits per block and second, if held as long as pays."""
         age_bin = record.bin if record.watched else bisect_right(EDGES, now - record.time) - 1
-        return self.rank[record.kind][age_bin]
+        return self.rank[record.kind - self._first_kind][age_bin]
 
     def _grow_older(self, age_bin: int, now: float) -> None:
         """Move all records of a bin that are older now to the next: `_expose`, unrolled."""
         queue, edge = self._aging[age_bin], EDGES[age_bin + 1]
         older = self._aging[age_bin + 1] if age_bin + 2 < NUM_BINS else None
         width, hazard, so_far = WIDTHS[age_bin], self._hazard[age_bin], self._so_far[age_bin]
-        inside = hazard * width / 2
+        inside = self._mixed * hazard * width / 2
         exposed = self._exposure[age_bin]
         while queue and now - queue[0].time >= edge:
             record = queue.popleft()
@@ -192,10 +222,11 @@ class Reentry:
                     older.append(record)
         self._exposure[age_bin] = exposed
 
-    def _expose(self, record: Record, width: float) -> None:
+    def _expose(self, record: Stay, width: float) -> None:
         age_bin = record.bin
         hazard = self._hazard[age_bin]
-        exposure = width / (record.patience + self._so_far[age_bin] + hazard * width / 2)
+        inside = self._mixed * hazard * width / 2
+        exposure = width / (record.patience + self._so_far[age_bin] + inside)
         self._exposure[age_bin] += exposure
         expected = exposure * hazard
         for cell in record.cells:
@@ -214,7 +245,7 @@ class Reentry:
             seen, exposed = self._returns[i] + BIN_EVENTS, self._exposure[i] + BIN_EVENTS / PRIOR[i]
             self._hazard[i] = seen / exposed
             self._so_far[i] = so_far
-            so_far += self._hazard[i] * WIDTHS[i]
+            so_far += self._mixed * self._hazard[i] * WIDTHS[i]
         self.rank = ranks(np.array(self._hazard), np.array(self._so_far)).tolist()
 
 
@@ -234,8 +265,9 @@ def ranks(hazard: np.ndarray, so_far: np.ndarray) -> np.ndarray:
     held_here = held_before + before * width / 2 * half
     index = np.empty((NUM_CLASSES, NUM_BINS))
     for i in range(NUM_BINS):
-        gone = here[:, i, None] - alive[:, i:]
-        index[:, i] = np.max(gone / (held[:, i:] - held_here[:, i, None]), axis=1)
+        gone, time = here[:, i, None] - alive[:, i:], held[:, i:] - held_here[:, i, None]
+        few = np.broadcast_to(rate[:, i, None], gone.shape).copy()  # where next to none is left
+        index[:, i] = np.max(np.divide(gone, time, out=few, where=time > 0), axis=1)
     return index
 
 
