@@ -164,6 +164,13 @@ class _InTheirClasses(Queues):
         return queue
 
 
+class NothingShared(Learned):
+    """What requests share is ranked as what the last of them left."""
+
+    def _share(self, walk, before, num_lost):
+        pass
+
+
 def with_cells(*kept):
     """Return the policy with some of its four features: turn, new, turn and new, output."""
 
@@ -185,6 +192,7 @@ TURN, NEW, PAIR, OUTPUT = range(4)
 VARIANTS = {
     "lru": lambda: "lru",
     "shipped": Learned,
+    "nothing shared": NothingShared,
     "no ghosts": with_mind(NoGhosts),
     "no trim": with_mind(NoTrim),
     "no guard": with_mind(NoGuard),

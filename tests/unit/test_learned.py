@@ -11,10 +11,12 @@ from replay_help import ListTrace, random_chains, trace_of
 from quire import ops
 from quire.core import CacheManager
 from quire.foresight import Learned
+from quire.foresight.learned import MAX_DEPTH
 from quire.foresight.lru_shadow import MIN_SLOTS
 from quire.foresight.mind import MAX_GHOSTS, TRIAL, TRUST, Mind
 from quire.foresight.reentry import NUM_CLASSES, Reentry
 from quire.sim.replay import replay
+from quire.sim.workload import Workload, parts_named
 from watching import watchers
 
 TOKENS_PER_BLOCK = 64
@@ -229,6 +231,82 @@ def test_what_is_never_evicted_holds_nothing_else_in_memory():
         world.serve(world.names(2))
     assert world.found(kept) == 2
     assert sum(map(len, world.mind.model._aging)) < 2 * (MAX_GHOSTS + 25)
+
+
+# -- what requests share -------------------------------------------------------------------------
+
+
+def ends(record):
+    """Return where the shared runs of a record end, the deepest first."""
+    found, run = [], record.shared
+    while run is not None:
+        found.append(run.end)
+        run = run.above
+    return found
+
+
+def test_a_run_that_requests_go_off_from_is_shared_and_runs_may_continue_one_another():
+    world = World(100)
+    system, document = world.names(4), world.names(3)
+    assert ends(world.serve(system + world.names(9))) == []
+    assert ends(world.serve(system + document + world.names(9))) == [4]
+    record = world.serve(system + document + world.names(9))
+    assert ends(record) == [7, 4]
+    assert (record.shared.uses, record.shared.above.uses) == (2, 3)
+
+
+def test_a_turn_that_goes_on_shares_nothing_more():
+    world = World(100)
+    talk = world.names(6)
+    for _ in range(3):
+        assert ends(world.serve(talk)) == []
+        talk = talk + world.names(4)
+
+
+def test_shared_runs_are_known_again_after_eviction():
+    world = World(20)
+    system = world.names(4)
+    for _ in range(2):
+        world.serve(system + world.names(9))
+    world.serve(world.names(20))
+    assert world.found(system) == 0
+    record = world.serve(system + world.names(9))
+    assert (ends(record), record.shared.uses) == ([4], 3)
+
+
+def test_only_so_many_shared_runs_of_a_prompt_are_told_apart():
+    world = World(400)
+    prompt = world.names(2)
+    for _ in range(2 * MAX_DEPTH):
+        world.serve(prompt + world.names(5))
+        record = world.serve(prompt + world.names(5))
+        prompt = prompt + world.names(2)
+        world.serve(prompt + world.names(5))
+    assert len(ends(record)) <= MAX_DEPTH
+
+
+def test_a_run_of_both_kinds_loses_what_is_not_shared_first():
+    world = World(60)
+    system = world.names(10)
+    for _ in range(40):  # so it is known that all come back to it, and to nothing else
+        world.now += 10
+        world.serve(system + world.names(10))
+        world.serve(world.names(10))
+    world.serve(world.names(60))
+    world.serve(system + world.names(10))  # one node again
+    for _ in range(12):
+        world.now += 1
+        world.serve(world.names(10))
+    assert world.found(system) == 10
+
+
+def test_what_is_used_often_outlives_what_was_used_last():
+    trace = Workload(parts_named("few-shot"), 1500, 3)
+    num_blocks = 1 + max(int(request.blocks.max()) for request in trace)
+    learned, lru = (
+        100 * replay(trace, num_blocks // 20, policy).token_hit for policy in ("learned", "lru")
+    )
+    assert learned > lru + 2
 
 
 # -- answers -------------------------------------------------------------------------------------

@@ -81,8 +81,10 @@ class Learned(Watcher):
         walk.fan_out = len(node.children) if node.end else 0
         previous = walk.previous
         ghost = mind.ghosts.get(missed.last_user)
-        if ghost is not None or previous is not None:
-            self._share(walk, ghost or previous, -(-missed.num_tokens // walk.block_size) if ghost else 0)
+        before = previous if ghost is None else ghost
+        if before is not None:
+            num_lost = -(-missed.num_tokens // walk.block_size) if ghost is not None else 0
+            self._share(walk, before, num_lost)
         if previous is not None and _goes_on(previous, walk.found):
             if previous.answered:
                 mind.learn_of_answer(previous, walk.found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from math import inf
 from typing import TypeAlias
 
 from quire.core.node import Node
@@ -27,7 +28,8 @@ class Queues(Policy):
     An entry's `note` is the record of the request that used it last, its `uses` its age. A queue is a heap
     by age. An entry in it may have gone, or belong in another queue since a later turn went on from it:
     that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
-    class, `_front_of` its queue by the entry's id; `_doubtful` names the queues to look at again.
+    class, `_front_of` its queue by the entry's id, `_ends` until when it has that rank and `_next` the first of these;
+    `_doubtful` names the queues to look at again.
     """
 
     def __init__(self, tick: Tick, capacity: Capacity, mind: Mind) -> None:
@@ -41,7 +43,8 @@ class Queues(Policy):
         self._fronts: dict[int, tuple[float, float, Entry]] = {}
         self._front_of: dict[int, int] = {}
         self._doubtful: dict[int, None] = {}
-        self._ranked = (0.0, 0)
+        self._ends: dict[int, float] = {}
+        self._next, self._moves = inf, 0
 
     def touched(self, entry: Entry) -> None:
         assert isinstance(entry, Node)
@@ -85,7 +88,13 @@ class Queues(Policy):
         front = min(self._fronts.values(), default=None)
         if awaited is not None and (front is None or self._rank(awaited)[0] <= front[0]):
             return awaited, ENDLESS
-        return (front[2], _num_alike(front[2])) if front is not None else None
+        if front is None:
+            return None
+        entry = front[2]
+        num_blocks = _num_alike(entry)
+        if num_blocks < entry.num_blocks:  # what is left of it will be of another class
+            self._doubt(self._front_of[id(entry)] - FIRST_CLASS)
+        return entry, num_blocks
 
     def order(self) -> Iterator[Entry]:
         held: dict[int, Entry] = {}
@@ -97,17 +106,19 @@ class Queues(Policy):
             yield from sorted(held.values(), key=_age)
         else:
             yield from sorted(
-                held.values(), key=lambda e: (min(self._queue(e), FIRST_CLASS), self._rank(e))
+                held.values(),
+                key=lambda e: (min(self._queue(e), FIRST_CLASS), self._rank(e)[0], _age(e)),
             )
 
     def _rank(self, entry: Entry) -> tuple[float, float]:
+        """Return the rank of an entry, and until when it has that."""
         mind, record = self._mind, _record(entry)
         if record.forecast is not None and self._queue(entry) == AWAITED:
-            return record.forecast.rank(mind.now), _age(entry)
+            return record.forecast.rank(mind.now), mind.now
         shared = _shared(entry, record)
         if shared is not None:
-            return mind.shared.rank_of(shared.stay, mind.now), _age(entry)
-        return mind.model.rank_of(record, mind.now), _age(entry)
+            return mind.shared.rank_of(shared.stay, mind.now)
+        return mind.model.rank_of(record, mind.now)
 
     def _queue(self, entry: Entry) -> int:
         record = _record(entry)
@@ -128,23 +139,28 @@ class Queues(Policy):
     def _look(self) -> Entry | None:
         """Bring the fronts of all classes up to date; return what is awaited last."""
         mind, fronts = self._mind, self._fronts
-        ranked = (mind.now, mind.model.moves)
-        if ranked != self._ranked:
-            self._ranked = ranked
-            for queue, (_, age, entry) in fronts.items():
-                fronts[queue] = (self._rank(entry)[0], age, entry)
+        moves = mind.model.moves + mind.shared.moves
+        if moves != self._moves or mind.now >= self._next:
+            stale = [
+                queue
+                for queue, end in self._ends.items()
+                if moves != self._moves or end <= mind.now
+            ]
+            for queue in stale:
+                self._doubt(queue - FIRST_CLASS)
+            self._moves, self._next = moves, min(self._ends.values(), default=inf)
         while (first := self._lasts.first()) is not None and first[0] < mind.now:
             heapq.heappop(self._lasts.items)
             self._push(first[3])
-        for queue, (_, _, entry) in [*fronts.items()]:
-            if self._queue(entry) != queue:  # it has lost its tail, and the rest is of another class
-                self._doubt(queue - FIRST_CLASS)
         awaited = self._head(AWAITED)  # which may put others back into their classes
         while self._doubtful:
             queue, _ = self._doubtful.popitem()
             head = self._head(queue)
             if head is not None:
-                fronts[queue] = (*self._rank(head), head)
+                rank, end = self._rank(head)
+                fronts[queue] = (rank, _age(head), head)
+                self._ends[queue] = end
+                self._next = min(self._next, end)
                 self._front_of[id(head)] = queue
         return awaited or self._head(AWAITED)
 
@@ -158,7 +174,7 @@ class Queues(Policy):
         queue = FIRST_CLASS + kind
         front = self._fronts.pop(queue, None)
         if front is not None:
-            del self._front_of[id(front[2])]
+            del self._front_of[id(front[2])], self._ends[queue]
         self._doubtful[queue] = None
 
     def _push(self, entry: Entry) -> None:

@@ -35,6 +35,9 @@ EDGES = [0.0] + [2.0 ** (k // 2 - 2) * (1.0, 2.0**0.5)[k % 2] for k in range(30)
 
 NUM_BINS = len(EDGES)
 
+ENDS = [*EDGES[1:], float("inf")]
+"""Where they end."""
+
 WIDTHS = [b - a for a, b in pairwise(EDGES)] + [EDGES[-1] / 2]
 
 CELL_EVENTS = 4.0
@@ -135,7 +138,7 @@ class Reentry:
     """The model: returns and exposures by age and by cell, and the ranks that follow.
 
     After every `advance`, a watched record stands in the queue of the bin of its age; in the last
-    bin nothing ages, and it has none. `moves` counts how often the ranks of records changed. Its classes are
+    bin nothing ages, and it has none. `moves` counts how often the ranks were computed. Its classes are
     numbered from `first_kind` on.
 
     `mixed`  1 where records of a class differ in how soon they are come back to, 0 where all are alike
@@ -172,7 +175,6 @@ class Reentry:
         """Let all records age until now, and learn from those that were not come back to."""
         if now != self._now:
             self._now = now
-            self.moves += 1
             for age_bin, edge in enumerate(EDGES[1:]):
                 queue = self._aging[age_bin]
                 if queue and now - queue[0].time >= edge:
@@ -196,10 +198,10 @@ class Reentry:
             width = min(max(now - record.time - EDGES[record.bin], 0.0), WIDTHS[record.bin])
             self._expose(record, width)
 
-    def rank_of(self, record: Stay, now: float) -> float:
-        """Return the rank of a record: expected hits per block and second, if held as long as pays."""
+    def rank_of(self, record: Stay, now: float) -> tuple[float, float]:
+        """Return the rank of a record, expected hits per block and second if held as long as pays, and until when it is that."""
         age_bin = record.bin if record.watched else bisect_right(EDGES, now - record.time) - 1
-        return self.rank[record.kind - self._first_kind][age_bin]
+        return self.rank[record.kind - self._first_kind][age_bin], record.time + ENDS[age_bin]
 
     def _grow_older(self, age_bin: int, now: float) -> None:
         """Move all records of a bin that are older now to the next: `_expose`, unrolled."""
@@ -263,12 +265,10 @@ def ranks(hazard: np.ndarray, so_far: np.ndarray) -> np.ndarray:
     held_before = np.concatenate((np.zeros((NUM_CLASSES, 1)), held[:, :-1]), axis=1)
     here = before * half
     held_here = held_before + before * width / 2 * half
-    index = np.empty((NUM_CLASSES, NUM_BINS))
-    for i in range(NUM_BINS):
-        gone, time = here[:, i, None] - alive[:, i:], held[:, i:] - held_here[:, i, None]
-        few = np.broadcast_to(rate[:, i, None], gone.shape).copy()  # where next to none is left
-        index[:, i] = np.max(np.divide(gone, time, out=few, where=time > 0), axis=1)
-    return index
+    gone = here[:, :, None] - alive[:, None, :]
+    time = held[:, None, :] - held_here[:, :, None]
+    now = np.broadcast_to(rate[:, :, None], gone.shape).copy()  # where next to none is left
+    return np.max(np.divide(gone, time, out=now, where=time > 0), axis=2)
 
 
 def class_of(weight: float) -> int:
