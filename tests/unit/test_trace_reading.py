@@ -11,7 +11,7 @@ from trace_help import by_prefix, ids_in, row, rows_in, runs_of, violations, wri
 
 import traces
 from quire.errors import ConfigError, TraceError
-from quire.sim.trace import Findings, chunks, numbering, open_trace
+from quire.sim.trace import Findings, chunks, files, numbering, open_trace
 from quire.sim.trace.rows import compress
 
 SIZES = {traces.CONVERSATION: 512, traces.AGENT: 16, traces.CODING_AGENT: 64}
@@ -225,24 +225,30 @@ RENAMES = (
 @given(
     prompts=some_prompts,
     ids=st.tuples(st.booleans(), st.sampled_from(RENAMES), st.booleans()),
-    chunk=st.sampled_from([40, 300, 1 << 20]),
+    then=some_prompts,
+    chunk=st.sampled_from([(40, 1), (300, 3), (1 << 20, 512)]),
 )
-def test_ids_name_prefixes_whatever_the_ids_and_the_chunks(tmp_path_factory, prompts, ids, chunk):
+def test_ids_name_prefixes_whatever_the_ids_and_the_chunks(
+    tmp_path_factory, prompts, ids, then, chunk
+):
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     chained, rename, runs = ids
     if chained:
-        prompts = by_prefix(prompts)
+        prompts = by_prefix(prompts) + then  # where some are chained no more
     prompts = [[rename(id_) for id_ in prompt] for prompt in prompts]
     rows = [row(prompt) for prompt in prompts]
     if runs:
-        for one in rows:
-            one["hash_runs"] = runs_of(one.pop("hash_ids"))
+        for number, one in enumerate(rows):
+            ids = one.pop("hash_ids")
+            cut = len(ids) // 2 if number % 3 == 0 else 0  # runs may go on from each other
+            one["hash_runs"] = runs_of(ids[:cut]) + runs_of(ids[cut:])
     if not any(prompts):
         return
     trace = open_trace(write(path, rows), block_size=16)
     report = Findings()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_BYTES", chunk)
+        patch.setattr(chunks, "CHUNK_BYTES", chunk[0])
+        patch.setattr(files, "ROWS_AT_ONCE", chunk[1])
         patch.setattr(numbering, "PAGE", 4)
         found = [request.blocks.tolist() for request in trace.read(report)]
     expected = [prompt for prompt in by_prefix(prompts) if prompt]

@@ -8,7 +8,8 @@ import pytest
 from trace_help import row
 
 import traces
-from quire.sim.trace import chunks, open_trace
+from quire.sim.trace import chunks, open_trace, save_trace
+from quire.sim.workload import Chat, Traffic, Workload
 
 
 def long_trace(path, num_rows):
@@ -49,6 +50,23 @@ def test_a_few_huge_ids_cost_no_more_memory_than_small_ones(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 2**21
     finally:
         tracemalloc.stop()
+
+
+def test_a_trace_that_quire_wrote_costs_eight_bytes_a_branch(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**15)
+    trace = Workload({"chat": Traffic(Chat())}, 20_000, seed=1)
+    save_trace(trace, tmp_path / "t.jsonl")
+    few, many = (head_of(tmp_path, count) for count in (2_000, 20_000))
+    grown = peak_of_reading(many) - peak_of_reading(few)
+    assert grown < 25 * 18_000  # 8 bytes, in arrays that double, and while they do
+
+
+def head_of(folder, count):
+    """Return the file of the first requests of a trace."""
+    path = folder / str(count)
+    lines = (folder / "t.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: count + 1]))
+    return path
 
 
 @pytest.mark.parametrize(

@@ -161,15 +161,14 @@ def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:
     counted = steps.request >= count_from
     below, width, request = steps.below[counted], steps.width[counted], steps.request[counted]
     short_at, short_by = _partial_blocks(Steps(below, width, request), read)
-    zeros = np.zeros(1 + 2 * len(short_at), np.int64)
-    corners, where = np.unique(
-        np.concatenate((below, below + width, [0], short_at - 1, short_at)), return_inverse=True
-    )
-    turns = np.concatenate((np.ones_like(below), -np.ones_like(below), zeros))
-    drops = np.concatenate((np.zeros(2 * len(below) + 1 + len(short_at), np.int64), short_by))
-    slopes = np.cumsum(sums(where, turns * read.block_size, len(corners)))
-    rises = slopes[:-1] * np.diff(corners)
-    hits = np.concatenate(([0], np.cumsum(rises))) - np.cumsum(sums(where, drops, len(corners)))
+    # A rise or a fall of the slope at each turn, in the lowest bit, and a drop of the hits at some.
+    turns = np.concatenate((below << 1 | 1, (below + width) << 1))
+    turns.sort()
+    corners = np.unique(np.concatenate(([0], turns >> 1, short_at - 1, short_at)))
+    slopes = np.concatenate(([0], (2 * (turns & 1) - 1).cumsum()))
+    slopes = slopes[(turns >> 1).searchsorted(corners, side="right")] * read.block_size
+    drops = sums(corners.searchsorted(short_at), short_by, len(corners))
+    hits = np.concatenate(([0], (slopes[:-1] * np.diff(corners)).cumsum())) - drops.cumsum()
     return Curve(corners, hits, int(read.prompt_tokens[count_from:].sum()))
 
 

@@ -10,12 +10,14 @@ inversions sees; the optimum by their next, and what it keeps depends on what el
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, heappushpop
+from typing import TypeAlias
 
 import numpy as np
 
 from quire.sim.replay import HitTally, Observer, ReplayResult, check_capacity
-from quire.sim.reuse import Reuses, Steps, reuses
+from quire.sim.reuse import Counts, Reuses, Steps, reuses
 from quire.sim.trace.rows import Trace
 
 OPTIMUM, REACHABLE = "optimum", "reachable"
@@ -25,6 +27,15 @@ GONE = -1
 
 COMPACT_AT = 256
 """Pieces of a stack before its holes are collected for the first time."""
+
+REQUESTS_AT_ONCE = 1 << 12
+"""Requests whose next uses are listed together."""
+
+PACK_AT = 1 << 18
+"""Numbers of the hits counted before they are packed."""
+
+Piece: TypeAlias = tuple[int, int]
+"""A next use, and the number of blocks that have it."""
 
 
 def optimum_results(
@@ -94,22 +105,28 @@ def reachable_steps(reuses: Reuses) -> Steps:
     uppermost levels, and those that they push away go down as in `optimum_steps`.
     """
     stack = _NextUses()
-    for now, pieces in enumerate(_next_uses(reuses)):
-        rest = int(reuses.prompt_blocks[now]) - sum(count for _, count in pieces)
-        stack.hold(now, [*pieces, [GONE, rest]] if rest else pieces)
+    prompts = zip(reuses.prompt_blocks.tolist(), _next_uses(reuses), strict=True)
+    for now, (num_blocks, pieces) in enumerate(prompts):
+        rest = num_blocks - sum([count for _, count in pieces])
+        stack.hold(now, [*pieces, (GONE, rest)] if rest else pieces)
     stack.collect(reuses.num_requests)
     return stack.steps()
 
 
-def _next_uses(reuses: Reuses) -> list[list[list[int]]]:
-    """Return of each request the blocks that are used again: [next use, count], soonest first."""
-    pieces: list[list[list[int]]] = [[] for _ in range(reuses.num_requests)]
-    rows = zip(
-        reuses.earlier.tolist(), reuses.later.tolist(), reuses.num_blocks.tolist(), strict=True
-    )
-    for user, use, count in rows:
-        pieces[user].append([use, count])
-    return pieces
+def _next_uses(reuses: Reuses) -> Iterator[list[Piece]]:
+    """Yield of each request the blocks that are used again, soonest first."""
+    order = np.argsort(reuses.earlier, kind="stable")
+    uses, counts = reuses.later[order], reuses.num_blocks[order]
+    stops = np.searchsorted(reuses.earlier[order], np.arange(1, reuses.num_requests + 1))
+    for first in range(0, reuses.num_requests, REQUESTS_AT_ONCE):
+        last = min(first + REQUESTS_AT_ONCE, reuses.num_requests)
+        low = int(stops[first - 1]) if first else 0
+        some = slice(low, int(stops[last - 1]))
+        pieces = list(zip(uses[some].tolist(), counts[some].tolist(), strict=True))
+        start = 0
+        for stop in (stops[first:last] - low).tolist():
+            yield pieces[start:stop]
+            start = stop
 
 
 BOUNDS: dict[str, Callable[[Reuses], Steps]] = {
@@ -125,78 +142,93 @@ class _NextUses:
     def __init__(self) -> None:
         self._uses: list[int] = []
         self._sizes: list[int] = []
-        self._found: list[tuple[int, int, int]] = []
+        self._found: list[int] = []
+        self._packed: list[Counts] = []
         self._compact_at = COMPACT_AT
 
-    def hold(self, now: int, chain: list[list[int]]) -> None:
-        """Request `now` holds blocks in the uppermost levels: [next use, count] from the root on; others go down."""
-        uses, sizes, found = self._uses, self._sizes, self._found
-        room = sum(count for _, count in chain)
+    def hold(self, now: int, chain: list[Piece]) -> None:
+        """Request `now` holds blocks in the uppermost levels: (next use, count) from the root on; others go down."""
+        uses, sizes = self._uses, self._sizes
+        room = sum([count for _, count in chain])
         level = at = 0
-        moved: dict[int, int] = {}
-        while at < len(uses) and level < room:
-            use, size = uses[at], min(sizes[at], room - level)
+        moved: list[Piece] = []
+        for use, size in zip(uses, sizes, strict=True):
+            if level == room:
+                break
+            taken = min(size, room - level)
             if use > now:
-                moved[use] = moved.get(use, 0) + size
+                moved.append((use, taken))
             elif use != GONE:
-                found.append((level, size, use))
-            level += size
-            if size < sizes[at]:
-                sizes[at] -= size
+                self._found += (level, taken, use)
+            level += taken
+            if taken < size:
+                sizes[at] = size - taken
                 break
             at += 1
-        del uses[:at], sizes[:at]
-        above = [use for use, _ in chain], [count for _, count in chain]
-        self._sink(now, [[use, moved[use]] for use in sorted(moved)], above, room)
+        uses[:at] = [use for use, _ in chain]
+        sizes[:at] = [count for _, count in chain]
+        heapify(moved)
+        self._sink(now, moved, len(chain), room)
 
-    def use(self, now: int, carried: list[list[int]]) -> None:
-        """Request `now` used blocks: [next use, count], soonest first. What was due is a hole.
+    def use(self, now: int, carried: list[Piece]) -> None:
+        """Request `now` used blocks: (next use, count), soonest first. What was due is a hole.
 
         A hole is counted as a hit when it is filled or collected; until then its levels stay.
         """
-        self._sink(now, carried, ([], []), 0)
+        self._sink(now, carried, 0, 0)
 
-    def _sink(
-        self, now: int, carried: list[list[int]], above: tuple[list[int], list[int]], level: int
-    ) -> None:
-        """Let blocks go down the stack, below `level` levels that are filled already."""
+    def _sink(self, now: int, carried: list[Piece], at: int, level: int) -> None:
+        """Let a heap of blocks go down the stack, from piece `at` on, which is below `level` levels."""
         uses, sizes, found = self._uses, self._sizes, self._found
-        above_uses, above_sizes = above
-        at, end = 0, len(uses)
-        while carried and at < end:
-            soonest, count = carried[0]
-            start = at
-            while at < end and now < uses[at] <= soonest:
-                at += 1
-            if start < at:
-                above_uses += uses[start:at]
-                above_sizes += sizes[start:at]
-                level += sum(above_sizes[start - at :])
-                if at == end:
-                    break
+        soonest, count = heappop(carried) if carried else (GONE, 0)
+        end = len(uses) if count else at
+        while at < end:
             use, size = uses[at], sizes[at]
+            if now < use <= soonest:
+                level += size
+                at += 1
+                continue
             kept = min(size, count)
             if use <= now and use != GONE:
-                found.append((level, kept, use))
-            if use > now and kept == count and len(carried) == 1:
-                carried[0][0] = use
-            else:
-                _exchange(carried, kept, use if use > now else GONE)
+                found += (level, kept, use)
             level += kept
-            if above_uses and above_uses[-1] == soonest:
-                above_sizes[-1] += kept
+            if at and uses[at - 1] == soonest:
+                sizes[at - 1] += kept
+                if kept == size:
+                    del uses[at], sizes[at]
+                    end -= 1
+                else:
+                    sizes[at] = size - kept
             else:
-                above_uses.append(soonest)
-                above_sizes.append(kept)
-            if kept == size:
+                if kept == size:
+                    uses[at] = soonest
+                else:
+                    sizes[at] = size - kept
+                    uses.insert(at, soonest)
+                    sizes.insert(at, kept)
+                    end += 1
                 at += 1
+            if use > now:
+                if kept < count:
+                    heappush(carried, (use, kept))
+                    count -= kept
+                    continue
+                soonest, count = heappushpop(carried, (use, kept))
+            elif kept < count:
+                count -= kept
+                continue
+            elif carried:
+                soonest, count = heappop(carried)
             else:
-                sizes[at] = size - kept
-        uses[:at] = above_uses
-        sizes[:at] = above_sizes
-        for use, count in carried:
-            uses.append(use)
-            sizes.append(count)
+                count = 0
+                break
+            while carried and carried[0][0] == soonest:
+                count += heappop(carried)[1]
+        if count:
+            carried.append((soonest, count))
+            for use, size in sorted(carried):
+                uses.append(use)
+                sizes.append(size)
         if len(uses) >= self._compact_at:
             self.collect(now)
 
@@ -207,7 +239,7 @@ class _NextUses:
         level, last = 0, now
         for use, size in zip(self._uses, self._sizes, strict=True):
             if GONE < use <= now:
-                self._found.append((level, size, use))
+                self._found += (level, size, use)
             level += size
             left = use if use > now else GONE
             if left == last:
@@ -220,26 +252,16 @@ class _NextUses:
             del uses[-1], sizes[-1]
         self._uses, self._sizes = uses, sizes
         self._compact_at = max(COMPACT_AT, 2 * len(uses))
+        if len(self._found) > PACK_AT:
+            self._pack()
 
     def steps(self) -> Steps:
         """Return the hits counted so far."""
-        found = np.array(self._found, np.int64).reshape(-1, 3)
-        return Steps(found[:, 0], found[:, 1], found[:, 2])
+        self._pack()
+        below, width, request = np.concatenate(self._packed).reshape(-1, 3).T
+        return Steps(below, width, request)
 
-
-def _exchange(carried: list[list[int]], count: int, use: int) -> None:
-    """Put `count` of the soonest down; take as many with next use `use`, unless it is `GONE`."""
-    if carried[0][1] == count:
-        del carried[0]
-    else:
-        carried[0][1] -= count
-    if use == GONE:
-        return
-    for index, item in enumerate(carried):
-        if item[0] >= use:
-            if item[0] == use:
-                item[1] += count
-            else:
-                carried.insert(index, [use, count])
-            return
-    carried.append([use, count])
+    def _pack(self) -> None:
+        """Keep the hits as eight bytes a number."""
+        self._packed.append(np.array(self._found, np.int64))
+        self._found = []

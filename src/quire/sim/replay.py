@@ -17,6 +17,7 @@ import numpy as np
 
 from quire.config import check_count
 from quire.core import CacheManager, Sequence, Watcher
+from quire.core.terms import NO_HINT
 from quire.core.tokens import INT32, IntArray
 from quire.foresight import Learned, Trail
 from quire.sim.foresight import Advice, foresee
@@ -144,7 +145,10 @@ def open_request(
 ) -> Sequence:
     """Open a request by `tokens`, the ids of its blocks and `UNFINISHED`."""
     store_until = advice.stored_blocks if advice.stored_blocks < len(tokens) - 1 else None
-    seq = manager.open(tokens, hint=advice.hint, store_until=store_until)
+    if store_until is None and advice.hint is NO_HINT:
+        seq = manager.open(tokens)
+    else:
+        seq = manager.open(tokens, hint=advice.hint, store_until=store_until)
     tell_sizes(manager, seq, request.prompt_tokens, request.output_tokens, block_size)
     return seq
 

@@ -122,34 +122,32 @@ def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
     """Return the reuses of a trace's requests. O(runs) time, O(unique runs + requests) memory.
 
     A *strand* is a stretch of a chain whose ids rise by one. It is cut into pieces by who used
-    them last; the piece nearest to the root, used last, is at the end of the lists.
+    them last, each its end and its user; the piece nearest to the root, used last, is at the end of the list.
     """
-    strands: dict[int, tuple[list[int], list[int]]] = {}
-    earlier, later, counts = array("q"), array("q"), array("q")
+    strands: dict[int, list[int]] = {}
+    earlier, later, counts = array("i"), array("i"), array("i")
     tokens, blocks, came_s = array("q"), array("q"), array("d")
     for now, request in enumerate(requests):
         came_s.append(request.time_s)
         total, before, end = 0, -1, -1
-        stops: list[int] = []
-        users: list[int] = []
+        pieces: list[int] = []
         numbers = iter(request.runs.ravel().tolist())
-        for first, count in zip(numbers, numbers, strict=True):
-            total += count
-            length, at = count, 0
+        for first, length in zip(numbers, numbers, strict=True):
+            total += length
+            at = 0
             if first == end:
-                at = stops.pop()
-                length += at
-                users.pop()
+                at = pieces[-2]
+                length += at  # noqa: PLW2901 - the run goes on
+                del pieces[-2:]
             elif first in strands:
-                stops, users = strands[first]
+                pieces = strands[first]
             else:
-                strands[first] = stops, users = [], []
-            end = first + count
-            while stops and at < length:
-                user, stop = users[-1], stops[-1]
+                strands[first] = pieces = []
+            end = first + length - at
+            while pieces and at < length:
+                stop, user = pieces[-2:]
                 if stop <= length:
-                    stops.pop()
-                    users.pop()
+                    del pieces[-2:]
                 else:
                     stop = length
                 if user == before:
@@ -160,8 +158,7 @@ def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
                     counts.append(stop - at)
                     before = user
                 at = stop
-            stops.append(length)
-            users.append(now)
+            pieces += (length, now)
         tokens.append(request.prompt_tokens)
         blocks.append(total)
     return Reuses(
@@ -176,4 +173,4 @@ def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
 
 
 def _counts(values: array[int]) -> Counts:
-    return np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
+    return np.array(values, np.int64)

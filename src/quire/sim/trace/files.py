@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.errors import TraceError
 from quire.sim.trace.chunks import lines_of
+from quire.sim.trace.dense import DenseIds
 from quire.sim.trace.formats import Layout
 from quire.sim.trace.numbering import Addresses, Numbering
-from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest
-from quire.sim.trace.schemas import ChatRow, decode_lines, no_row, why_impossible
+from quire.sim.trace.rows import Findings, ReportingTrace, Runs, TraceRequest
+from quire.sim.trace.schemas import RUN_ROWS, ChatRow, decode_lines, no_row, why_impossible
+
+ROWS_AT_ONCE = 512
+"""Rows of runs whose ids are looked over together."""
 
 
 class FileTrace(ReportingTrace):
@@ -35,6 +39,8 @@ class _FilePass:
         self._report = report
         self._numbering = Numbering(str(path))
         self._addresses = Addresses()
+        names_all = issubclass(layout.row_type, RUN_ROWS) and not layout.local_ids
+        self._dense = DenseIds(str(path)) if names_all else None
         self._chats: dict[int, int] = {}
         self._begin: float | None = 0.0 if layout.has_header else None
         self._last_s = 0.0
@@ -43,14 +49,29 @@ class _FilePass:
         report, lines = self._report, lines_of(self._path)
         if self._layout.has_header:
             next(lines)
-        for row in decode_lines(self._path, lines, self._layout.row_type):
-            request = self._request(row)
-            if request is not None:
-                yield request
+        rows = decode_lines(self._path, lines, self._layout.row_type)
+        for some in _together(rows) if self._dense is not None else ([row] for row in rows):
+            for row, runs in zip(some, self._dense_runs(some), strict=True):
+                request = self._request(row, runs)
+                if request is not None:
+                    yield request
         if report.rows == report.without_prompt:
             raise TraceError(f"{self._path}: none of its {report.rows:,} rows has a prompt")
 
-    def _request(self, row: Any) -> TraceRequest | None:
+    def _dense_runs(self, rows: list[Any]) -> Sequence[Runs | None]:
+        """Return the runs of rows if their ids are dense and chained like all before them; None of each if not."""
+        dense = self._dense
+        if dense is None:
+            return [None] * len(rows)
+        runs = dense.runs_of([row.hash_runs for row in rows])
+        if runs is not None:
+            return runs
+        self._dense = None
+        for path in dense.paths():
+            self._numbering.renumber(self._addresses.of_runs(path))
+        return [None] * len(rows)
+
+    def _request(self, row: Any, runs: Runs | None) -> TraceRequest | None:
         """Return the request of a row; None without a prompt. Raises `TraceError`."""
         report, layout = self._report, self._layout
         if self._begin is None:
@@ -64,8 +85,9 @@ class _FilePass:
         self._last_s = time_s
         report.rows += 1
         session = self._session(row)
-        runs = self._numbering.renumber(self._addresses.runs_of(row, local=layout.local_ids))
-        report.violations = self._numbering.num_violations
+        if runs is None:
+            runs = self._numbering.renumber(self._addresses.runs_of(row, local=layout.local_ids))
+            report.violations = self._numbering.num_violations
         if not row.input_length:
             report.without_prompt += 1
             return None
@@ -86,3 +108,18 @@ class _FilePass:
         root = self._chats.get(row.parent_chat_id, row.chat_id)
         self._chats[row.chat_id] = root
         return str(root)
+
+
+def _together(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield rows in lists; those before one that cannot be read come before the error."""
+    some: list[Any] = []
+    try:
+        for row in rows:
+            some.append(row)
+            if len(some) == ROWS_AT_ONCE:
+                yield some
+                some = []
+    except TraceError:
+        yield some
+        raise
+    yield some

@@ -48,21 +48,24 @@ class Addresses:
             ids = (range(first, first + length) for first, length in row.hash_runs)
             names = ((row.session_id, id_) for id_ in chain.from_iterable(ids))
         else:
-            for first, length in row.hash_runs:
-                self._add_pages(runs, first, length)
-            return runs
+            return self.of_runs(row.hash_runs)
         known = self._names
         for name in names:
             add_run(runs, known.setdefault(name, len(known)), 1)
         return runs
 
-    def _add_pages(self, runs: list[Run], first: int, length: int) -> None:
-        pages, end = self._pages, first + length
-        while first < end:
-            page, low = divmod(first, PAGE)
-            step = min(end - first, PAGE - low)
-            add_run(runs, pages.setdefault(page, len(pages)) * PAGE + low, step)
-            first += step
+    def of_runs(self, ids: Iterable[Run]) -> list[Run]:
+        """Return runs of ids, which mean the same in all rows, as runs of addresses."""
+        runs: list[Run] = []
+        pages = self._pages
+        for start, length in ids:
+            first, end = start, start + length
+            while first < end:
+                page, low = divmod(first, PAGE)
+                step = min(end - first, PAGE - low)
+                add_run(runs, pages.setdefault(page, len(pages)) * PAGE + low, step)
+                first += step
+        return runs
 
 
 class _Edge(msgspec.Struct, eq=False):
@@ -126,11 +129,16 @@ class Numbering:
         child = _Edge(first, length, self.num_ids, odd if odd.any() else None, {})
         edge.children[first] = child
         self.num_ids += length
-        if self.num_ids > MAX_IDS:
-            raise TraceError(
-                f"{self._source}: more than {MAX_IDS:,} different blocks; cut the trace in parts"
-            )
+        check_room(self._source, self.num_ids)
         return child
+
+
+def check_room(source: str, num_ids: int) -> None:
+    """Raise `TraceError` for more ids than can be given out."""
+    if num_ids > MAX_IDS:
+        raise TraceError(
+            f"{source}: more than {MAX_IDS:,} different blocks; cut the trace in parts"
+        )
 
 
 def _split(edge: _Edge, at: int) -> None:
