@@ -23,6 +23,7 @@ from quire.engines.packed.attention import (
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.layer import Shape
 from quire.engines.packed.compiling import compiled
+from quire.engines.packed.tiles import TILES
 from quire.engines.packed.vectors import HAS_PAIRS
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
@@ -101,6 +102,8 @@ SHAPES = [
     {"size": 1},
     {"size": 5, "heads": 6, "kv_heads": 1},
     {"size": 16, "heads": 3, "kv_heads": 3, "widths": (24, 16)},
+    {"size": 16, "heads": 16, "widths": (32, 48)},  # whole tiles, where there are any
+    {"size": 32, "heads": 8, "kv_heads": 1, "widths": (64, 64)},
     {"widths": (8, 12)},
     {"widths": (7, 5)},  # what no code is compiled for
 ]
@@ -283,24 +286,25 @@ def test_a_child_of_a_process_that_attended_attends():
 def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
     monkeypatch.setattr(compiling, "compiled", partial(compiled, host=False))
-    yield from compiled_anew(monkeypatch, paired=False)
+    yield from compiled_anew(monkeypatch, paired=False, tiled=False)
 
 
-@pytest.fixture(params=[False, HAS_PAIRS], ids=["widened", "paired"])
+@pytest.fixture(params=["widened", "paired", "tiled"])
 def bfloat16_cpu(request, monkeypatch):
-    """Multiply bfloat16 as floats, and in pairs where the CPU can, whatever is faster on it."""
-    yield from compiled_anew(monkeypatch, paired=request.param)
+    """Multiply bfloat16 as floats, and in pairs or as tiles where the CPU can, whatever is fastest on it."""
+    paired = HAS_PAIRS and request.param != "widened"
+    yield from compiled_anew(monkeypatch, paired=paired, tiled=TILES and request.param == "tiled")
 
 
-def compiled_anew(monkeypatch, *, paired):
-    monkeypatch.setattr(Shape.__new__, "__defaults__", (False, paired))
+def compiled_anew(monkeypatch, *, paired, tiled):
+    monkeypatch.setattr(Shape.__new__, "__defaults__", (False, paired, tiled))
     kernel.kernel.cache_clear()
     yield
     kernel.kernel.cache_clear()
 
 
-def a_step_of_every_kind(dtype):
-    step = Step(8, size=16, widths=(24, 40), dtype=dtype)
+def a_step_of_every_kind(dtype, widths=(24, 40)):
+    step = Step(8, size=16, widths=widths, dtype=dtype)
     blocks = [step.free.pop() for _ in range(4)]
     plan = AttentionPlan(16, window=70, min_saved_tokens=0)
     plan.update(step.packed([blocks[:3], blocks], [48, 64], [40, 1]))
@@ -314,13 +318,19 @@ def test_any_cpu_attends(dtype):
 
 
 @pytest.mark.usefixtures("bfloat16_cpu")
-def test_bfloat16s_are_multiplied_in_pairs_or_as_floats():
+@pytest.mark.parametrize(
+    ("widths", "size"), [((64, 64), 16), ((32, 40), 48), ((96, 18), 16), ((128, 128), 16)]
+)
+def test_bfloat16s_are_multiplied_as_tiles_in_pairs_or_as_floats(widths, size):
     a_step_of_every_kind(torch.bfloat16)
-    step = Step(9, size=16, widths=(64, 64), dtype=torch.bfloat16)
-    shared = [step.free.pop() for _ in range(40)]
-    plan = AttentionPlan(16, min_saved_tokens=0)
-    plan.update(step.packed([shared] * 40, [640] * 40, [1] * 39 + [90]))
-    step.compare(plan, Scoring(0.3))
+    a_step_of_every_kind(torch.bfloat16, widths)
+    step = Step(9, size=size, widths=widths, dtype=torch.bfloat16)
+    shared = [step.free.pop() for _ in range(640 // size)]
+    context = len(shared) * size
+    for window, last in ((None, 90), (None, 1), (100, 2), (333, 40)):
+        plan = AttentionPlan(size, window, min_saved_tokens=0)
+        plan.update(step.packed([shared] * 40, [context] * 40, [1] * 39 + [last]))
+        step.compare(plan, Scoring(0.3))
 
 
 def test_without_a_compiler_the_reference_attends(monkeypatch):

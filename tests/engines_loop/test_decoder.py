@@ -9,7 +9,6 @@ from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 from test_attention import TOLERANCES, Step
 
 from quire.engines.loop import Engine
-from quire.engines.packed import products
 from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.step import turned
@@ -19,6 +18,7 @@ from quire.engines.packed.model import PackedModel
 from quire.engines.packed.norms import normed
 from quire.engines.packed.products import operands, product
 from quire.engines.packed.proof import proven
+from quire.engines.packed.tiles import TILES
 from quire.engines.packed.vectors import HAS_PAIRS
 from quire.tensors.pool import KVPool
 
@@ -70,7 +70,7 @@ def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
     monkeypatch, num_rows, depth, columns, *, dtype, bias, how, threads
 ):
     monkeypatch.setattr("quire.engines.packed.products.PAIRED", how == "paired" and HAS_PAIRS)
-    monkeypatch.setattr("quire.engines.packed.products.TILES", how == "tiles")
+    monkeypatch.setattr("quire.engines.packed.tiles.TILES", how == "tiles" and TILES)
     torch.manual_seed(num_rows)
     first, second = (torch.nn.Linear(depth, n, bias, dtype=dtype) for n in (columns, columns + 3))
     up = torch.nn.Linear(depth, columns, bias, dtype=dtype)
@@ -204,14 +204,6 @@ def _copied(pool):
     new = KVPool(pool.layout, pool.num_blocks, pool.device)
     new.k.copy_(pool.k), new.v.copy_(pool.v)
     return new
-
-
-def test_products_of_torch_between_other_passes_give_the_same_logits(monkeypatch):
-    monkeypatch.setattr("quire.engines.packed.products.TILES", True)
-    for family in ("llama", "qwen2"):
-        packed = proven(tiny_model(family, dtype=torch.bfloat16), 4)
-        assert packed.plain
-        assert products.by_torch(torch.bfloat16)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "mistral+window", "qwen2"])

@@ -5,17 +5,17 @@ It takes a fraction of a second and needs no compiler on the machine.
 
 # pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
 from functools import cache
 from importlib.util import find_spec
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import binding, ir
 
-from quire.engines.packed.vectors import INT, WORD, Code
+from quire.engines.packed.vectors import INT, WORD
+from quire.engines.packed.writing import Code
 
 
 class Pass(NamedTuple):
@@ -34,36 +34,23 @@ class Pass(NamedTuple):
 
 
 class Program:
-    """Passes, and what others compute between them, one behind the other, as often as one likes.
+    """Passes, one behind the other in one call, as often as one likes.
 
-    Neighbouring passes run in one call.
+    last  the inputs of the last one, which may be changed before a call
     """
 
-    def __init__(self, parts: Sequence[Pass | Callable[[], None]]) -> None:
-        self._runs: list[Callable[[], None]] = []
-        for is_pass, some in groupby(parts, lambda each: isinstance(each, Pass)):
-            these = list(some)
-            self._runs += [_Together(these)] if is_pass else these
-
-    def run(self) -> None:
-        for each in self._runs:
-            each()
-
-
-class _Together:
-    """The call of passes."""
-
-    def __init__(self, passes: Sequence[Any]) -> None:
+    def __init__(self, passes: Sequence[Pass]) -> None:
         inputs = [np.array(each.inputs, np.int64) for each in passes]
         calls = [
             (function, address, address + 8 * i, each.threads)
             for each, address in zip(passes, (each.ctypes.data for each in inputs), strict=True)
             for i, function in enumerate(each.functions)
         ]
+        self.last = inputs[-1]
         self._calls = np.array(calls, np.int64)
         self._held = passes, inputs
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         _runner()(self._calls.ctypes.data, len(self._calls), _fork())
 
 

@@ -12,16 +12,8 @@ from llvmlite import ir
 
 from quire.engines.packed.compiling import Pass, functions
 from quire.engines.packed.products import paired
-from quire.engines.packed.vectors import (
-    FLOAT,
-    FLOATS,
-    INT,
-    LANES,
-    WORD,
-    Code,
-    Number,
-    Variable,
-)
+from quire.engines.packed.vectors import FLOAT, FLOATS, INT, LANES, WORD, Number
+from quire.engines.packed.writing import Code, Variable
 
 _ROWS = 8
 """Rows that a thread claims at a time."""

@@ -7,14 +7,16 @@ https://doi.org/10.1145/1356052.1356053), a part of their depth at a time, and `
 
 # pyright: basic
 
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from llvmlite import ir
 
+from quire.engines.packed import tiles
 from quire.engines.packed.compiling import Pass, functions
 from quire.engines.packed.vectors import (
     FLOAT,
@@ -24,11 +26,10 @@ from quire.engines.packed.vectors import (
     LANES,
     LOG2_E,
     PAIRED,
-    TILES,
     WORD,
-    Code,
     Number,
 )
+from quire.engines.packed.writing import Code
 
 COLUMNS = 64
 ROWS = 6
@@ -39,23 +40,28 @@ _DEPTH = 128
 _CHUNK = 384
 """Rows at most that a panel's weights are laid out for."""
 _LINE = 4 * COLUMNS
+assert _LINE == tiles.LINE
 _VECTOR = 4 * LANES
 _VECTORS = range(COLUMNS // LANES)
 
 
-def by_torch(dtype: torch.dtype) -> bool:
-    """Whether torch's products are faster: those of tiles of bfloat16."""
-    return dtype == torch.bfloat16 and TILES
-
-
 def paired(dtype: torch.dtype) -> bool:
     """Whether operands are bfloat16 as they stand; else they are float32, which bfloat16s are widened to."""
-    return dtype == torch.bfloat16 and (PAIRED or TILES)
+    return dtype == torch.bfloat16 and (PAIRED or tiles.TILES)
+
+
+def tiled(dtype: torch.dtype) -> bool:
+    """Whether operands are multiplied as tiles."""
+    return dtype == torch.bfloat16 and tiles.TILES
 
 
 def operands(num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return room for rows that are multiplied: of a model of bfloat16, of its numbers, as they are multiplied."""
-    return torch.empty((num_rows, width), dtype=dtype if paired(dtype) else torch.float32)
+    """Return room for rows that are multiplied: of a model of bfloat16, of its numbers, as they are multiplied.
+
+    Tiles read whole ones, and what stands behind the last row.
+    """
+    kept = torch.float32 if not paired(dtype) else dtype
+    return torch.empty((num_rows + tiles.ROWS, width), dtype=kept)[:num_rows]
 
 
 def product(
@@ -65,15 +71,13 @@ def product(
     threads: int,
     *,
     become: str = "plain",
-) -> Pass | Callable[[], None]:
-    """Return what multiplies operands `[N, K]` with the weights of linear modules, their biases added.
+) -> Pass:
+    """Return the pass that multiplies operands `[N, K]` with the weights of linear modules, their biases added.
 
     out     [N, columns]: "plain", the results side by side; "added", what a result is added to; "gated",
             `silu(gate) * up` of two modules, as operands
     """
     dtype = modules[0].weight.dtype
-    if by_torch(dtype):
-        return partial(_by_torch, rows, modules, out, become)
     key = tuple(
         (
             each.weight.data_ptr(),
@@ -85,7 +89,8 @@ def product(
     panels = _panels(key, become == "gated", (dtype.itemsize, out.element_size()))
     # As few chunks as give each thread some of equal length.
     chunks = max(-(-len(rows) // _CHUNK), -(-2 * threads // len(panels)))
-    chunk = -(-len(rows) // chunks // ROWS) * ROWS
+    step = tiles.ROWS if tiled(dtype) else ROWS
+    chunk = -(-len(rows) // chunks // step) * step
     inputs = _Inputs(
         0,
         rows.data_ptr(),
@@ -98,18 +103,8 @@ def product(
         out.data_ptr(),
         out.stride(0) * out.element_size(),
     )
-    found = _compiled(become, dtype == torch.bfloat16, paired(dtype))
+    found = _compiled(become, dtype == torch.bfloat16, paired(dtype), tiled(dtype))
     return Pass(found, inputs, threads, (rows, out, panels))
-
-
-def _by_torch(rows: torch.Tensor, modules: Sequence[Any], out: torch.Tensor, become: str) -> None:
-    found = [torch.nn.functional.linear(rows, each.weight, each.bias) for each in modules]
-    if become == "added":
-        out.add_(found[0])
-    elif become == "gated":
-        torch.mul(torch.nn.functional.silu(found[0], inplace=True), found[1], out=out)
-    else:
-        torch.cat(found, 1, out=out[:, : sum(each.shape[1] for each in found)])
 
 
 class _Inputs(NamedTuple):
@@ -130,6 +125,10 @@ class _Inputs(NamedTuple):
     chunk: Any
     out: Any
     out_bytes: Any
+
+
+RESULT = _Inputs._fields.index("out")
+"""Where the inputs of a product say where its result goes."""
 
 
 class _Panel(NamedTuple):
@@ -175,9 +174,9 @@ def _panels(weights: tuple[Any, ...], is_gated: bool, sizes: tuple[int, int]) ->
 
 
 @cache
-def _compiled(become: str, bfloat16: bool, is_paired: bool) -> Sequence[int]:
+def _compiled(become: str, bfloat16: bool, is_paired: bool, is_tiled: bool) -> Sequence[int]:
     module = ir.Module()
-    code = _ProductCode(module, become, bfloat16, is_paired)
+    code = _ProductCode(module, become, bfloat16, is_paired, is_tiled)
     code.write()
     return functions(module, [code])
 
@@ -185,9 +184,12 @@ def _compiled(become: str, bfloat16: bool, is_paired: bool) -> Sequence[int]:
 class _ProductCode(Code):
     """A function of the address of `_Inputs` that is being written, which any number of threads call."""
 
-    def __init__(self, module: ir.Module, become: str, bfloat16: bool, is_paired: bool) -> None:
+    def __init__(
+        self, module: ir.Module, become: str, bfloat16: bool, is_paired: bool, is_tiled: bool
+    ) -> None:
         super().__init__(module, f"product_{become}", 1)
         self.become, self.bfloat16, self.paired = become, bfloat16, is_paired
+        self.tiled = is_tiled
         self.widened = bfloat16 and not is_paired
         self.operand = WORD if is_paired else FLOAT
         self.size = 2 if self.widened else 4
@@ -201,10 +203,13 @@ class _ProductCode(Code):
 
     def write(self) -> None:
         given = self.given
-        laid, sums = self.room(_DEPTH * _LINE), self.room((_CHUNK + ROWS) * _LINE)
+        laid, sums = self.room(_DEPTH * _LINE), self.room((_CHUNK + tiles.ROWS) * _LINE)
         bias, part = self.room(_LINE), self.room(_LINE)
         chunks = (given.num_rows + (given.chunk - 1)).divided(given.chunk)
-        with self.claims(self.arguments[0], given.num_panels * chunks) as claimed:
+        with (
+            tiles.configured(self) if self.tiled else nullcontext(),
+            self.claims(self.arguments[0], given.num_panels * chunks) as claimed,
+        ):
             chunk = claimed.divided(given.num_panels)
             place = given.panels + (claimed - chunk * given.num_panels) * (8 * len(_Panel._fields))
             panel = _Panel(*self._numbers(place, _Panel))
@@ -214,12 +219,14 @@ class _ProductCode(Code):
             with self.loop(0, given.depth, _DEPTH) as start:
                 depth = (given.depth - start).min(_DEPTH)
                 self._lay(panel, start, depth, laid)
-                with self.loop(0, num_rows, ROWS) as row:
+                left = rows + start * 4, num_rows
+                by_tiles = self._multiply_tiles(left, laid, depth, sums, adds=start > 0)
+                with self.when(depth > by_tiles), self.loop(0, num_rows, ROWS) as row:
                     left = [
                         rows + (row + i).min(num_rows - 1) * given.row_bytes + start * 4
                         for i in range(ROWS)
                     ]
-                    self._multiply(left, laid, depth, sums + row * _LINE, start)
+                    self._multiply(left, laid, (by_tiles, depth), sums + row * _LINE, start)
             self._lay_biases(panel, bias)
             with self.loop(0, num_rows) as row:
                 to = given.out + (first + row) * given.out_bytes + panel.place
@@ -255,16 +262,40 @@ class _ProductCode(Code):
     def _operand(self, address: Number) -> Number:
         return self.widened_at(address) if self.widened else self.load(address, WORD)
 
+    def _multiply_tiles(
+        self, rows: tuple[Number, Number], laid: Number, depth: Number, to: Number, *, adds: Number
+    ) -> Number:
+        """Add products of so many rows to their sums, as far as tiles go; return how far that is."""
+        if not self.tiled:
+            return self.constant(0)
+        (start, num_rows), line = rows, self.given.row_bytes
+        whole = depth // tiles.STEP * tiles.STEP
+        with (
+            self.when(whole > 0),
+            self.loop(0, num_rows, tiles.ROWS) as row,
+            self.loop(0, _LINE, 4 * tiles.ROWS) as column,
+        ):
+            first = start + row * line
+            left = tiles.Left(first, first + line * tiles.HALF, line)
+            place = to + row * _LINE + column
+            tiles.multiply_tiles(self, place, left, laid + column, whole, adds=adds)
+        return whole
+
     def _multiply(
-        self, left: Sequence[Number], laid: Number, depth: Number, to: Number, start: Number
+        self,
+        left: Sequence[Number],
+        laid: Number,
+        depth: tuple[Number, Number],
+        to: Number,
+        start: Number,
     ) -> None:
-        """Add products of rows to their sums, which begin at 0."""
+        """Add products of rows to their sums, from one operand to another; before the first, they begin at 0."""
         places = [to + i * _LINE + v * _VECTOR for i in range(ROWS) for v in _VECTORS]
         sums = self.zeros(len(places))
-        with self.when(start > 0):
+        with self.when(start + depth[0] > 0):
             for each, place in zip(sums, places, strict=True):
                 each.now = self.load(place)
-        with self.loop(0, depth) as at:
+        with self.loop(*depth) as at:
             columns = [
                 self.load(laid + at * _LINE + v * _VECTOR, ir.VectorType(self.operand, LANES))
                 for v in _VECTORS

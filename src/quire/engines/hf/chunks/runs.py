@@ -92,7 +92,7 @@ def contextual(
     windowed layer lacks some of it.
     """
     found: list[Variant] = []
-    texts = [ids.tobytes() for ids in segments.passages]
+    texts = segments.passage_texts
     for index in which:
         start, stop = segments.spans[index]
         kv = captured(past, start, stop)
@@ -100,7 +100,7 @@ def contextual(
             before = segments.text[: 4 * start]
             kind = "contextual" if index else "isolated"
             weighed = None if masses is None else masses[index]
-            found.append(Variant(texts[index], before, kind, kv, tuple(texts[:index]), weighed))
+            found.append(Variant(texts[index], before, kind, kv, texts[:index], weighed))
     return found
 
 

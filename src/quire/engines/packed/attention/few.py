@@ -5,7 +5,8 @@
 from collections.abc import Sequence
 
 from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
-from quire.engines.packed.vectors import FLOATS, LANES, Number, Variable
+from quire.engines.packed.vectors import FLOATS, LANES, Number
+from quire.engines.packed.writing import Variable
 
 
 def attend_few(code: LayerCode, task: Task) -> None:

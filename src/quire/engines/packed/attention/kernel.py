@@ -8,22 +8,19 @@ algorithm 1).
 # pyright: basic
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 
 from llvmlite import ir
 
+from quire.engines.packed import tiles
 from quire.engines.packed.attention.few import attend_few
 from quire.engines.packed.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
 from quire.engines.packed.attention.many import attend_many
 from quire.engines.packed.attention.work import LANES as QUERIES
 from quire.engines.packed.compiling import functions
-from quire.engines.packed.vectors import (
-    FLOAT,
-    FLOATS,
-    LANES,
-    Number,
-    Variable,
-)
+from quire.engines.packed.vectors import FLOAT, FLOATS, LANES, Number
+from quire.engines.packed.writing import Variable
 
 
 @cache
@@ -80,7 +77,10 @@ def _turn(code: LayerCode, place: Number, angle: Number) -> None:
 def _attend(code: LayerCode) -> None:
     """Attend the parts."""
     layer = code.layer
-    with code.claims(code.arguments[0] + 8, layer.num_tasks * layer.kv_heads) as claimed:
+    with (
+        tiles.configured(code) if code.shape.fits_tiles else nullcontext(),
+        code.claims(code.arguments[0] + 8, layer.num_tasks * layer.kv_heads) as claimed,
+    ):
         place = layer.tasks + claimed // layer.kv_heads * 64
         task = Task._make([*(code.number(place, i) for i in range(8)), claimed % layer.kv_heads])
         task = task._replace(table=layer.tables + task.table * layer.num_columns * 4)

@@ -7,17 +7,9 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from quire.engines.packed.vectors import (
-    FLOAT,
-    FLOATS,
-    INT,
-    LANES,
-    LOG2_E,
-    PAIRED,
-    WORD,
-    Code,
-    Number,
-)
+from quire.engines.packed import tiles
+from quire.engines.packed.vectors import FLOAT, FLOATS, INT, LANES, LOG2_E, PAIRED, WORD, Number
+from quire.engines.packed.writing import Code
 
 LOWEST = -1e30
 """The highest score of nobody."""
@@ -34,6 +26,7 @@ class Shape(NamedTuple):
     bfloat16      whether q, k, v and the output are that, or float32
     wide          whether the output has room for floats where it is bfloat16
     paired        whether the CPU multiplies pairs of bfloat16; where not, they are widened to float32
+    tiled         whether it multiplies tiles of them
     """
 
     depth: int
@@ -42,7 +35,14 @@ class Shape(NamedTuple):
     block_size: int
     bfloat16: bool
     wide: bool = False
-    paired: bool = PAIRED
+    paired: bool = PAIRED or tiles.TILES
+    tiled: bool = tiles.TILES
+
+    @property
+    def fits_tiles(self) -> bool:
+        """Whether keys are read as tiles, straight from their blocks."""
+        whole = not self.depth % (2 * tiles.STEP) and not self.block_size % tiles.HALF
+        return self.bfloat16 and self.paired and self.tiled and whole
 
 
 class LayerInputs(NamedTuple):
@@ -153,8 +153,11 @@ class LayerCode(Code):
         layer = self.layer
         return self.operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
 
+    def key_place(self, slot: Number) -> Number:
+        return self.layer.k + slot * (4 * self.key_words)
+
     def key(self, slot: Number) -> list[Number]:
-        return self.operands(self.layer.k + slot * (4 * self.key_words), self.key_words)
+        return self.operands(self.key_place(slot), self.key_words)
 
     def values(self, slots: Sequence[Number]) -> list[list[Number]]:
         """Load values; of pairs, as one row for every two keys."""

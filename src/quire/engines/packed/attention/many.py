@@ -2,20 +2,14 @@
 
 # pyright: basic
 
-from collections.abc import Sequence
-
 from llvmlite import ir
 
+from quire.engines.packed import tiles
+from quire.engines.packed.attention import tiled
 from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
 from quire.engines.packed.attention.work import LANES as QUERIES
-from quire.engines.packed.vectors import (
-    FLOAT,
-    FLOATS,
-    LANES,
-    WORDS,
-    Number,
-    Variable,
-)
+from quire.engines.packed.vectors import FLOAT, FLOATS, LANES, WORDS, Number
+from quire.engines.packed.writing import Variable
 
 KEYS = 64
 """Keys that are scored before any of them is weighed."""
@@ -30,7 +24,7 @@ _VECTORS = range(QUERIES // LANES)
 
 def attend_many(code: LayerCode, task: Task) -> None:
     """Write the attention of up to `QUERIES` queries; in the place of those that lack, the last one stands."""
-    layer, depth, width = code.layer, code.depth, code.width
+    layer, depth, width, in_tiles = code.layer, code.depth, code.width, code.shape.fits_tiles
     steps = KEYS // 2 if code.paired else KEYS
     num_queries = (task.num_rows * layer.group - task.first_query).min(QUERIES)
     queries, places = code.room(_LINE * depth), code.room(8 * QUERIES)
@@ -40,7 +34,7 @@ def attend_many(code: LayerCode, task: Task) -> None:
     bottom, top, all_from, all_to = (Variable(code, each) for each in (far, near, near, far))
     with code.loop(0, QUERIES) as lane:
         row, _, head = _query(code, task, lane.min(num_queries - 1))
-        first = code.number(layer.seen_from, row)
+        first = code.number(layer.seen_from, row).max(task.start)
         last = code.number(layer.position, row).min(task.stop - 1)
         code.store(first.narrowed(), lower + lane * 4)
         code.store(last.narrowed(), upper + lane * 4)
@@ -49,28 +43,34 @@ def attend_many(code: LayerCode, task: Task) -> None:
         code.store(layer.q + row * layer.q_row + head * layer.q_head, places + lane * 8)
     _lay_queries(code, places, queries)
 
-    keys, values = code.room(4 * KEYS * depth), code.room(4 * steps * width)
-    scores, weights, sums = (code.room(n * _LINE) for n in (KEYS, steps, width))
+    rows = tiled.rows_of(width)
+    keys, values = code.room(4 * KEYS * depth), code.room(4 * steps * rows)
+    scores, weights, sums = (code.room(n * _LINE) for n in (KEYS, steps, rows))
     highest = [Variable(code, code.constant(LOWEST, FLOATS)) for _ in _VECTORS]
     total = code.zeros(len(_VECTORS))
-    with code.loop(0, width * _LINE, _VECTOR) as place:
+    with code.loop(0, rows * _LINE, _VECTOR) as place:
         code.store(code.constant(0, FLOATS), sums + place)
-    factor, stop = code.factor(), top.now + 1
-    with code.loop(task.start.max(bottom.now), stop, KEYS) as start:
+    if (
+        in_tiles
+    ):  # columns without queries are not computed, and no numbers that slow a CPU stand there
+        with code.loop(0, KEYS * _LINE, _VECTOR) as place:
+            code.store(code.constant(0, FLOATS), scores + place)
+    factor, begin, stop = code.factor(), bottom.now, top.now + 1
+    at_once = tiles.ROWS if in_tiles else ROWS
+    if in_tiles:
+        begin = begin // tiles.HALF * tiles.HALF
+    with code.loop(begin, stop, KEYS) as start:
         # Of the last keys, those that any query sees, up to whole rows of a product.
-        num_keys = ((stop - start + (ROWS - 1)) // ROWS * ROWS).min(KEYS)
-        num_steps = num_keys // 2 if code.paired else num_keys
-        with code.loop(0, num_keys // 2) as pair:
-            first = start + pair * 2
-            slots = code.slots(task, [(first + i).min(stop - 1) for i in range(2)])
-            for i, slot in enumerate(slots):
-                code.store_row(code.key(slot), keys + (pair * 2 + i) * (4 * depth), depth)
-            rows = code.values(slots)
-            for i, row in enumerate(rows):
-                code.store_row(row, values + (pair * len(rows) + i) * (4 * width), width)
-        with code.loop(0, num_keys, ROWS) as key:
-            left = (keys + key * (4 * depth), 4 * depth, 4)
-            _product(code, scores + key * _LINE, left, (queries, depth))
+        num_keys = ((stop - start + (at_once - 1)) // at_once * at_once).min(KEYS)
+        if in_tiles:
+            these = tiled.Keys(task, start, num_keys, stop)
+            tiled.lay_values(code, these, values, 2 * KEYS)
+            tiled.score(code, these, queries, num_queries, scores)
+        else:
+            _lay(code, task, (start, num_keys, stop), (keys, values))
+            with code.loop(0, num_keys, ROWS) as key:
+                left = (keys + key * (4 * depth), 4 * depth, 4)
+                _product(code, scores + key * _LINE, left, (queries, depth))
         with code.when(layer.softcap > 0), code.loop(0, num_keys * _LINE, _VECTOR) as i:
             place = scores + i
             code.cap(code.load(place), lambda value, place=place: code.store(value, place))
@@ -85,27 +85,38 @@ def attend_many(code: LayerCode, task: Task) -> None:
         with code.loop(0, num_keys) as key:
             for v in _VECTORS:
                 above[v].now = above[v].now.max(code.load(scores + key * _LINE + _VECTOR * v))
-        fades: list[Number] = []
-        for v in _VECTORS:
-            best = highest[v].now.max(above[v].now * factor)
-            fades.append(code.exp2(highest[v].now - best))
-            highest[v].now = best
-            total[v].now *= fades[v]
+        best = [now.now.max(each.now * factor) for now, each in zip(highest, above, strict=True)]
+        rises = [each > now.now for each, now in zip(best, highest, strict=True)]
+        with code.when((rises[0] | rises[1] | rises[2] | rises[3]).any()):
+            fades = [code.exp2(now.now - each) for now, each in zip(highest, best, strict=True)]
+            for v in _VECTORS:
+                total[v].now *= fades[v]
+                highest[v].now = best[v]
+            with code.loop(0, rows * _LINE, _LINE) as row:
+                for v, fade in enumerate(fades):
+                    place = sums + row + _VECTOR * v
+                    code.store(code.load(place) * fade, place)
         below = [code.constant(0, FLOATS) - each.now for each in highest]
         with code.loop(0, num_keys // 2) as pair:
             for v in _VECTORS:
                 place = pair * (2 * _LINE) + _VECTOR * v
                 both = [code.load(scores + place + i * _LINE) for i in range(2)]
-                both = [code.exp2(code.multiply_add(each, factor, below[v])) for each in both]
+                powers = [code.multiply_add(each, factor, below[v]) for each in both]
+                both = [code.exp2(each, rough=code.shape.bfloat16) for each in powers]
                 total[v].now += both[0] + both[1]
                 if code.paired:
                     code.store(code.pairs(*both), weights + pair * _LINE + _VECTOR * v)
                 else:
                     for i in range(2):
                         code.store(both[i], weights + place + i * _LINE)
-        with code.loop(0, width, ROWS) as i:
-            left = (values + i * 4, 4, 4 * width)
-            _product(code, sums + i * _LINE, left, (weights, num_steps), fades)
+        if in_tiles:
+            shape = num_keys, num_queries
+            tiled.weigh(code, (values, 2 * KEYS), weights, shape, sums)
+        else:
+            num_steps = num_keys // 2 if code.paired else num_keys
+            with code.loop(0, width, ROWS) as i:
+                left = (values + i * 4, 4, 4 * width)
+                _product(code, sums + i * _LINE, left, (weights, num_steps), adds=True)
 
     for v in _VECTORS:
         code.store(highest[v].now, lower + _VECTOR * v)
@@ -120,6 +131,28 @@ def attend_many(code: LayerCode, task: Task) -> None:
         high, all_of_it = (code.load(each + lane * 4, FLOAT).spread() for each in (lower, upper))
         values_of_it = code.load_row(found + lane * (4 * width), width, FLOAT)
         code.finish((row, head, place), high, all_of_it, values_of_it)
+
+
+def _lay(
+    code: LayerCode,
+    task: Task,
+    span: tuple[Number, Number, Number],
+    to: tuple[Number, Number],
+) -> None:
+    """Lay keys [keys, depth] and values [keys, width] down as operands; the last ones again behind the end.
+
+    span  the first, how many, and the end
+    """
+    (start, num_keys, stop), (keys, values) = span, to
+    depth, width = code.depth, code.width
+    with code.loop(0, num_keys // 2) as pair:
+        first = start + pair * 2
+        slots = code.slots(task, [(first + i).min(stop - 1) for i in range(2)])
+        for i, slot in enumerate(slots):
+            code.store_row(code.key(slot), keys + (pair * 2 + i) * (4 * depth), depth)
+        rows = code.values(slots)
+        for i, row in enumerate(rows):
+            code.store_row(row, values + (pair * len(rows) + i) * (4 * width), width)
 
 
 def _lay_queries(code: LayerCode, places: Number, to: Number) -> None:
@@ -154,9 +187,10 @@ def _product(
     to: Number,
     left: tuple[Number, int, int],
     right: tuple[Number, Number | int],
-    fades: Sequence[Number] = (),
+    *,
+    adds: bool = False,
 ) -> None:
-    """Write `to = to * fades + left @ right`, for `ROWS` rows; without fades, `left @ right`.
+    """Write `left @ right` for `ROWS` rows, or add it to what is there.
 
     to     address of float32 [ROWS, QUERIES]
     left   address of [ROWS, depth], bytes from row to row, bytes from column to column
@@ -165,9 +199,9 @@ def _product(
     start, to_row, to_column = left
     places = [to + _LINE * i + _VECTOR * v for i in range(ROWS) for v in _VECTORS]
     sums = code.zeros(len(places))
-    if fades:
-        for each, place, fade in zip(sums, places, ROWS * list(fades), strict=True):
-            each.now = code.load(place) * fade
+    if adds:
+        for each, place in zip(sums, places, strict=True):
+            each.now = code.load(place)
     with code.loop(0, right[1]) as step:
         row = right[0] + step * _LINE
         columns = [

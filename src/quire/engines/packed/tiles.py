@@ -1,0 +1,104 @@
+"""Tiles of bfloat16, on CPUs that multiply them (AMX): 32 rows by 32 columns of a product at a time.
+
+A tile is 16 rows of 64 bytes. Four hold sums, two a step of the left operands, two of the right ones.
+"""
+
+# pyright: basic
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+
+from quire.engines.packed.vectors import Number
+from quire.engines.packed.writing import Code
+
+ROWS = 32
+"""Rows, and columns, of a product."""
+STEP = 16
+"""Words of operands, each a pair of bfloat16, that are multiplied at once."""
+
+HALF = 16
+"""Rows of one tile."""
+LINE = 256
+"""Bytes from row to row of right operands and of sums: 64 words."""
+
+_ROW = 64
+_SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)
+_BYTE = ir.IntType(8)
+_NONE = ir.VoidType()
+
+_SETTINGS = np.zeros(64, np.uint8)
+_SETTINGS[0] = 1  # the palette
+_SETTINGS[16:32:2] = _ROW
+_SETTINGS[48:56] = HALF
+
+
+TILES = bool(binding.get_host_cpu_features().get("amx-bf16", False)) and torch.cpu._init_amx()  # noqa: SLF001
+"""Whether this CPU multiplies tiles of bfloat16, and the system lets this process do so."""
+
+
+class Left(NamedTuple):
+    """Left operands: the addresses of each half of the rows, and bytes from row to row."""
+
+    first: Number
+    second: Number
+    line: Number
+
+
+@contextmanager
+def configured(code: Code) -> Generator[None]:
+    """Have what is written inside use tiles."""
+    _call(code, "ldtilecfg", code.constant(_SETTINGS.ctypes.data))
+    yield
+    _call(code, "tilerelease")
+
+
+def multiply_tiles(
+    code: Code, to: Number, left: Left, right: Number, num_words: Number | int, *, adds: Number
+) -> None:
+    """Write the sums of left operands times right ones, or add to what is there.
+
+    to         address of float32 [32, 32]
+    right      address of operands, column beside column: words [num_words, 32]
+    num_words  of each row and column, a multiple of `STEP`
+    adds       whether to add
+    """
+    line = code.constant(LINE)
+    places = [to + (HALF * LINE * i + _ROW * j) for i in range(2) for j in range(2)]
+    with code.either(adds) as (again, anew):
+        with again:
+            for tile, place in zip(_SUMS, places, strict=True):
+                _call(code, "tileloadd64", tile, place, line)
+        with anew:
+            for tile in _SUMS:
+                _call(code, "tilezero", tile)
+    with code.loop(0, num_words, STEP) as at:
+        for i in range(2):
+            _call(code, "tileloadd64", _LEFT[i], left[i] + at * 4, left.line)
+            _call(code, "tileloadd64", _RIGHT[i], right + at * LINE + _ROW * i, line)
+        for i in range(2):
+            for j in range(2):
+                _call(code, "tdpbf16ps", _SUMS[2 * i + j], _LEFT[i], _RIGHT[j])
+    for tile, place in zip(_SUMS, places, strict=True):
+        _call(code, "tilestored64", tile, place, line)
+
+
+def _call(code: Code, name: str, *given: int | Number) -> None:
+    """Write an instruction: numbers of Python's are tiles; the first other one is an address."""
+    values: list[Any] = []
+    for each in given:
+        if not isinstance(each, Number):
+            values.append(_BYTE(each))
+        elif any(value.type != _BYTE for value in values):
+            values.append(each.value)
+        else:
+            values.append(code.builder.inttoptr(each.value, _BYTE.as_pointer()))
+    module = code.function.module
+    kind = ir.FunctionType(_NONE, [value.type for value in values])
+    name = f"llvm.x86.{name}"
+    function = module.globals.get(name) or ir.Function(module, kind, name)
+    code.builder.call(function, values)
