@@ -111,7 +111,12 @@ class EngineRequest:
     @property
     def finished(self) -> bool:
         """Whether all answers have ended."""
-        return all(answer.finish_reason is not None for answer in self.answers)
+        for (
+            answer
+        ) in self.answers:  # asked for each request in each step: `all` takes twice as long
+            if answer.finish_reason is None:
+                return False
+        return True
 
     def output(self) -> RequestOutput:
         """Return all that is there of it."""
@@ -212,6 +217,8 @@ class Answer(Job):
 
     def _read(self, num_tokens: int) -> str | None:
         """Bring the text up to so many tokens, and return the text that ends it, if one was found."""
+        if not self._stream.tells:
+            return None
         unread = slice(self.prompt_len + self._stream.num_tokens, self.prompt_len + num_tokens)
         self._stream.feed(self.tokens[unread].tolist())
         return self._stream.stopped

@@ -286,7 +286,7 @@ class Engine:
             self._batch = AnswerBatch(cast("list[Answer]", step.sampled))
         begun_s = perf_counter()
         try:
-            logits = self._forward.logits(step)
+            logits = self._forward.logits(step, self._identity.sight)
             if step.spread is not None:
                 logits = logits[step.spread]
             sampled = self._sampler.sample(self._batch.rules, logits, step.drafts)
