@@ -9,7 +9,7 @@ import msgspec
 from quire.core.node import Node
 from quire.foresight.forecasts import Forecasts
 from quire.foresight.lru_shadow import LruShadow
-from quire.foresight.reentry import Record, Reentry
+from quire.foresight.reentry import UNMET, Record, Reentry
 
 MAX_GHOSTS = 1000
 """So many requests are known again after their last blocks were evicted."""
@@ -69,7 +69,7 @@ class Mind:
         self.exposures: list[Callable[[Node], None]] = []
         self.model = Reentry()
         self.shadow = LruShadow()
-        self.forecasts = Forecasts()
+        self.forecasts = Forecasts(self._unmet)
         self.ghosts: dict[int, Record] = {}
         self.now = 0.0
         self.walk = Walk(Record())
@@ -126,3 +126,9 @@ class Mind:
         """Records of this class may have a rank or a queue other than before."""
         for doubt in self.doubts:
             doubt(kind)
+
+    def _unmet(self, record: Record) -> None:
+        """A record was not come back to in the time that its caller said."""
+        self.doubt(record.kind)
+        self.model.learn(record, UNMET)
+        self.doubt(record.kind)
