@@ -144,7 +144,7 @@ def make_plan(
         there = store.variants(scope, ids, head) if stop - start >= settings.min_tokens else ()
         found = [each for each in there if each.kv is not None]
         exact = [each for each in found if _is_behind(each, segments, start)]
-        if exact and start >= cached:
+        if exact:
             placements.append(Placement(start, stop, exact[-1], is_exact=True))
             is_first = False
             continue
@@ -188,7 +188,7 @@ def _refusal(plan: Plan, limits: Limits, num_tokens: int) -> str | None:
 def _unworthy(plan: Plan, settings: Chunks, limits: Limits) -> str | None:
     """Return why plain prefill is to be preferred: what chunks would take, of what it takes."""
     tokens = plan.segments.tokens.size
-    placed = sum(each.stop - each.start for each in plan.placed)
+    placed = sum(each.stop - max(each.start, plan.cached) for each in plan.placed)
     whole = tokens - plan.cached
     rest = whole - placed
     work = rest + plan.selector.work(plan.moved, limits.depth) + MOVE_ROWS * placed + FORWARD_ROWS

@@ -1,6 +1,6 @@
 """Passages of a `PrefixCache`: captured, kept, and placed in prompts that are given in segments."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,11 +19,11 @@ from quire.chunks import (
     make_plan,
     report_of,
 )
-from quire.chunks.segments import Given
+from quire.chunks.segments import Given, Tokens
 from quire.core import Scope
 from quire.engines.hf.calls import CallReport, Calls
 from quire.engines.hf.chunks.blending import Blending
-from quire.engines.hf.chunks.capture import captured
+from quire.engines.hf.chunks.capture import ChunkKV, captured
 from quire.engines.hf.chunks.gate import Relocation, relocation_of
 from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.weighing import masses_of
@@ -41,6 +41,9 @@ _NONE = np.empty(0, np.int64)
 class Passages:
     """The K and V of passages beside a prefix cache, and the model's relocation by its identity.
 
+    runs      plain forwards of the model
+    bind      what binds a scope to the model as it is now
+    turn      of the cache or engine
     store     the variants
     settings  how they are kept and reused
 
@@ -50,15 +53,15 @@ class Passages:
 
     def __init__(
         self,
-        kept: KeptBlocks,
-        kinds: Sequence[LayerKind],
+        runs: Runs,
+        bind: Callable[[Scope | None], Scope],
         turn: Turn,
         settings: Chunks,
     ) -> None:
         self.settings = settings
         self.store = ChunkStore(settings.capacity)
-        self.runs = Runs(kept.model, kinds)
-        self._kept = kept
+        self.runs = runs
+        self._bind = bind
         self._turn = turn
         self._tried: dict[tuple[object, object], Blending | NotRelocatable] = {}
 
@@ -68,7 +71,7 @@ class Passages:
 
         Raises `NotRelocatable` for a model whose keys cannot be moved.
         """
-        found = self.tried(self._kept.identity.scope(scope))
+        found = self.tried(self._bind(scope))
         if isinstance(found, NotRelocatable):
             raise found
         return found.relocation
@@ -82,7 +85,7 @@ class Passages:
         Raises `NotRelocatable` for a model whose keys cannot be moved, `TokensError` for what are no ids.
         """
         segments = Segments.of([head, *passages, [0]])
-        bound = self._kept.identity.scope(scope)
+        bound = self._bind(scope)
         found = self.tried(bound)
         if isinstance(found, NotRelocatable):
             raise found
@@ -101,25 +104,28 @@ class Passages:
         return self._tried[key]
 
     def capture_alone(
-        self, segments: Segments, bound: Scope, blending: Blending, past: WorkingCache | None
+        self, segments: Segments, bound: Scope, blending: Blending, head: ChunkKV | None
     ) -> int:
         """Compute the passages that the store lacks behind this head; how many fitted.
 
-        past  a working cache whose first columns are the head's, where there is one
+        head  K and V of the head, where they are there
         """
-        head = segments.head.tobytes()
-        limit = blending.relocation.positions - segments.head.size
-        missing = {
-            ids.tobytes(): ids
-            for ids in segments.passages
-            if self.settings.min_tokens <= ids.size <= limit
-            and all(each.before != head for each in self.store.variants(bound, ids.tobytes(), head))
-        }
+        missing = self.missing(segments, bound, blending)
         if not missing:
             return 0
-        held = captured(past, 0, segments.head.size) if past is not None else None
-        variants = self.runs.isolated(segments.head, list(missing.values()), held)
-        return self.keep(bound, variants)
+        return self.keep(bound, self.runs.isolated(segments.head, missing, head))
+
+    def missing(self, segments: Segments, bound: Scope, blending: Blending) -> list[Tokens]:
+        """Return the passages of a prompt, each once, of which the store has no capture behind this head."""
+        head = segments.head.tobytes()
+        limit = blending.relocation.positions - segments.head.size
+        lacking = {
+            text: ids
+            for text, ids in zip(segments.passage_texts, segments.passages, strict=True)
+            if self.settings.min_tokens <= ids.size <= limit
+            and all(each.before != head for each in self.store.variants(bound, text, head))
+        }
+        return list(lacking.values())
 
     def keep(self, bound: Scope, variants: Iterable[Variant]) -> int:
         """Store variants, isolated ones for all scopes where the settings say so; how many fitted."""
@@ -202,10 +208,10 @@ class Asked:
         segments, passages = self._segments, self._passages
         has_row = past.ledger.num_rows == 1
         if self._settings.capture == "isolated":
-            has_head = has_row and past.ledger.known >= segments.head.size > 0
-            return passages.capture_alone(
-                segments, request.scope, blending, past if has_head else None
-            )
+            size = segments.head.size
+            has_head = has_row and past.ledger.known >= size > 0
+            head = captured(past, 0, size) if has_head else None
+            return passages.capture_alone(segments, request.scope, blending, head)
         if self._settings.capture == "none" or not has_row:
             return 0
         new = [
@@ -234,7 +240,9 @@ def passages_of(
     kept: KeptBlocks, kinds: Sequence[LayerKind], turn: Turn, settings: Chunks | None
 ) -> Passages | None:
     """Return the passages of a cache, where its settings ask for them."""
-    return None if settings is None else Passages(kept, kinds, turn, settings)
+    if settings is None:
+        return None
+    return Passages(Runs(kept.model, kinds), kept.identity.scope, turn, settings)
 
 
 def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> Asked | None:

@@ -47,6 +47,10 @@ class Runs:
         past.ledger.append(fed)
         return output.logits[0, -1]
 
+    def hold(self, past: WorkingCache, ids: Ids) -> None:
+        """Note that the columns behind those that are known hold exact K and V of `ids`."""
+        past.ledger.append(_row(ids, self.model.device))
+
     def kv(self, ids: Ids, first: int) -> ChunkKV:
         """Return K and V of ids as they are at positions from `first` on, with nothing before them."""
         past = self.past(len(ids))
@@ -66,7 +70,7 @@ class Runs:
         if held is not None:
             grow(past, held, len(head))
             place(past, held, 0, 0, [None] * len(self.kinds))
-            past.ledger.append(_row(head, self.model.device))
+            self.hold(past, head)
         elif len(head):
             self.feed(past, head)
         before = np.asarray(head, np.int32).tobytes()
