@@ -169,11 +169,20 @@ def test_a_report_accounts_for_every_token(drawn, passages, known, before):
     assert (report.exactness == "exact") is (not plan.moved or plan.fallback is not None)
     if plan.fallback is None:
         rows = plan.rows(again)
-        placed = sum(each.stop - each.start for each in plan.placed)
+        placed = sum(each.stop - max(each.start, plan.exact_until) for each in plan.placed)
         assert rows.size == segments.tokens.size - plan.exact_until - placed + again.size
         assert rows[-1] == segments.tokens.size - 1
         for each in plan.placed:
             assert each.start >= plan.exact_until or each.is_exact
+
+
+def test_a_passage_that_is_cached_in_part_is_placed_from_there_on():
+    store = store_of(*(variant(each, HEAD) for each in (A, B)))
+    plan = planned(asked(A, B), store, cached=len(HEAD) + 3)
+    assert plan.exact_until == len(HEAD) + 3
+    assert plan.placements[0].is_exact
+    assert plan.placements[0].variant is not None
+    assert report_of(plan, plan.selector.rows(plan.moved)).exact_tokens == len(HEAD) + 20
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from quire.core import Scope
 from quire.core.terms import Hint
 from quire.foresight.forecast import log
 from quire.foresight.forecasts import MAX_CREDITS, Forecasts
-from quire.foresight.reentry import Record
+from quire.foresight.reentry import UNMET, Record
 
 seconds = st.floats(0.01, 1e6)
 factors = st.floats(1.0, 100.0)
@@ -141,7 +141,7 @@ def test_what_is_expected_later_goes_first_though_it_was_used_last():
     assert (world.found(sooner), world.found(later)) == (8, 4)
 
 
-def test_what_did_not_come_when_it_was_expected_is_ranked_as_if_nothing_was_said():
+def test_what_did_not_come_when_it_was_expected_goes_before_what_is_awaited():
     world = World(24)
     missed, awaited = world.names(8), world.names(8)
     world.serve(missed, hint=soon(5))
@@ -177,6 +177,46 @@ def test_what_is_shared_stays_though_one_of_its_users_comes_back_late():
     world.serve(world.names(20))
     assert world.found(early) == 16
     assert world.found(late) < 16
+
+
+@pytest.mark.parametrize("shared", [7, 9, 12])
+def test_a_second_user_of_a_system_prompt_leaves_the_forecast_of_the_first(shared):
+    world = World(32)
+    system = world.names(shared)
+    first, second = system + world.names(14 - shared), system + world.names(14 - shared)
+    world.serve(first, hint=soon(20))
+    world.now = 1.0
+    world.serve(second, hint=soon(60))
+    world.serve(world.names(shared + 6))  # takes the rest, and two blocks more
+    assert world.found(first) == 14
+    assert world.found(second) < 14
+
+
+def test_what_its_caller_said_nothing_of_counts_less_once_nobody_came_back_to_such():
+    world = World(64)
+    for turn in range(60):
+        world.now = 10.0 * turn
+        talk = world.names(4)
+        world.serve(talk, hint=soon(2))
+        world.serve(world.names(4))
+        world.now += 2.0
+        world.serve(talk + world.names(2), hint=soon(2))
+    silent, told = Record(silent=True), Record()
+    for record in (silent, told):
+        world.mind.model.watch(record, ())
+    assert silent.kind < told.kind
+
+
+def test_what_was_not_come_back_to_in_its_time_counts_less_once_nobody_came_late():
+    world = World(64)
+    for turn in range(60):
+        world.now = 10.0 * turn
+        world.serve(world.names(4), hint=soon(2))
+    record = Record()
+    world.mind.model.watch(record, ())
+    before = record.kind
+    world.mind.model.learn(record, UNMET)
+    assert record.kind < before
 
 
 def test_who_spoke_of_times_and_says_never_gives_up_the_turns_before():

@@ -17,7 +17,7 @@ from quire.groups import SlidingWindow
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
 from quire.sim.trace.rows import TraceRequest, compress
-from quire.sim.workload import Workload, parts_named
+from quire.sim.workload import Agent, Traffic, Workload, parts_named
 from traces import AGENT, CODING_AGENT, CONVERSATION, whole_path
 from watching import watcher, watchers, what_if
 
@@ -113,8 +113,43 @@ def test_the_curve_is_close_where_sessions_begin_with_one_of_many_shared_prompts
     assert off_by([request.blocks for request in trace], share) < 0.001
 
 
+@pytest.mark.parametrize("share", sampled(0.01, 0.05, 0.25))
+@pytest.mark.parametrize("kind", ["agent", "rag", "mix"])
+def test_the_error_that_it_says_covers_the_truth_where_it_is_known(kind, share):
+    prompts = [request.blocks for request in Workload(parts_named(kind), 2000, seed=7)]
+    curve, others = live_curve(prompts, share)
+    exact = exact_curve([blocks[: curve.capacity_blocks - 1] for blocks in prompts], 1)
+    for other in [*others, curve.capacity_blocks - 1]:
+        error = curve.error_at(other)
+        known = other < curve.capacity_blocks or not curve.num_filling
+        assert (error is not None) == known
+        if error is not None:
+            assert abs(curve.at(other) - exact.at(other)) <= error
+
+
+def test_what_is_left_out_of_prompts_longer_than_the_pool_is_not_known():
+    tools = Agent(steps=30.0, agents=4)
+    prompts = [request.blocks for request in Workload({"a": Traffic(tools)}, 2000, seed=5)]
+    curve, _ = live_curve(prompts, 0.01)
+    cut = [blocks[: curve.capacity_blocks - 1] for blocks in prompts]
+    larger = 10 * curve.capacity_blocks
+    assert curve.at(larger) == pytest.approx(exact_curve(cut, 1).at(larger), abs=0.001)
+    assert abs(curve.at(larger) - exact_curve(prompts, 1).at(larger)) > 0.0273
+    assert curve.num_filling == sum(len(blocks) >= curve.capacity_blocks - 1 for blocks in prompts)
+    assert curve.error_at(larger) is None
+    assert curve.error_at(curve.capacity_blocks) < 0.0064
+    assert f"{curve.num_filling:,} of which took the whole pool" in str(curve)
+
+
 def off_by(prompts, share):
-    """Serve prompts, a token for each block; return how far the live curve is from the exact one at most."""
+    """Serve prompts, cut to the pool; return how far the live curve is from the exact one at most."""
+    curve, others = live_curve(prompts, share)
+    exact = exact_curve([blocks[: curve.capacity_blocks - 1] for blocks in prompts], 1)
+    return max(abs(curve.at(other) - exact.at(other)) for other in others)
+
+
+def live_curve(prompts, share):
+    """Serve prompts, cut to the pool, a token for each block; return the curve, and capacities to look at."""
     names = 1 + max(int(blocks.max()) for blocks in prompts if len(blocks))
     capacity = int(names * share)
     prompts = [blocks[:capacity] for blocks in prompts]
@@ -129,9 +164,7 @@ def off_by(prompts, share):
         manager.close(seq)
     curve = what_if(manager)
     assert curve.num_requests == len(prompts)
-    exact = exact_curve(prompts, 1)
-    others = [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]
-    return max(abs(curve.at(other) - exact.at(other)) for other in others)
+    return curve, [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]
 
 
 def test_the_latest_requests_are_remembered(monkeypatch):

@@ -4,6 +4,7 @@ conversation  messages and tools, laid out by a model's chat template
 tools         tool calls in an answer, in the forms that models write them
 tokens        the bytes of tokens
 reader        a tokenizer for event loops
+documents     texts that the template places, and the prompt in segments around them
 """
 
 from quire.chat.conversation import ChatMessage, Conversation, Function, Tool

@@ -64,21 +64,25 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """Messages, and what an answer to them may call; names as in OpenAI's chat completions."""
+    """Messages, and what an answer to them may call; names as in OpenAI's chat completions.
+
+    documents  texts that the answer is to be found in, placed by the chat template (`documents`)
+    """
 
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | Tool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+    documents: list[str] | None = None
 
     @property
     def callable_tools(self) -> list[Tool]:
         """The tools that an answer may call: none where the choice is "none"."""
         return [] if self.tool_choice == "none" else self.tools or []
 
-    def text(self, tokenizer: Any) -> str:
-        """Return it as the model's text, ready for the answer. Raises `ConfigError`."""
+    def text(self, tokenizer: Any, **options: Any) -> str:
+        """Return it as the model's text, ready for the answer; `options` are the template's. Raises `ConfigError`."""
         if not self.messages:
             raise ConfigError("messages is empty; send at least one")
         return laid_out(
@@ -88,6 +92,7 @@ class Conversation(msgspec.Struct, kw_only=True):
             tools=msgspec.to_builtins(self.callable_tools) or None,
             add_generation_prompt=self.add_generation_prompt,
             tokenize=False,
+            **options,
         )
 
     def forced_call(self) -> dict[str, Any] | None:

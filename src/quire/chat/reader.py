@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any, TypeVar
 
 from quire.chat.conversation import Conversation
+from quire.chat.documents import segmented
 from quire.chat.tools import tool_format
 from quire.errors import ConfigError
 
@@ -38,12 +39,18 @@ class PromptReader:
             if isinstance(prompt, list):
                 return prompt
             special, text = add_special_tokens, prompt
+            if isinstance(text, Conversation) and text.documents:
+                return segmented(text, self.tokenizer, self._encoded)
             if isinstance(text, Conversation):
                 special, text = False, text.text(self.tokenizer)
             self._check_length(text)
             return self.tokenizer(text, add_special_tokens=special)["input_ids"]
 
         return await self._on_crew(read)
+
+    def _encoded(self, text: str) -> list[int]:
+        self._check_length(text)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
     async def text(self, ids: list[int]) -> str:
         """Return token ids as text. Raises `ConfigError`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Limits:
     refusal: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """How the K and V of a prompt come about.
 
@@ -72,11 +73,11 @@ class Plan:
     placements: tuple[Placement, ...]
     fallback: str | None = None
 
-    @property
+    @cached_property
     def moved(self) -> list[Moved]:
         """The passages that are placed, and are not exact."""
         return [
-            Moved(each.variant, each.start, self._before(index))
+            Moved(each.variant, each.start, self.segments.passage_texts[:index])
             for index, each in enumerate(self.placements)
             if each.variant is not None and not each.is_exact
         ]
@@ -115,9 +116,6 @@ class Plan:
         )
         return replace(self, placements=placements)
 
-    def _before(self, index: int) -> tuple[bytes, ...]:
-        return tuple(ids.tobytes() for ids in self.segments.passages[:index])
-
 
 def make_plan(
     segments: Segments,
@@ -137,14 +135,16 @@ def make_plan(
     selector, num_tokens = settings.selector, segments.tokens.size
     exact_until = max(cached, segments.head.size)
     placements: list[Placement] = []
-    is_first, passages = True, [ids.tobytes() for ids in segments.passages]
+    is_first, passages = True, segments.passage_texts
+    head = segments.head.tobytes()
     for index, ((start, stop), ids) in enumerate(zip(segments.spans, passages, strict=True)):
         if stop <= cached:
             placements.append(Placement(start, stop, None, is_exact=True, reason="cached prefix"))
             continue
-        found = _found(segments, store, scope, ids, settings)
+        there = store.variants(scope, ids, head) if stop - start >= settings.min_tokens else ()
+        found = [each for each in there if each.kv is not None]
         exact = [each for each in found if _is_behind(each, segments, start)]
-        if exact and start >= cached:
+        if exact:
             placements.append(Placement(start, stop, exact[-1], is_exact=True))
             is_first = False
             continue
@@ -153,7 +153,7 @@ def make_plan(
             reason = "the first passage behind what is exact is computed exactly"
             placements.append(Placement(start, stop, None, is_exact=True, reason=reason))
         elif found:
-            chosen = selector.preferred(found, tuple(passages[:index]))
+            chosen = selector.preferred(found, passages[:index])
             placements.append(Placement(start, stop, chosen))
         else:
             reason = (
@@ -165,15 +165,6 @@ def make_plan(
     plan = Plan(segments, selector, cached, exact_until, tuple(placements))
     fallback = _refusal(plan, limits, num_tokens) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
-
-
-def _found(
-    segments: Segments, store: ChunkStore, scope: Scope, ids: bytes, settings: Chunks
-) -> list[Variant]:
-    if len(ids) // 4 < settings.min_tokens:
-        return []
-    head = segments.head.tobytes()
-    return [each for each in store.variants(scope, ids, head) if each.kv is not None]
 
 
 def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
@@ -197,7 +188,7 @@ def _refusal(plan: Plan, limits: Limits, num_tokens: int) -> str | None:
 def _unworthy(plan: Plan, settings: Chunks, limits: Limits) -> str | None:
     """Return why plain prefill is to be preferred: what chunks would take, of what it takes."""
     tokens = plan.segments.tokens.size
-    placed = sum(each.stop - each.start for each in plan.placed)
+    placed = sum(each.stop - max(each.start, plan.cached) for each in plan.placed)
     whole = tokens - plan.cached
     rest = whole - placed
     work = rest + plan.selector.work(plan.moved, limits.depth) + MOVE_ROWS * placed + FORWARD_ROWS

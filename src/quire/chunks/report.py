@@ -76,7 +76,9 @@ def report_of(plan: Plan, recomputed: Rows) -> ChunkReport:
             fallback=plan.fallback,
             selector=plan.selector.name,
         )
-    exact = plan.cached + sum(each.stop - each.start for each in plan.placed if each.is_exact)
+    exact = plan.cached + sum(
+        each.stop - max(each.start, plan.cached) for each in plan.placed if each.is_exact
+    )
     moved = sum(each.num_tokens for each in plan.moved) - recomputed.size
     return ChunkReport(
         exactness="exact" if plan.is_exact else "approximate",

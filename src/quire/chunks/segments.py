@@ -61,6 +61,11 @@ class Segments:
         return self.tokens.tobytes()
 
     @cached_property
+    def passage_texts(self) -> tuple[bytes, ...]:
+        """The ids of each passage as bytes."""
+        return tuple(ids.tobytes() for ids in self.passages)
+
+    @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """The first position of each passage and the one behind its last."""
         ends = np.cumsum([self.head.size, *(ids.size for ids in self.passages)]).tolist()
@@ -69,13 +74,12 @@ class Segments:
 
 def _ids(given: object, name: str) -> Tokens:
     """Return ids as int32 `[n]`. Raises `TokensError` for what are none."""
-    tolist = getattr(given, "tolist", None)
     if isinstance(given, str | bytes):
         raise TokensError(
             f"{name} is text; give its token ids, as tokenizer(text).input_ids has them"
         )
     try:
-        ids = np.asarray(cast("Any", tolist() if callable(tolist) else given))
+        ids = np.asarray(cast("Any", given))
     except (ValueError, TypeError):  # parts of several lengths
         ids = np.asarray(None)
     if ids.size == 0 and ids.ndim == 1:

@@ -39,10 +39,12 @@ class Selector(ABC):
 
     name    for tables and reports
     checks  whether all rows start, and a check layer says which of them go on: `kept` is asked then
+    weighs  whether it goes by attention masses, which are then measured at contextual captures
     """
 
     name: str
     checks = False
+    weighs = False
 
     @abstractmethod
     def rows(self, moved: Sequence[Moved]) -> Rows:
@@ -128,6 +130,8 @@ class CacheCraft(Selector):
     See `masses` for the source, and for what `corrected` corrects. Of several variants the one with
     the least to compute is placed.
     """
+
+    weighs = True
 
     def __init__(self, alpha: float = 0.5, *, corrected: bool = True) -> None:
         if not alpha >= 0:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from quire.chunks import Chunks, named_selector
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, load
@@ -72,6 +73,19 @@ def serve(
     tier: TierLines = None,
     tier_file: TierFile = None,
     dtype: options.Dtype = "auto",
+    chunks: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes for K and V of documents that chats bring, reused in any order: answers are approximate.",
+            show_default=False,
+        ),
+    ] = None,
+    chunk_rows: Annotated[
+        str,
+        typer.Option(
+            help="Which rows of documents are computed again, with --chunks: kv-deviation:0.15, epic:16, ..."
+        ),
+    ] = "kv-deviation:0.15",
     events: Annotated[
         str | None,
         typer.Option(
@@ -106,6 +120,8 @@ def serve(
     Events carry the tokens of prompts, unencrypted and without a key: on loopback only, unless --events-in-clear is given.
     With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; on the cluster
     of RAY_ADDRESS, where that is in the environment.
+    With --chunks, a chat that brings "documents" reuses their K and V in any order, and its answer says what of it
+    is approximate; --chunk-rows says which of their rows are computed again.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -114,6 +130,7 @@ def serve(
       quire serve --model ./my-model --kv-memory 8GiB --port 8080
       quire serve --host 0.0.0.0 --keys keys.txt
       quire serve --tier disk:./kv?capacity=20GiB
+      quire serve --chunks 2GiB
       quire serve --events tcp://127.0.0.1:5557
       quire serve --replicas 3 --tier redis://127.0.0.1:6379
     """
@@ -133,6 +150,8 @@ def serve(
         )
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
+    kept = None if chunks is None else Chunks(parse_bytes(chunks), named_selector(chunk_rows))
+    whole = size + (0 if chunks is None else parse_bytes(chunks))
     wanted = Wanted(
         model=model,
         dtype=dtype,
@@ -148,13 +167,15 @@ def serve(
             "max_running": max_running,
             "max_step_tokens": max_step_tokens,
             "max_model_len": max_model_len,
+            "chunks": kept,
         },
     )
     free, most = available_memory(), max(replicas or 1, max_replicas or 1)
-    if free is not None and size * most > free:
+    if free is not None and whole * most > free:
         each = f", {most:,} times," if most > 1 else ""
         raise ConfigError(
-            f"--kv-memory is {format_bytes(size)}{each} and {format_bytes(free)} are available; give less"
+            f"--kv-memory{' and --chunks are' if kept else ' is'} {format_bytes(whole)}{each} and "
+            f"{format_bytes(free)} are available; give less"
         )
     if replicas is not None:
         plan = {

@@ -102,6 +102,7 @@ class LiveCurve(Watcher):
             num_requests=counters.num_requests - self._begun,
             noted_requests=num_notes - first,
             measured=self._measured(),
+            num_filling=int(np.count_nonzero(prompt[first:] > (self._capacity() - 1) * block_size)),
         )
 
     def _measured(self) -> float | None:

@@ -8,6 +8,7 @@ was wrong, and its blocks have no forecast any more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
 from quire.core.policy import LazyHeap
@@ -32,10 +33,12 @@ MAX_CREDITS = 4096
 class Forecasts:
     """The forecasts of one manager: credits by caller and session, and what is expected.
 
-    A caller is a scope: tenants, keys and models that share no blocks share no credit.
+    A caller is a scope: tenants, keys and models that share no blocks share no credit. `unmet` is told of a record whose
+    time is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unmet: Callable[[Record], None] = lambda _: None) -> None:
+        self._unmet = unmet
         self._credits: dict[tuple[Scope, str | None], Credit] = {}
         self._lasts = LazyHeap[tuple[float, int, Record]](_is_expected)
         self._tick = count().__next__
@@ -43,6 +46,7 @@ class Forecasts:
     def expect(self, record: Record, scope: Scope, hint: Hint, now: float) -> None:
         """A request ends; its caller may have said when somebody comes back."""
         if hint.returns_in_s is None:
+            record.silent = (scope, None) in self._credits
             return
         caller = self._credit(scope, None)
         of_caller = (caller.right + GIVEN) / (caller.seen + GIVEN)
@@ -69,6 +73,7 @@ class Forecasts:
         """Give up what was expected until now and has not come."""
         while (head := self._lasts.first()) is not None and head[0] < now:
             self.returned(head[2], now)
+            self._unmet(head[2])
 
     def _credit(self, scope: Scope, session: str | None) -> Credit:
         name = scope, session

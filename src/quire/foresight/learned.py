@@ -230,8 +230,12 @@ def _merged(path: list[tuple[Record, int]]) -> list[tuple[Record, int]]:
 def _goes_on(previous: Record, reached: int) -> bool:
     """Whether a request that shares so many blocks continues the previous one.
 
-    It may leave out a tail of what was new in it: the end of a prompt is often written anew.
+    It may leave out a tail of what was new in it: the end of a prompt is often written anew. But where nothing of it was
+    known, a part may be a system prompt that others use too: whose return is foretold is then continued by all but
+    its last block.
     """
+    if previous.foretold and not previous.found and reached < previous.prompt - 1:
+        return False
     new = previous.prompt - previous.found
     if previous.spent and not previous.since:
         new = 0

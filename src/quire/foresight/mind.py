@@ -9,7 +9,7 @@ import msgspec
 from quire.core.node import Node
 from quire.foresight.forecasts import Forecasts
 from quire.foresight.lru_shadow import LruShadow
-from quire.foresight.reentry import NUM_CLASSES, Record, Reentry
+from quire.foresight.reentry import NUM_CLASSES, UNMET, Record, Reentry
 
 MAX_GHOSTS = 1000
 """So many requests are known again after their last blocks were evicted."""
@@ -71,7 +71,7 @@ class Mind:
         self.model = Reentry()
         self.shared = Reentry(NUM_CLASSES, mixed=0.0)
         self.shadow = LruShadow()
-        self.forecasts = Forecasts()
+        self.forecasts = Forecasts(self._unmet)
         self.ghosts: dict[int, Record] = {}
         self.now = 0.0
         self.walk = Walk(Record())
@@ -128,3 +128,9 @@ class Mind:
         """Records of this class may have a rank or a queue other than before."""
         for doubt in self.doubts:
             doubt(kind)
+
+    def _unmet(self, record: Record) -> None:
+        """A record was not come back to in the time that its caller said."""
+        self.doubt(record.kind)
+        self.model.learn(record, UNMET)
+        self.doubt(record.kind)

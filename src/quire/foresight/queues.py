@@ -214,15 +214,20 @@ def _age(entry: Entry) -> float:
 
 def _shared(entry: Entry, record: Record) -> Shared | None:
     """Return the uppermost of the shared runs of a request that has an entry's last block."""
-    found, run, end = None, record.shared, entry.end
+    found, run, end = None, _runs(record), entry.end
     while run is not None and run.end >= end:
         found, run = run, run.above
     return found
 
 
+def _runs(record: Record) -> Shared | None:
+    """Return the deepest shared run of a request; None where its caller speaks of the future, whose word counts for all of it."""
+    return None if record.foretold or record.silent or record.spent else record.shared
+
+
 def _num_alike(entry: Entry) -> int:
     """Return how many of an entry's last blocks belong to the run that its last block belongs to."""
-    run, end = _record(entry).shared, entry.end
+    run, end = _runs(_record(entry)), entry.end
     while run is not None and run.end >= end:
         run = run.above
     return end - run.end if run is not None else ENDLESS

@@ -54,6 +54,9 @@ CLASS_OCTAVES = 8
 
 NUM_CLASSES = 4 * CLASS_OCTAVES + 1
 
+SILENT, UNMET = -1, -2
+"""Features, beside those that a policy names: its caller speaks of times and has said none; the time that was said is over."""
+
 REFRESH = 64
 """Requests between two computations of the ranks."""
 
@@ -76,6 +79,7 @@ class Stay(msgspec.Struct, gc=False, eq=False):
     `time`    since when, in seconds
     `cells`   its values of the features; `patience` 1 / weight, `kind` the class of weight
     `bin`     of its age; `watched` while a return would be learned from
+    `silent`  whether its caller has spoken of times before, and said none of this
     """
 
     time: float = 0.0
@@ -84,6 +88,7 @@ class Stay(msgspec.Struct, gc=False, eq=False):
     kind: int = NUM_CLASSES // 2
     bin: int = 0
     watched: bool = False
+    silent: bool = False
 
 
 class Shared(msgspec.Struct, gc=False, eq=False):
@@ -161,15 +166,26 @@ class Reentry:
 
     def watch(self, record: Stay, features: tuple[int, ...]) -> None:
         """Begin to wait for the return to a record; each value of a feature has its own number."""
-        record.cells = tuple([self._cells.setdefault(value, Cell()) for value in features])
-        weight = 1.0
-        for cell in record.cells:
-            weight *= cell.weight
-        weight = min(max(weight, 2.0**-CLASS_OCTAVES), 2.0**CLASS_OCTAVES)
-        record.patience = 1.0 / weight
-        record.kind = self._first_kind + class_of(weight)
+        if record.silent:
+            features = (*features, SILENT)
+        self._weigh(record, tuple([self._cells.setdefault(value, Cell()) for value in features]))
         record.watched = True
         self._aging[0].append(record)
+
+    def learn(self, record: Stay, feature: int) -> None:
+        """From now on a watched record has one more feature."""
+        if record.watched:
+            self._weigh(record, (*record.cells, self._cells.setdefault(feature, Cell())))
+
+    def _weigh(self, record: Stay, cells: tuple[Cell, ...]) -> None:
+        """Sort a record into the class of what its cells weigh."""
+        weight = 1.0
+        for cell in cells:
+            weight *= cell.weight
+        weight = min(max(weight, 2.0**-CLASS_OCTAVES), 2.0**CLASS_OCTAVES)
+        record.cells = cells
+        record.patience = 1.0 / weight
+        record.kind = self._first_kind + class_of(weight)
 
     def advance(self, now: float) -> None:
         """Let all records age until now, and learn from those that were not come back to."""

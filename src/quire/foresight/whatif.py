@@ -21,6 +21,10 @@ SHOWN_ERROR = 0.005
 """A curve that is further from what was measured says so."""
 
 
+ELSEWHERE = 0.0064
+"""So much more the curve may be off at other capacities than at the present one."""
+
+
 class WhatIf(msgspec.Struct, frozen=True, eq=False):
     """The share of prompt tokens that an LRU cache of any capacity would have found.
 
@@ -32,6 +36,8 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
     `num_requests`      opened since the manager was made or the curve begun anew
     `noted_requests`    of these, the latest ones, which the curve is made of
     `measured`          what the cache itself has found of these requests, all of them; None where that is not known
+    `num_filling`       of the noted ones, those whose prompts took the whole pool: longer ones are refused, or were cut by
+                        whoever asked, and what a larger pool would have found of them is not in the curve
     """
 
     capacity_blocks: int
@@ -40,6 +46,7 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
     num_requests: int
     noted_requests: int
     measured: float | None = None
+    num_filling: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -50,10 +57,20 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
     def error(self) -> float | None:
         """How far the curve is from what was measured, at the present capacity: its error where the policy is LRU.
 
-        Of another policy it is that and what the policy finds more or less. It is of one capacity: larger and smaller ones
-        may be off by more.
+        Of another policy it is that and what the policy finds more or less. It is of one capacity: `error_at` of others.
         """
         return None if self.measured is None else abs(self.hit_rate - self.measured)
+
+    def error_at(self, capacity_blocks: float) -> float | None:
+        """Return how far the curve may be off at a capacity; None where that is not known.
+
+        It is not known without `error`, and above the present capacity where prompts took the whole pool.
+        """
+        error = self.error
+        if error is None or capacity_blocks == self.capacity_blocks:
+            return error
+        is_seen = capacity_blocks < self.capacity_blocks or not self.num_filling
+        return error + ELSEWHERE if is_seen else None
 
     @property
     def ceiling(self) -> float:
@@ -83,6 +100,8 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
         doubt = ""
         if self.error is not None and self.error >= SHOWN_ERROR:
             doubt = f"; the cache itself found {100 * (self.measured or 0.0):.1f} %"
+        if self.num_filling:
+            doubt += f", {self.num_filling:,} of which took the whole pool: of longer ones more memory may find more"
         return (
             f"twice the memory {change}, half of it gives {100 * less:.0f} %; no capacity finds more "
             f"than {100 * self.ceiling:.0f} % (LRU, the latest {self.noted_requests:,} requests{doubt})"

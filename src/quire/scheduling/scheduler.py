@@ -38,6 +38,7 @@ class Scheduler:
     """Decides what each step computes: who is admitted, which parts of prompts, who is preempted.
 
     `bring_up`  called before a job's blocks are looked up, so that tiers can restore some
+    `opened`    called when a job's sequence was opened, or resumed; K and V that it commits are not computed
     `keep`      called before a job's sequence gives its blocks back, so that tiers can store some
 
     Every job of it is in one of three lists, the first two by rank; in the last two its sequence is open:
@@ -60,6 +61,7 @@ class Scheduler:
         limits: Limits | None = None,
         *,
         bring_up: Hook | None = None,
+        opened: Hook | None = None,
         keep: Hook | None = None,
     ) -> None:
         self.manager = manager
@@ -68,7 +70,7 @@ class Scheduler:
         self.prefilling: list[Job] = []
         self.decoding: list[Job] = []
         self.given_up: list[tuple[Job, QuireError]] = []
-        self._bring_up, self._keep = bring_up, keep
+        self._bring_up, self._opened, self._keep = bring_up, opened, keep
         self._num_jobs = 0
         self._next_deadline = inf
         self._batch: DecodeBatch | None = None
@@ -294,6 +296,8 @@ class Scheduler:
             self.waiting.sort(key=BY_RANK)
         job.state = "running"
         insort(self.prefilling, job, key=BY_RANK)
+        if self._opened is not None:
+            self._opened(job)
 
     # -- ends ------------------------------------------------------------------------------
 

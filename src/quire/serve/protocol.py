@@ -180,7 +180,7 @@ class CompletionRequest(Generation, kw_only=True):
         self.messages = None  # which completions do not look at
         if self.prompt is None:
             raise ConfigError("prompt is missing; send text, token ids, or a list of either")
-        for name in ("echo", "suffix"):
+        for name in ("echo", "suffix", "documents"):
             if getattr(self, name):
                 raise ConfigError(f"{name} is not offered; leave it out")
 

@@ -89,7 +89,7 @@ class Reply:
         self.prompt_tokens = self.cached_tokens = 0
         self._chat, self._n, self._top = isinstance(asked, ChatRequest), asked.n, asked.num_logprobs
         self._usage = asked.stream_options is not None and asked.stream_options.include_usage
-        self._begun = set[int]()
+        self._begun, self._passages = set[int](), dict[str, list[Any]]()
         name = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
         own = {"created": int(time.time()), "model": model, "system_fingerprint": FINGERPRINT}
         self._head = {"id": name, **own}
@@ -100,6 +100,8 @@ class Reply:
             self._begun.add(place)
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens
+            if output.chunks is not None:
+                self._passages.setdefault("chunks", []).append(output.chunks)
         for made in output.outputs:
             choice = self.choices[place * self._n + int(made.index)]
             choice.take(made)
@@ -109,7 +111,8 @@ class Reply:
         """Return the answer of a request that is not streamed."""
         choices = [self._shape(each, each.news(self._top), "message") for each in self.choices]
         kind = "chat.completion" if self._chat else "text_completion"
-        return self._head | {"object": kind, "choices": choices, "usage": self._counts()}
+        own = {"object": kind, "choices": choices, "usage": self._counts()}
+        return self._head | own | self._passages
 
     def opening(self) -> list[bytes]:
         """Return what a stream begins with: of a chat, who speaks."""
@@ -120,15 +123,16 @@ class Reply:
     def chunk(self, choice: ReplyChoice) -> bytes:
         """Return what is new of a choice as an event; nothing where nothing is."""
         news = choice.news(self._top)
-        return self._chunk([self._shape(choice, news, "delta")]) if any(news) else b""
+        told = self._passages if news.finish_reason else {}
+        return self._chunk([self._shape(choice, news, "delta")], **told) if any(news) else b""
 
     def closing(self) -> list[bytes]:
         """Return what a stream ends with."""
-        return [self._chunk([], self._counts()), DONE] if self._usage else [DONE]
+        return [self._chunk([], usage=self._counts()), DONE] if self._usage else [DONE]
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        end = {"usage": usage} if self._usage else {}
+        end = {"usage": None} | more if self._usage else more
         return sse({**self._head, "object": kind, "choices": choices, **end})
 
     def _counts(self) -> dict[str, Any]:

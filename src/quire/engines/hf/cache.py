@@ -14,6 +14,7 @@ from quire.core import CacheManager, Scope, Stats
 from quire.core.terms import RequestTerms
 from quire.engines.hf.battery import check_kind
 from quire.engines.hf.calls import NO_REPORT, Calls
+from quire.engines.hf.chunks.passages import asked_for, passages_of
 from quire.engines.hf.inputs import read_plan, taken_terms
 from quire.engines.hf.keeping import Capacity, KeptBlocks, Settings, check_settings
 from quire.engines.hf.making import Making
@@ -67,6 +68,8 @@ class PrefixCache(ModelFace):
                 to a tiny twin of its config; "first", besides, the first reused call of each shape
                 (rows, padding, windows, beams, media, adapter) against a whole forward of the model,
                 with an `UnsupportedModel` out of that call where they differ; None, the short check alone
+    chunks      reuse K and V of passages at any position where a call gives `segments`, approximately:
+                `quire.chunks.Chunks("1GiB")`; they are kept in `passages`. None: never
 
     One thread uses a cache at a time, and another is refused with `CacheBusy`; the model may be used by
     others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
@@ -101,10 +104,10 @@ class PrefixCache(ModelFace):
         debug = settings.get("debug", False)
         making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
         first = FirstCalls(model, kinds) if verify == "first" else None
-        clock = settings.get("clock", time.monotonic)
-        self._calls = Calls(model, self.kept, making, first, clock)
+        self._calls = Calls(model, self.kept, making, first, settings.get("clock", time.monotonic))
         self.layout, self.tiers = self.kept.layout, self.kept.tiers
         self.last = NO_REPORT
+        self.passages = passages_of(self.kept, kinds, self._turn, settings.get("chunks"))
 
     @in_turn
     def generate(
@@ -128,6 +131,8 @@ class PrefixCache(ModelFace):
         `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
         name the processed content and its grid. By default it is SHA-256 of both.
         scope: who may share this prefix.
+        segments: in place of ids, `[head, passage, ..., question]`, ids each, for one row (`docs/chunks.md`); the
+        answer is approximate where `last.chunks` says so. selector: which rows are computed again.
         By name: priority, retain_s: how long it is worth keeping; store_until: how many of each row's
         tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's length no answer;
         hint: a `quire.Hint`, what you foresee of its reuse; see `end_session`.
@@ -141,16 +146,14 @@ class PrefixCache(ModelFace):
         prompt (recurrent layers), which are kept on the way.
         """
         calls, started = self._calls, self._calls.clock()
-        terms = taken_terms(arguments)
+        terms, asked = taken_terms(arguments), asked_for(self.passages, arguments)
+        if asked is not None:
+            input_ids, attention_mask = asked.prompt(input_ids, attention_mask, media)
         prompts = calls.prompts(input_ids, attention_mask, arguments)
         found = calls.media.read(prompts, arguments, media)
         plan = read_plan(self.model, calls.signatures, prompts, arguments)
         last = prompts.ids.shape[1] - 1
-        if plan.expand > 1 and found.cut(last) != last:
-            raise ConfigError(
-                "the prompt ends in an image, video or audio, which cannot be fed to beams or "
-                "return sequences; let a token of text follow it"
-            )
+        calls.check_end(found, last, plan.expand)
         if calls.first is not None:
             calls.first.admit(found)
         with calls.opened(prompts, found, scope, terms) as request:
@@ -159,6 +162,8 @@ class PrefixCache(ModelFace):
                 past = request.start_empty(making)  # its loop feeds the whole prompt, unseen
             else:
                 past = request.start(making, calls.feed(plan.chunk))
+            if asked is not None:
+                asked.fill(calls, request, past, plan)
             if plan.expand > 1:
                 calls.prefill(prompts, found, past, last, plan.chunk)
                 past.batch_repeat_interleave(plan.expand)
@@ -174,6 +179,8 @@ class PrefixCache(ModelFace):
                 )
             texts = returned(prompts, plan, past, output)
             self.last = calls.end(request, recorder, texts, started, by_itself=True)
+            if asked is not None:
+                self.last = asked.ended(calls, request, recorder.cache, self.last)
         return output
 
     @contextmanager
@@ -329,6 +336,8 @@ class PrefixCache(ModelFace):
 
         After `Interrupted` this starts the cache anew: counters start again, and 0 is returned.
         """
+        if self.passages is not None:
+            self.passages.store.clear()
         return self.kept.clear()
 
     @in_turn

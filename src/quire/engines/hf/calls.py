@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire import ops
+from quire.chunks import ChunkReport
 from quire.core import Scope
 from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
@@ -39,6 +40,8 @@ class CallReport:
     unknown_tokens  tokens that cannot be stored, as what the model computed for them, or for one before
                     them, is not what their ids alone give: a mask, positions or embeddings of the caller's
     unknown_reason  what came first among these; None where all tokens are known
+    chunks          what became of the passages of a call with segments; then `cached_tokens` are those of the
+                    prefix alone, and K and V of passages that were placed are among neither
     """
 
     prompt_tokens: int
@@ -49,10 +52,13 @@ class CallReport:
     tier_misses: dict[str, int] = field(default_factory=dict[str, int])
     unknown_tokens: int = 0
     unknown_reason: str | None = None
+    chunks: ChunkReport | None = None
 
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens that the model had to compute."""
+        if self.chunks is not None:
+            return self.chunks.computed_tokens + self.chunks.recomputed_rows
         return self.prompt_tokens - self.cached_tokens
 
 
@@ -108,6 +114,14 @@ class Calls:
             request.close()
             if self.first is not None and self.first.refusal is not None:
                 ops.clear(self._kept.manager)
+
+    def check_end(self, media: Media, last: int, expand: int) -> None:
+        """Raise `ConfigError` where a prompt of `last` + 1 columns cannot be fed to several rows up to its end."""
+        if expand > 1 and media.cut(last) != last:
+            raise ConfigError(
+                "the prompt ends in an image, video or audio, which cannot be fed to beams or "
+                "return sequences; let a token of text follow it"
+            )
 
     def is_same_model(self, request: Request, *, by_itself: bool = False) -> Callable[[], bool]:
         """Return a function that tells whether the model is the one that a call began with."""

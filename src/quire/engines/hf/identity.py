@@ -94,6 +94,11 @@ class Identity:
         lora = scope.lora if scope.lora is not None else "+".join(names) or None
         return Scope(salt=scope.salt, lora=lora, model=model)
 
+    @property
+    def sight(self) -> Sight | None:
+        """What the model was when it was last looked at; None: as nobody has seen it since it changed."""
+        return self._last and self._last[0]
+
     def is_unchanged(self, bound: Scope, *, by_itself: bool = False) -> bool:
         """Whether the model is what a scope was bound to.
 

@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import torch
 
 from quire import ops
 from quire.budget import EXPECTED_TOKENS
+from quire.chunks import Chunks
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Watcher
 from quire.core.blocks import BlockPool
@@ -49,6 +50,7 @@ class Settings(TypedDict, total=False):
     tiers: "Tiers | None"
     tier_dtype: str | None
     verify: Verify
+    chunks: Chunks | None
 
 
 def check_settings(capacity: Capacity, settings: Settings) -> None:
@@ -60,6 +62,9 @@ def check_settings(capacity: Capacity, settings: Settings) -> None:
             raise ConfigError(f"PrefixCache has no setting {name!r}{near}")
     if not isinstance(capacity, Mapping):
         parse_bytes(capacity)
+    chunks = cast("object", settings.get("chunks"))
+    if chunks is not None and not isinstance(chunks, Chunks):
+        raise ConfigError(f"chunks={chunks!r}; give quire.chunks.Chunks('1GiB'), or nothing")
     verify, allowed = settings.get("verify", "probe"), ("probe", "first", None)
     if verify not in allowed:
         raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, allowed))}")
@@ -81,6 +86,7 @@ class KeptBlocks:
         before: Sight,
     ) -> None:
         debug = settings.get("debug", False)
+        self.model = model
         self.layout = computed.stored_as(settings.get("dtype"))
         groups = (
             named_groups(self.layout, capacity)

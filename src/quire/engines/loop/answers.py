@@ -4,10 +4,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from quire.chunks import ChunkReport
 from quire.core import Scope
 from quire.core.tokens import INT32
 from quire.engines.loop.params import SamplingParams
@@ -15,6 +16,9 @@ from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled
 from quire.engines.loop.text import TextStream
 from quire.errors import QuireError
 from quire.scheduling import Job
+
+if TYPE_CHECKING:
+    from quire.engines.loop.passages import PassagePrompt
 
 NO_TOKEN = -1
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -52,6 +56,7 @@ class RequestOutput:
 
     num_cached_tokens  tokens of the prompt whose KV was there when the request was first admitted
     error              why it ended before its time, with `finish_reason` "error"
+    chunks             what became of the passages of a prompt in segments, where the engine reuses chunks
     """
 
     request_id: str
@@ -61,6 +66,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     error: QuireError | None = None
+    chunks: ChunkReport | None = None
 
 
 @dataclass(slots=True)
@@ -100,11 +106,17 @@ class EngineRequest:
         self.stops = sorted({*own_stops, *(params.stop_token_ids or ())})
         self.answers: list[Answer] = []
         self.error: QuireError | None = None
+        self.passages: PassagePrompt | None = None
 
     @property
     def finished(self) -> bool:
         """Whether all answers have ended."""
-        return all(answer.finish_reason is not None for answer in self.answers)
+        for (
+            answer
+        ) in self.answers:  # asked for each request in each step: `all` takes twice as long
+            if answer.finish_reason is None:
+                return False
+        return True
 
     def output(self) -> RequestOutput:
         """Return all that is there of it."""
@@ -116,6 +128,7 @@ class EngineRequest:
             self._told(),
             self.finished,
             self.error,
+            self.passages and self.passages.report,
         )
 
     def _told(self) -> list[CompletionOutput]:
@@ -204,6 +217,8 @@ class Answer(Job):
 
     def _read(self, num_tokens: int) -> str | None:
         """Bring the text up to so many tokens, and return the text that ends it, if one was found."""
+        if not self._stream.tells:
+            return None
         unread = slice(self.prompt_len + self._stream.num_tokens, self.prompt_len + num_tokens)
         self._stream.feed(self.tokens[unread].tolist())
         return self._stream.stopped

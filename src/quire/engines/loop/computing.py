@@ -7,6 +7,7 @@ import torch
 
 from quire.core import CacheManager
 from quire.core.tokens import INT32, IntArray
+from quire.engines.hf.sight import Sight
 from quire.engines.packed.attention import Packed
 from quire.engines.packed.model import PackedModel
 from quire.scheduling import Step
@@ -60,8 +61,11 @@ class Forward:
             apply_plan(self.pools, copies)
             self._moved = True
 
-    def logits(self, step: Step) -> torch.Tensor:
-        """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned."""
+    def logits(self, step: Step, seen: Sight | None = None) -> torch.Tensor:
+        """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned.
+
+        seen  a sight of the model that holds now; None: it is looked at again
+        """
         self.copy()
         starts, lengths = step.starts.astype(np.int64), step.lengths.astype(np.int64)
         self._update_tables(step)
@@ -72,7 +76,7 @@ class Forward:
             torch.from_numpy(each.astype(np.int64)).to(device)  # pyright: ignore[reportUnknownMemberType]
             for each in (step.tokens, _positions(step), step.logit_rows)
         )
-        return self.model.forward(ids, positions, rows, self._plans, self.pools)
+        return self.model.forward(ids, positions, rows, self._plans, self.pools, seen=seen)
 
     def _update_tables(self, step: Step) -> None:
         """Bring the block tables [R, blocks] of each group up to a step.

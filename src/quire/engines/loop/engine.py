@@ -23,14 +23,22 @@ from quire.engines.loop.answers import (
 )
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.requests import Prompt, RequestOptions, each_prompt, job_terms, read_prompt
+from quire.engines.loop.passages import EnginePassages, PassagePrompt
+from quire.engines.loop.requests import (
+    Prompt,
+    RequestOptions,
+    each_prompt,
+    job_terms,
+    read_prompt,
+    read_segments,
+)
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
 from quire.engines.loop.text import TextStream
 from quire.engines.packed.model import eos_ids, locked
 from quire.engines.packed.proof import proven
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
-from quire.scheduling import Scheduler
+from quire.scheduling import Job, Scheduler
 
 _CONTEXT = 8
 """Tokens at the end of a prompt that say how the text of its answer begins."""
@@ -79,17 +87,23 @@ class Engine:
                 from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
 
                 self._below = EngineTiers(self.tiers, self._forward, self._identity.fingerprint)
+            self._turn = Turn("engine")
+            self._passages = None
+            if settings.chunks is not None:
+                self._passages = EnginePassages(
+                    self._forward, self.scope, self._turn, settings.chunks
+                )
             self.scheduler = Scheduler(
                 self.manager,
                 settings,
-                bring_up=self._below and self._below.bring_up,
+                bring_up=self._bring_up,
+                opened=self._passages and self._opened_job,
                 keep=self._below and self._below.keep,
             )
             self._opened = opened.pop_all()
         self._vocab_size = num_embeddings(model)
         self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
         self._clock = settings.clock
-        self._turn = Turn("engine")
         self._stats = EngineStats()
         self._numbers = count()
         self._requests: dict[str, EngineRequest] = {}
@@ -126,6 +140,7 @@ class Engine:
                 "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
             )
         text, ids = read_prompt(prompt, self.tokenizer)
+        segments = read_segments(prompt, ids)
         if ids and max(ids) >= self._vocab_size:
             raise TokensError(
                 f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
@@ -144,6 +159,8 @@ class Engine:
         for rules in self._sampler.rules(params, ids):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, rules, stream, **job))
+        if segments is not None and self._passages is not None:
+            request.passages = PassagePrompt(segments)
         first, *first.twins = request.answers
         self.scheduler.add(first)
         self._requests[request_id] = request
@@ -159,8 +176,9 @@ class Engine:
         self._news.pop(request_id, None)
 
     def has_unfinished(self) -> bool:
-        """Whether some requests have not ended, or ended with news that `step` has not told."""
-        return bool(self._requests or self._news)
+        """Whether some requests have not ended, or ended with news that `step` has not told, or passages wait."""
+        waits = self._passages is not None and self._passages.is_pending
+        return bool(self._requests or self._news) or waits
 
     def stats(self) -> EngineStats:
         """Return a copy of the counters."""
@@ -182,6 +200,8 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
         self._is_closed = True
+        if self._passages is not None:
+            self._passages.forget_pending()
         if self._below is not None:
             self._below.close()
         self._opened.close()
@@ -237,6 +257,8 @@ class Engine:
                     self._advance()
                 if request.error is not None:
                     raise request.error
+            while self._passages is not None and self._passages.is_pending:
+                self._passages.capture_next()
         finally:
             for request in requests:
                 self.abort(request.request_id)
@@ -252,6 +274,8 @@ class Engine:
                 answer.drafts = propose(answer.known(), answer.request.params.speculation)
         if self._below is not None:
             self._below.make_room(self.scheduler)
+        if self._passages is not None and not self.scheduler.waiting:
+            self._passages.capture_next()
         step = self.scheduler.plan(self._clock())
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
         for job, error in given_up:
@@ -262,7 +286,7 @@ class Engine:
             self._batch = AnswerBatch(cast("list[Answer]", step.sampled))
         begun_s = perf_counter()
         try:
-            logits = self._forward.logits(step)
+            logits = self._forward.logits(step, self._identity.sight)
             if step.spread is not None:
                 logits = logits[step.spread]
             sampled = self._sampler.sample(self._batch.rules, logits, step.drafts)
@@ -279,6 +303,20 @@ class Engine:
         for answer in self._batch.take(sampled):
             if answer.ends():
                 self._finish(answer)
+
+    def _bring_up(self, job: Job) -> None:
+        """Have tiers bring back what they have of a job that is admitted, and its passages planned."""
+        if self._below is not None:
+            self._below.bring_up(job)
+        prompt = cast("Answer", job).request.passages
+        if self._passages is not None and prompt is not None:
+            self._passages.bring_up(job, prompt)
+
+    def _opened_job(self, job: Job) -> None:
+        """Place the passages of a job whose sequence is open now."""
+        prompt = cast("Answer", job).request.passages
+        if self._passages is not None and prompt is not None:
+            self._passages.opened(job, prompt)
 
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
@@ -329,4 +367,6 @@ class Engine:
         if answer is request.answers[0]:
             self._stats.cached_tokens += answer.num_found
         if request.finished:
+            if self._passages is not None and request.passages is not None and not request.error:
+                self._passages.ended(request.passages, request.scope)
             del self._requests[request.request_id]

@@ -5,12 +5,17 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from quire.chunks import Segments
 from quire.core import Hint, Scope
 from quire.core.tokens import array_of, key_of
 from quire.errors import ConfigError, TokensError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}."""
+"""A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}.
+
+{"segments": [head, passage, ..., question]}, token ids each, lets an engine with `chunks` reuse passages; a list of ids
+may have such `segments` as an attribute.
+"""
 
 SEEN = 60
 """Characters of a refused prompt that an error shows."""
@@ -55,6 +60,8 @@ def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, list[int]]:
     if isinstance(prompt, Mapping):
         text: Any = prompt.get("prompt")
         ids = prompt.get("prompt_token_ids")
+        if prompt.get("segments") is not None:
+            return text, Segments.of(prompt["segments"]).tokens.tolist()
         if text is None and ids is None:
             raise ConfigError(f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
         return text, read_prompt(cast("str", text) if ids is None else ids, tokenizer)[1]
@@ -68,6 +75,20 @@ def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, list[int]]:
         return prompt, list(tokenizer(prompt)["input_ids"])
     except (TypeError, UnicodeError) as error:  # a lone surrogate, for instance
         raise TokensError(f"the tokenizer cannot read {prompt[:SEEN]!r}: {error}") from None
+
+
+def read_segments(prompt: Prompt, ids: Sequence[int]) -> Segments | None:
+    """Return the segments of a prompt of these ids, if it has some. Raises `TokensError` for those of another prompt."""
+    named = prompt.get("segments") if isinstance(prompt, Mapping) else None
+    parts = getattr(prompt, "segments", None) if named is None else named
+    if parts is None:
+        return None
+    segments = Segments.of(cast("Iterable[Any]", parts))
+    if segments.tokens.tolist() != list(ids):
+        raise TokensError(
+            f"segments of {segments.tokens.size} tokens are no parts of a prompt of {len(ids)}"
+        )
+    return segments
 
 
 def each_prompt(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

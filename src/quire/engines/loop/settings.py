@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from quire.chunks import Chunks
 from quire.config import check_count, format_bytes, parse_bytes
 from quire.core import FullAttention, LayerGroup, Watcher
 from quire.core.policy import PolicyFactory
@@ -27,6 +28,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     watchers       of the manager
     tiers          where KV goes that outlives the pools, as `PrefixCache` takes it; then `close` the engine
     clock          seconds, rising
+    chunks         reuse K and V of passages at any position where a prompt comes in segments, approximately; None: never
     debug_nan      fill fresh memory with NaN, so that reading what nobody computed shows
     """
 
@@ -38,6 +40,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     watchers: Sequence[Watcher] = ()
     tiers: "Tiers | None" = None
     clock: Callable[[], float] = monotonic
+    chunks: Chunks | None = None
     debug_nan: bool = False
 
     def __post_init__(self) -> None:

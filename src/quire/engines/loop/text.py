@@ -47,6 +47,11 @@ class TextStream:
         if tokenizer is not None and params.detokenize:
             self._decoder = _Decoder(tokenizer, params.skip_special_tokens, prompt_ids)
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is any text to come."""
+        return self._decoder is not None
+
     def feed(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens, and return the text that is sure now."""
         said = ""

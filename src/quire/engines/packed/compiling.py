@@ -34,7 +34,10 @@ class Pass(NamedTuple):
 
 
 class Program:
-    """Passes, one behind the other in one call, as often as one likes."""
+    """Passes, one behind the other in one call, as often as one likes.
+
+    last  the inputs of the last one, which may be changed before a call
+    """
 
     def __init__(self, passes: Sequence[Pass]) -> None:
         inputs = [np.array(each.inputs, np.int64) for each in passes]
@@ -43,6 +46,7 @@ class Program:
             for each, address in zip(passes, (each.ctypes.data for each in inputs), strict=True)
             for i, function in enumerate(each.functions)
         ]
+        self.last = inputs[-1]
         self._calls = np.array(calls, np.int64)
         self._held = passes, inputs
 

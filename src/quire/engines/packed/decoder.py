@@ -14,13 +14,12 @@ from typing import Any, cast
 
 import torch
 
-from quire.engines.hf.sight import only_looks
+from quire.engines.hf.sight import Sight, only_looks
 from quire.engines.packed.attention import AttentionPlan
 from quire.engines.packed.attention.reference import KV
 
 _MODULES = cast("Any", torch.nn.modules.module)
 _DTYPES = (torch.float32, torch.bfloat16)
-_NUMBERS = (bool, int, float)
 _COMPILES = find_spec("llvmlite") is not None
 
 _MODEL = {"model": None, "lm_head": "Linear"}
@@ -63,15 +62,18 @@ class PlainDecoder:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._kept: tuple[Any, Any] = None, None
-        self._seen: list[tuple[Any, list[Any]]] = []
+        self._own: Sight | None = None
+        self._seen: Sight | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the model still is, as `is_plain` says."""
-        if not (self._seen and _computes_here() and all(map(_is_seen, self._seen))):
-            plain, self._kept = is_plain(self._model), (None, None)
-            self._seen = [(each, _parts(each)) for each in self._model.modules()] if plain else []
-        return bool(self._seen)
+    def is_plain(self, seen: Sight | None) -> bool:
+        """Whether the model still is, as `is_plain` says; `seen`: a sight of it that holds now, as far as is known."""
+        if self._own is None or (
+            (seen is None or seen is not self._seen) and not self._own.holds(sampled=False)
+        ):
+            self._kept = None, None
+            self._own = Sight(self._model).forget_tensors() if is_plain(self._model) else None
+        self._seen = seen
+        return self._own is not None
 
     def logits(
         self,
@@ -128,29 +130,6 @@ def _computes_here() -> bool:
         not torch.is_autocast_enabled("cpu")
         and not _MODULES._global_forward_hooks
         and not _MODULES._global_forward_pre_hooks
-    )
-
-
-def _parts(module: Any) -> list[Any]:
-    """Return what a module without hooks computes with: its kind, its numbers, its parts, and where its weights are."""
-    own: dict[str, Any] = module.__dict__
-    weights: list[torch.Tensor] = [each for each in own["_parameters"].values() if each is not None]
-    return [
-        type(module),
-        *(each for each in own.values() if type(each) in _NUMBERS),
-        *own["_modules"].values(),
-        *((each.data_ptr(), each.dtype, each.shape, each.is_contiguous()) for each in weights),
-    ]
-
-
-def _is_seen(sight: tuple[Any, list[Any]]) -> bool:
-    module, parts = sight
-    own: dict[str, Any] = module.__dict__
-    return (
-        not own["_forward_hooks"]
-        and not own["_forward_pre_hooks"]
-        and "forward" not in own
-        and _parts(module) == parts
     )
 
 

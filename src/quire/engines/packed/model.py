@@ -13,6 +13,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from quire.engines.hf.probe import probe_model
+from quire.engines.hf.sight import Sight
 from quire.engines.packed.attention import AttentionPlan, Scoring, attend
 from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.decoder import PlainDecoder
@@ -88,11 +89,14 @@ class PackedModel:
         rows: torch.Tensor | None,
         plans: Sequence[AttentionPlan],
         pools: Sequence[KVPool],
+        *,
+        seen: Sight | None = None,
     ) -> torch.Tensor:
         """Return the logits `[len(rows), vocab]` of some rows, None: of all, and write all K and V to the pools.
 
         ids, positions  int64 [N], the rows of the first request, then those of the next one
         plans, pools    one for each layer group
+        seen            a sight of the model that holds now; None: it is looked at here
         """
         layers = self._layers
 
@@ -107,7 +111,7 @@ class PackedModel:
             scoring = Scoring(scale, how.get("s_aux"), how.get("softcap"))
             return attend(*held(module), q, (k, v), scoring)
 
-        if self.plain and self._decoder.is_plain:
+        if self.plain and self._decoder.is_plain(seen):
             with locked(self.model), torch.inference_mode():
                 return self._decoder.logits((ids, positions), rows, held)
         return self._run(ids, positions, rows, of_pools)

@@ -11,7 +11,7 @@ from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.attention.step import attention_pass, turned, write
 from quire.engines.packed.compiling import Program
 from quire.engines.packed.norms import normed
-from quire.engines.packed.products import operands, product
+from quire.engines.packed.products import RESULT, operands, product
 
 
 class Passes:
@@ -28,7 +28,7 @@ class Passes:
         self._rooms: dict[int, torch.Tensor] = {}
         self._heads: torch.Tensor | None = None
         self._passes: list[Any] = []
-        self._layers: Program | None = None
+        self._program: Program | None = None
 
     def take(self, *inputs: torch.Tensor) -> None:
         """Take the hidden states, cosines and sines of another step of as many rows."""
@@ -60,13 +60,12 @@ class Passes:
         """Run the layers; return the logits of the rows."""
         found = self.hidden.new_empty(len(self.hidden), head.out_features)
         if len(found):
-            if self._layers is None:
-                self._layers = Program(self._passes)
-            self._layers.run()
-            self._passes = []
-            self._norm(norm)
-            self._multiply(self._states, (head,), found, "plain")
-            Program(self._passes).run()
+            if self._program is None:
+                self._norm(norm)
+                self._multiply(self._states, (head,), found, "plain")
+                self._program = Program(self._passes)
+            self._program.last[RESULT] = found.data_ptr()
+            self._program.run()
         return found
 
     def _room(self, width: int) -> torch.Tensor:

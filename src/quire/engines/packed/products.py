@@ -127,6 +127,10 @@ class _Inputs(NamedTuple):
     out_bytes: Any
 
 
+RESULT = _Inputs._fields.index("out")
+"""Where the inputs of a product say where its result goes."""
+
+
 class _Panel(NamedTuple):
     """Neighbouring columns of a result.
 

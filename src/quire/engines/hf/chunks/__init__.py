@@ -9,6 +9,7 @@ check_layer  which layer tells best what of a moved passage is wrong
 weighing     attention masses of passages
 blending     a working cache filled by a plan
 model        ChunkModel: all of it over a bare model
+passages     passages of a PrefixCache: captured, kept, and placed
 """
 
 from quire.engines.hf.chunks.gate import Relocation

@@ -51,7 +51,9 @@ class Blending:
                 f"a working cache of {past.get_seq_length()} columns, where the plan begins at {plan.exact_until}"
             )
         if any(each.variant is None or each.variant.kv is None for each in plan.placed):
-            raise InvariantError("a plan places a variant that has gone; leave it out with `without`")
+            raise InvariantError(
+                "a plan places a variant that has gone; leave it out with `without`"
+            )
         chunks = [(each, cast("ChunkKV", cast("Any", each.variant).kv)) for each in plan.placed]
         if chunks:
             grow(past, chunks[0][1], num_columns - plan.exact_until)

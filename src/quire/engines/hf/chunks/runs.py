@@ -47,6 +47,10 @@ class Runs:
         past.ledger.append(fed)
         return output.logits[0, -1]
 
+    def hold(self, past: WorkingCache, ids: Ids) -> None:
+        """Note that the columns behind those that are known hold exact K and V of `ids`."""
+        past.ledger.append(_row(ids, self.model.device))
+
     def kv(self, ids: Ids, first: int) -> ChunkKV:
         """Return K and V of ids as they are at positions from `first` on, with nothing before them."""
         past = self.past(len(ids))
@@ -66,7 +70,7 @@ class Runs:
         if held is not None:
             grow(past, held, len(head))
             place(past, held, 0, 0, [None] * len(self.kinds))
-            past.ledger.append(_row(head, self.model.device))
+            self.hold(past, head)
         elif len(head):
             self.feed(past, head)
         before = np.asarray(head, np.int32).tobytes()
@@ -92,7 +96,7 @@ def contextual(
     windowed layer lacks some of it.
     """
     found: list[Variant] = []
-    texts = [ids.tobytes() for ids in segments.passages]
+    texts = segments.passage_texts
     for index in which:
         start, stop = segments.spans[index]
         kv = captured(past, start, stop)
@@ -100,7 +104,7 @@ def contextual(
             before = segments.text[: 4 * start]
             kind = "contextual" if index else "isolated"
             weighed = None if masses is None else masses[index]
-            found.append(Variant(texts[index], before, kind, kv, tuple(texts[:index]), weighed))
+            found.append(Variant(texts[index], before, kind, kv, texts[:index], weighed))
     return found
 
 

@@ -97,26 +97,37 @@ def _merge(code: LayerCode) -> None:
     with (
         code.claims(code.arguments[0] + 16, layer.num_rows) as row,
         code.when(code.is_merged(row)),
-        code.loop(0, code.heads) as head,
     ):
         first, last = (code.number(layer.merged_starts, row + i) for i in range(2))
-
-        def part(at: Number, head: Number = head) -> tuple[Number, Number]:
-            place = code.partial(code.number(layer.merged, at), head)
-            return place, code.load(place, FLOAT).spread()
-
-        sink = Variable(code, code.constant(LOWEST, FLOATS))
-        with code.when(layer.sinks > 0):
-            sink.now = code.load(layer.sinks + head * 4, FLOAT).spread() * LOG2_E
-        highest = Variable(code, sink.now)
+        # Another core may have written them: all are asked for before the first is waited for.
         with code.loop(first, last) as at:
-            highest.now = highest.now.max(part(at)[1])
-        total = Variable(code, code.exp2(sink.now - highest.now))
-        sums = code.zeros(-(-width // LANES))
-        with code.loop(first, last) as at:
-            place, high = part(at)
-            share = code.exp2(high - highest.now)
-            total.now += share * code.load(place + 4, FLOAT).spread()
-            for each, value in zip(sums, code.load_row(place + 8, width, FLOAT), strict=True):
-                each.now += share * value
-        code.put(row, head, [each.now / total.now for each in sums])
+            start = code.partial(code.number(layer.merged, at), code.constant(0))
+            with code.loop(0, code.heads * (4 * (2 + width)), 64) as place:
+                code.fetch(start + place)
+        with code.loop(0, code.heads) as head:
+            _merge_one(code, row, head, (first, last))
+
+
+def _merge_one(code: LayerCode, row: Number, head: Number, parts: tuple[Number, Number]) -> None:
+    """Put down the output of a head from its parts, one place behind another."""
+    layer, width, (first, last) = code.layer, code.shape.width, parts
+
+    def part(at: Number) -> tuple[Number, Number]:
+        place = code.partial(code.number(layer.merged, at), head)
+        return place, code.load(place, FLOAT).spread()
+
+    sink = Variable(code, code.constant(LOWEST, FLOATS))
+    with code.when(layer.sinks > 0):
+        sink.now = code.load(layer.sinks + head * 4, FLOAT).spread() * LOG2_E
+    highest = Variable(code, sink.now)
+    with code.loop(first, last) as at:
+        highest.now = highest.now.max(part(at)[1])
+    total = Variable(code, code.exp2(sink.now - highest.now))
+    sums = code.zeros(-(-width // LANES))
+    with code.loop(first, last) as at:
+        place, high = part(at)
+        share = code.exp2(high - highest.now)
+        total.now += share * code.load(place + 4, FLOAT).spread()
+        for each, value in zip(sums, code.load_row(place + 8, width, FLOAT), strict=True):
+            each.now += share * value
+    code.put(row, head, [each.now / total.now for each in sums])

@@ -50,6 +50,11 @@ def attend_many(code: LayerCode, task: Task) -> None:
     total = code.zeros(len(_VECTORS))
     with code.loop(0, rows * _LINE, _VECTOR) as place:
         code.store(code.constant(0, FLOATS), sums + place)
+    if (
+        in_tiles
+    ):  # columns without queries are not computed, and no numbers that slow a CPU stand there
+        with code.loop(0, KEYS * _LINE, _VECTOR) as place:
+            code.store(code.constant(0, FLOATS), scores + place)
     factor, begin, stop = code.factor(), bottom.now, top.now + 1
     at_once = tiles.ROWS if in_tiles else ROWS
     if in_tiles:

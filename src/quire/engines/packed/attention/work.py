@@ -82,7 +82,7 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[In
     queries, keys = parts.num_rows * group, parts.stops - parts.starts
     at_once = np.where(queries > FEW, LANES, FEW)
     tiles = -(-queries // at_once)
-    share = int((tiles * keys * at_once).sum()) * kv_heads // (4 * num_threads) + 1
+    share = int((tiles * keys * at_once).sum()) * kv_heads // (2 * num_threads) + 1
     pieces = np.minimum(-(-keys * at_once // share), -(-keys // MIN_TASK_KEYS))
     pieces = np.where(tiles * kv_heads < 2 * num_threads, np.maximum(pieces, 1), 1)
     length = -(-keys // pieces)

@@ -1,0 +1,271 @@
+"""Passages of a `PrefixCache`: captured, kept, and placed in prompts that are given in segments."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from quire.chunks import (
+    ChunkReport,
+    Chunks,
+    ChunkStore,
+    Limits,
+    Plan,
+    Segments,
+    Selector,
+    Variant,
+    make_plan,
+    report_of,
+)
+from quire.chunks.segments import Given, Tokens
+from quire.core import Scope
+from quire.engines.hf.calls import CallReport, Calls
+from quire.engines.hf.chunks.blending import Blending
+from quire.engines.hf.chunks.capture import ChunkKV, captured
+from quire.engines.hf.chunks.gate import Relocation, relocation_of
+from quire.engines.hf.chunks.runs import Runs, contextual
+from quire.engines.hf.chunks.weighing import masses_of
+from quire.engines.hf.inputs import Plan as HowToGenerate
+from quire.engines.hf.keeping import KeptBlocks
+from quire.engines.hf.request import Request
+from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.working import WorkingCache
+from quire.errors import ConfigError, NotRelocatable
+from quire.tensors.kinds import LayerKind
+
+_NONE = np.empty(0, np.int64)
+
+
+class Passages:
+    """The K and V of passages beside a prefix cache, and the model's relocation by its identity.
+
+    runs      plain forwards of the model
+    bind      what binds a scope to the model as it is now
+    turn      of the cache or engine
+    store     the variants
+    settings  how they are kept and reused
+
+    A prompt that a call gives in segments reuses what is exact first; blended K and V enter neither the
+    prefix cache nor this store.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        bind: Callable[[Scope | None], Scope],
+        turn: Turn,
+        settings: Chunks,
+    ) -> None:
+        self.settings = settings
+        self.store = ChunkStore(settings.capacity)
+        self.runs = runs
+        self._bind = bind
+        self._turn = turn
+        self._tried: dict[tuple[object, object], Blending | NotRelocatable] = {}
+
+    @in_turn
+    def relocation(self, scope: Scope | None = None) -> Relocation:
+        """Return what the gate finds of the model as it is now; it is tried once, here or in the first call.
+
+        Raises `NotRelocatable` for a model whose keys cannot be moved.
+        """
+        found = self.tried(self._bind(scope))
+        if isinstance(found, NotRelocatable):
+            raise found
+        return found.relocation
+
+    @in_turn
+    def capture(
+        self, passages: Iterable[Given], head: Given = (), scope: Scope | None = None
+    ) -> int:
+        """Compute passages behind a head ahead of time, each alone, and keep them; how many are new and fit.
+
+        Raises `NotRelocatable` for a model whose keys cannot be moved, `TokensError` for what are no ids.
+        """
+        segments = Segments.of([head, *passages, [0]])
+        bound = self._bind(scope)
+        found = self.tried(bound)
+        if isinstance(found, NotRelocatable):
+            raise found
+        return self.capture_alone(segments, bound, found, None)
+
+    def tried(self, bound: Scope) -> Blending | NotRelocatable:
+        """Return who blends with the model as it is now, or why nobody can."""
+        key = bound.model, bound.lora
+        if key not in self._tried:
+            runs = self.runs
+            try:
+                relocation = relocation_of(runs.model, runs.kinds)
+                self._tried[key] = Blending(runs.model, runs.kinds, relocation)
+            except NotRelocatable as refused:
+                self._tried[key] = refused
+        return self._tried[key]
+
+    def capture_alone(
+        self, segments: Segments, bound: Scope, blending: Blending, head: ChunkKV | None
+    ) -> int:
+        """Compute the passages that the store lacks behind this head; how many fitted.
+
+        head  K and V of the head, where they are there
+        """
+        missing = self.missing(segments, bound, blending)
+        if not missing:
+            return 0
+        return self.keep(bound, self.runs.isolated(segments.head, missing, head))
+
+    def missing(self, segments: Segments, bound: Scope, blending: Blending) -> list[Tokens]:
+        """Return the passages of a prompt, each once, of which the store has no capture behind this head."""
+        head = segments.head.tobytes()
+        limit = blending.relocation.positions - segments.head.size
+        lacking = {
+            text: ids
+            for text, ids in zip(segments.passage_texts, segments.passages, strict=True)
+            if self.settings.min_tokens <= ids.size <= limit
+            and all(each.before != head for each in self.store.variants(bound, text, head))
+        }
+        return list(lacking.values())
+
+    def keep(self, bound: Scope, variants: Iterable[Variant]) -> int:
+        """Store variants, isolated ones for all scopes where the settings say so; how many fitted."""
+        shares = self.settings.share_isolated
+        return sum(
+            self.store.put(bound, each, shared=shares and each.kind == "isolated")
+            for each in variants
+        )
+
+
+class Asked:
+    """One call that was given segments: how its working cache is filled, and what is kept of it."""
+
+    def __init__(self, passages: Passages, segments: Segments, settings: Chunks) -> None:
+        self._passages = passages
+        self._segments = segments
+        self._settings = settings
+        self._report: ChunkReport | None = None
+
+    def prompt(
+        self, input_ids: object, attention_mask: object, media: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids and mask `[1, tokens]`. Raises `ConfigError` for what is given beside segments."""
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "media": media}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name} is given beside segments, which are the whole prompt of one row; leave it out"
+                )
+        ids = torch.as_tensor(self._segments.tokens.astype(np.int64))[None]
+        return ids, torch.ones_like(ids)
+
+    def fill(self, calls: Calls, request: Request, past: WorkingCache, how: HowToGenerate) -> None:
+        """Bring a working cache from its cached columns to all but the prompt's last one, by a plan."""
+        blending = self._passages.tried(request.scope)
+        if how.assisted:
+            blending = NotRelocatable(
+                "assisted decoding feeds whole prompts, and would not see what is placed"
+            )
+        plan = self._plan(request.scope, past.get_seq_length(), blending)
+        if plan.fallback is not None or isinstance(blending, NotRelocatable):
+            self._report = report_of(plan, _NONE)
+            return
+        variants = [cast("Variant", each.variant) for each in plan.placed]
+        with self._passages.store.pin(variants):
+            calls.prefill(request.prompts, request.media, past, plan.exact_until, how.chunk)
+            plan = plan.without([each for each in variants if each.kv is None])
+            rows, _ = blending.fill(past, plan, self._segments.tokens.size - 1)
+        for each in variants:
+            self._passages.store.use(each)
+        self._report = report_of(plan, rows)
+
+    def ended(
+        self, calls: Calls, request: Request, past: WorkingCache, report: CallReport
+    ) -> CallReport:
+        """Keep what the call has computed of passages, and return its report with that on passages."""
+        assert self._report is not None
+        blending = self._passages.tried(request.scope)
+        count = 0
+        if (
+            not isinstance(blending, NotRelocatable)
+            and calls.is_same_model(request, by_itself=True)()
+        ):
+            count = self._captured(request, past, blending)
+        return replace(report, chunks=replace(self._report, captured=count))
+
+    def _plan(self, bound: Scope, cached: int, blending: Blending | NotRelocatable) -> Plan:
+        limits = (
+            Limits(0, 0.0, str(blending))
+            if isinstance(blending, NotRelocatable)
+            else blending.limits(self._settings.selector)
+        )
+        store = self._passages.store
+        return make_plan(
+            self._segments, store, bound, cached, settings=self._settings, limits=limits
+        )
+
+    def _captured(self, request: Request, past: WorkingCache, blending: Blending) -> int:
+        """Keep the passages of this prompt that the store lacks; how many fitted."""
+        segments, passages = self._segments, self._passages
+        has_row = past.ledger.num_rows == 1
+        if self._settings.capture == "isolated":
+            size = segments.head.size
+            has_head = has_row and past.ledger.known >= size > 0
+            head = captured(past, 0, size) if has_head else None
+            return passages.capture_alone(segments, request.scope, blending, head)
+        if self._settings.capture == "none" or not has_row:
+            return 0
+        new = [
+            index
+            for index, (start, stop) in enumerate(segments.spans)
+            if stop <= min(past.ledger.known, blending.relocation.positions)
+            and stop - start >= self._settings.min_tokens
+            and not self._is_held(request.scope, index)
+        ]
+        if not new:
+            return 0
+        masses = None
+        if self._settings.selector.weighs:
+            spans = segments.spans[: new[-1] + 1]
+            masses = masses_of(blending.rows, past, segments.tokens, spans)
+        return passages.keep(request.scope, contextual(past, segments, new, masses))
+
+    def _is_held(self, bound: Scope, index: int) -> bool:
+        ids, start = self._segments.passage_texts[index], self._segments.spans[index][0]
+        before = self._segments.text[: 4 * start]
+        there = self._passages.store.variants(bound, ids, self._segments.head.tobytes())
+        return any(each.before == before for each in there)
+
+
+def passages_of(
+    kept: KeptBlocks, kinds: Sequence[LayerKind], turn: Turn, settings: Chunks | None
+) -> Passages | None:
+    """Return the passages of a cache, where its settings ask for them."""
+    if settings is None:
+        return None
+    return Passages(Runs(kept.model, kinds), kept.identity.scope, turn, settings)
+
+
+def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> Asked | None:
+    """Take `segments` and `selector` out of a call's arguments; None where it has no segments.
+
+    Raises `ConfigError` where the cache keeps no passages, `TokensError` for segments that are none.
+    """
+    parts, selector = arguments.pop("segments", None), arguments.pop("selector", None)
+    if parts is None:
+        if selector is not None:
+            raise ConfigError(
+                "selector is given without segments, and chooses rows of their passages"
+            )
+        return None
+    if passages is None:
+        raise ConfigError(
+            "segments are given, and this cache reuses no chunks, which is approximate: make it with "
+            "PrefixCache(model, chunks=quire.chunks.Chunks('1GiB')), or pass the whole prompt"
+        )
+    settings = passages.settings
+    if selector is not None:
+        if not isinstance(selector, Selector):
+            raise ConfigError(f"selector={selector!r}; give a selector such as Epic(16)")
+        settings = replace(settings, selector=selector)
+    segments = parts if isinstance(parts, Segments) else Segments.of(parts)
+    return Asked(passages, segments, settings)

@@ -1,0 +1,210 @@
+"""Passages in an engine: prompts in segments have K and V of theirs placed in their blocks as they are admitted."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from quire.chunks import ChunkReport, Chunks, Limits, Plan, Segments, Variant, make_plan, report_of
+from quire.chunks.selectors import Rows
+from quire.core import Scope
+from quire.engines.hf.chunks.blending import Blending
+from quire.engines.hf.chunks.capture import ChunkKV, captured, grow
+from quire.engines.hf.chunks.passages import Passages
+from quire.engines.hf.chunks.runs import Runs
+from quire.engines.hf.turns import Turn
+from quire.engines.hf.working import WorkingCache
+from quire.engines.loop.computing import Forward
+from quire.engines.packed.model import locked
+from quire.errors import ConfigError, NotRelocatable
+from quire.scheduling import Job
+from quire.tensors.copy import KV, gather_into, scatter
+from quire.tensors.kinds import KVShape, kv_shapes, layer_kinds, model_type
+from quire.tensors.layout import KVLayout
+
+_NONE = np.empty(0, np.int64)
+
+
+class PassagePrompt:
+    """The segments of one request, and what became of them."""
+
+    def __init__(self, segments: Segments) -> None:
+        self.segments = segments
+        self.plan: Plan | None = None
+        self.report: ChunkReport | None = None
+
+
+class EnginePassages:
+    """The passages of an engine; `bring_up` and `opened` are a scheduler's hooks.
+
+    A prompt in segments is planned when it is admitted; if chunks are reused, its K and V are computed and placed at
+    once, between two steps, and its sequence stores what is exact alone. Passages that the store lacks are computed
+    after the answer, one between two steps, while nobody waits. Raises `ConfigError` for settings that an engine cannot keep.
+    """
+
+    def __init__(
+        self, forward: Forward, bind: Callable[[Scope | None], Scope], turn: Turn, settings: Chunks
+    ) -> None:
+        if settings.capture == "contextual":
+            raise ConfigError(
+                "capture='contextual' copies K and V out of working caches, which an engine has not; give "
+                "'isolated' or 'none'"
+            )
+        model = forward.model.model
+        self._forward = forward
+        self._manager = forward.manager
+        self._model = model
+        self._runs = Runs(model, layer_kinds(model.config))
+        self._settings = settings
+        self._refusal = _refusal(forward)
+        self._pending: deque[tuple[Scope, Segments]] = deque()
+        self._head: tuple[Scope, bytes, ChunkKV] | None = None
+        self.passages = Passages(self._runs, bind, turn, settings)
+
+    def bring_up(self, job: Job, prompt: PassagePrompt) -> None:
+        """Plan a prompt before its blocks are looked up: of one that reuses chunks only what is exact is to be stored."""
+        cached = self._manager.probe(job.known(), job.scope).num_tokens
+        plan = self._plan(prompt.segments, cast("Scope", job.scope), cached)
+        prompt.plan, prompt.report = plan, report_of(plan, _NONE)
+        if plan.fallback is None and job.seq is None:
+            asked = job.terms.get("store_until")
+            exact = plan.exact_until
+            job.terms["store_until"] = exact if asked is None else min(exact, asked)
+
+    def opened(self, job: Job, prompt: PassagePrompt) -> None:
+        """Compute and place the K and V of a prompt that was opened, all but its last token, if it was planned so.
+
+        Where there is no room, or the model cannot, it is computed as any other.
+        """
+        first, seq = prompt.plan, job.open_seq
+        if first is None or first.fallback is not None or seq.computed >= job.prompt_len - 1:
+            return
+        plan = self._plan(prompt.segments, cast("Scope", job.scope), seq.computed)
+        if plan.fallback is not None or plan.exact_until < first.exact_until:
+            prompt.report = report_of(plan, _NONE)
+            return
+        variants = [cast("Variant", each.variant) for each in plan.placed]
+        try:
+            with self.passages.store.pin(variants), locked(self._model):
+                rows = self._placed(job, plan)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything, and there may be no room
+            reason = f"passages could not be placed: {error}"
+            plan, rows = replace(plan, fallback=reason), _NONE
+        for each in variants:
+            self.passages.store.use(each)
+        prompt.report = report_of(plan, rows)
+
+    def ended(self, prompt: PassagePrompt, scope: Scope) -> None:
+        """Note that the passages of an answered prompt may be captured."""
+        if self._settings.capture == "isolated" and not isinstance(
+            self._tried(scope), NotRelocatable
+        ):
+            self._pending.append((scope, prompt.segments))
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether passages wait to be captured."""
+        return bool(self._pending)
+
+    def capture_next(self) -> None:
+        """Compute and keep one passage of those that wait."""
+        while self._pending:
+            scope, segments = self._pending[0]
+            blending = self._tried(scope)
+            missing = (
+                []
+                if isinstance(blending, NotRelocatable)
+                else self.passages.missing(segments, scope, blending)
+            )
+            if len(missing) < 2:
+                self._pending.popleft()
+            if missing:
+                with locked(self._model):
+                    head = self._head_of(scope, segments)
+                    kept = self.passages.keep(
+                        scope, self._runs.isolated(segments.head, missing[:1], head)
+                    )
+                if not kept and self._pending and self._pending[0][1] is segments:
+                    self._pending.popleft()  # the store has no room for it
+                return
+
+    def forget_pending(self) -> None:
+        """Let go what waits to be captured."""
+        self._pending.clear()
+
+    def _tried(self, scope: Scope) -> Blending | NotRelocatable:
+        if self._refusal is not None:
+            return self._refusal
+        with locked(self._model):
+            return self.passages.tried(scope)
+
+    def _plan(self, segments: Segments, scope: Scope, cached: int) -> Plan:
+        blending = self._tried(scope)
+        limits = (
+            Limits(0, 0.0, str(blending))
+            if isinstance(blending, NotRelocatable)
+            else blending.limits(self._settings.selector)
+        )
+        store = self.passages.store
+        return make_plan(segments, store, scope, cached, settings=self._settings, limits=limits)
+
+    def _placed(self, job: Job, plan: Plan) -> Rows:
+        """Compute K and V of all but a prompt's last token, and write them into the blocks of its sequence.
+
+        Returns the rows of moved passages that were computed again.
+        """
+        seq, tokens, pool = job.open_seq, plan.segments.tokens, self._forward.pools[0]
+        start, stop = seq.computed, tokens.size - 1
+        self._manager.reserve(seq, stop - start)
+        self._forward.copy()
+        past = self._runs.past(stop)
+        if start:
+            kv = cast("ChunkKV", cast("Variant", plan.placed[0].variant).kv)
+            grow(past, kv, start)
+            gather_into(pool, seq.block_ids(0), start, _rows(past, 0, start))
+            self._runs.hold(past, tokens[:start])
+        if plan.exact_until > start:
+            self._runs.feed(past, tokens[start : plan.exact_until], start)
+        blending = cast("Blending", self.passages.tried(cast("Scope", job.scope)))
+        rows, _ = blending.fill(past, plan, stop)
+        scatter(pool, seq.block_ids(0), start, _rows(past, start, stop))
+        self._manager.commit(seq, job.known(start, stop))
+        return rows
+
+    def _head_of(self, scope: Scope, segments: Segments) -> ChunkKV | None:
+        """Return K and V of a head, computed once for passages that are captured one by one."""
+        text = segments.head.tobytes()
+        if not text:
+            return None
+        if self._head is None or self._head[:2] != (scope, text):
+            past = self._runs.past(segments.head.size)
+            self._runs.feed(past, segments.head)
+            kv = captured(past, 0, segments.head.size)
+            assert kv is not None
+            self._head = scope, text, kv
+        return self._head[2]
+
+
+def _rows(past: WorkingCache, start: int, stop: int) -> list[KV]:
+    """Return K and V of some columns of all layers, as views."""
+    return [past.kv_layers[index].row(0, start, stop) for index in sorted(past.kv_layers)]
+
+
+def _refusal(forward: Forward) -> NotRelocatable | None:
+    """Return why the blocks of an engine cannot take K and V as transformers caches them; None: they can."""
+    name, layout = model_type(forward.model.model.config), forward.model.layout
+    if not layout.is_full_attention or len(layout.groups) != 1:
+        return NotRelocatable(
+            f"{name} has layers with windows, whose blocks an engine gives back as it goes on: passages are placed "
+            "in blocks of full attention alone; PrefixCache places them"
+        )
+    memory = cast("KVLayout", layout.groups[0].memory)
+    blocks = KVShape(memory.kv_heads, memory.k_width, memory.v_width)
+    if any(shape != blocks for shape in kv_shapes(forward.model.model.config)):
+        return NotRelocatable(
+            f"{name} caches latents, and an engine's blocks hold the heads that come of them; PrefixCache places "
+            "its passages"
+        )
+    return None

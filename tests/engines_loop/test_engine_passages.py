@@ -1,0 +1,171 @@
+"""Passages in an engine: placed as prompts are admitted, never stored as prefixes, captured when nobody waits."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
+
+from chunks_help import MOVED, made, prompt
+
+from quire import ops
+from quire.chunks import AllRows, Chunks, Epic, NoRows, Segments
+from quire.core import Scope
+from quire.engines.loop import Engine, SamplingParams
+from quire.errors import ConfigError, OutOfBlocks, TokensError
+
+SIZES = (21, 48, 40, 64, 56, 9)
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+FREE = {"worth": 10.0, "min_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return made("Llama", {})
+
+
+def engine_of(model, selector, **given):
+    chunks = Chunks("64MiB", selector, **FREE)
+    return Engine(model, num_blocks=400, chunks=chunks, debug_nan=True, **given)
+
+
+def turned(segments, order):
+    passages = tuple(segments.passages[index] for index in order)
+    return Segments(segments.head, passages, segments.question)
+
+
+def asked(engine, *prompts, **options):
+    """Ask for prompts in segments at once; return tokens and reports, with nothing held afterwards."""
+    given = [{"segments": [each.head, *each.passages, each.question]} for each in prompts]
+    outputs = engine.generate(given, GREEDY, **options)
+    ops.check(engine.manager)
+    assert engine.manager.num_active == 0
+    return [(each.outputs[0].token_ids, each.chunks) for each in outputs]
+
+
+def plain(model, segments):
+    engine = Engine(model, num_blocks=400)
+    (output,) = engine.generate([segments.tokens.tolist()], GREEDY)
+    return output.outputs[0].token_ids
+
+
+def test_passages_are_captured_after_the_answer_and_placed_in_another_order(model):
+    engine, segments = engine_of(model, AllRows()), prompt(sizes=SIZES)
+    ((answer, report),) = asked(engine, segments)
+    assert answer == plain(model, segments)
+    assert report.exactness == "exact"
+    other = turned(segments, [2, 0, 3, 1])
+    ((answer, report),) = asked(engine, other)
+    assert report.exactness == "approximate"
+    assert report.recomputed_rows == 48 + 40 + 56
+    assert answer == plain(model, other)
+
+
+def test_several_requests_run_beside_one_another(model):
+    engine, segments = engine_of(model, AllRows()), prompt(sizes=SIZES)
+    asked(engine, segments)
+    others = [turned(segments, order) for order in ([2, 0], [1, 3, 0], [3, 2, 1, 0], [1, 2])]
+    for (answer, report), each in zip(asked(engine, *others), others, strict=True):
+        assert answer == plain(model, each)
+        assert report.fallback is None
+
+
+def test_nothing_approximate_is_stored_as_a_prefix(model):
+    engine, segments = engine_of(model, NoRows()), prompt(sizes=SIZES)
+    asked(engine, segments)
+    other = turned(segments, [1, 3, 2, 0])
+    ((_, report),) = asked(engine, other)
+    assert report.exactness == "approximate"
+    scope = engine.scope()
+    assert engine.manager.probe(other.tokens, scope).num_tokens <= segments.head.size
+    (output,) = engine.generate([other.tokens.tolist()], GREEDY)
+    assert output.chunks is None
+    assert output.num_cached_tokens <= segments.head.size
+    assert output.outputs[0].token_ids == plain(model, other)
+
+
+def test_what_was_exact_is_stored(model):
+    engine, segments = engine_of(model, Epic(4)), prompt(sizes=(40, 48, 40, 9))
+    asked(engine, segments)
+    ((_, report),) = asked(engine, turned(segments, [1, 0]))
+    assert report.exact_tokens == 40 + 40
+    assert report.passages[0].is_exact
+
+
+def test_several_answers_to_one_prompt(model):
+    engine, segments = engine_of(model, AllRows()), prompt(sizes=SIZES)
+    asked(engine, segments)
+    other = turned(segments, [3, 1, 0])
+    given = {"segments": [other.head, *other.passages, other.question]}
+    (output,) = engine.generate([given], SamplingParams(temperature=0, max_tokens=6, n=3))
+    assert [each.token_ids for each in output.outputs] == [plain(model, other)] * 3
+    ops.check(engine.manager)
+
+
+def test_a_preempted_request_is_placed_again(model):
+    """Two prompts that do not fit beside their answers: the later one gives way, and comes back."""
+    chunks = Chunks("64MiB", AllRows(), **FREE)
+    engine = Engine(model, num_blocks=30, chunks=chunks, watermark=0.0)
+    segments = prompt(sizes=(16, 60, 60, 60, 9))
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    asked(engine, segments)
+    others = [turned(segments, order) for order in ([2, 0, 1], [1, 2, 0])]
+    given = [{"segments": [each.head, *each.passages, each.question]} for each in others]
+    outputs = engine.generate(given, params)
+    assert engine.stats().preemptions >= 1
+    wanted = Engine(model, num_blocks=400).generate(
+        [each.tokens.tolist() for each in others], params
+    )
+    assert [each.outputs[0].token_ids for each in outputs] == [
+        each.outputs[0].token_ids for each in wanted
+    ]
+    ops.check(engine.manager)
+
+
+def test_tenants_share_no_passages(model):
+    engine, segments = engine_of(model, Epic(4)), prompt(sizes=SIZES)
+    asked(engine, segments, scope=Scope(salt="one"))
+    ((_, report),) = asked(engine, turned(segments, [1, 0]), scope=Scope(salt="two"))
+    assert "no passage" in report.fallback
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("mistral with windows", "windows"), ("deepseek v3", "latents")]
+)
+def test_blocks_that_cannot_take_them_are_refused_by_name(name, words):
+    own = made(*MOVED[name])
+    engine, segments = engine_of(own, Epic(4)), prompt(sizes=SIZES)
+    for _ in range(2):
+        ((answer, report),) = asked(engine, segments)
+        assert words in report.fallback
+        assert answer == plain(own, segments)
+
+
+def test_a_forward_that_fails_leaves_the_request_to_be_computed(model, monkeypatch):
+    engine, segments = engine_of(model, AllRows()), prompt(sizes=SIZES)
+    asked(engine, segments)
+
+    def failing(*_, **__):
+        raise OutOfBlocks("no", group="full", needed=1, free=0, cached=0, active=0)
+
+    monkeypatch.setattr("quire.engines.loop.passages.scatter", failing)
+    other = turned(segments, [2, 0])
+    ((answer, report),) = asked(engine, other)
+    assert "could not be placed: no" in report.fallback
+    assert answer == plain(model, other)
+
+
+def test_segments_without_chunks_are_a_plain_prompt(model):
+    engine, segments = Engine(model, num_blocks=400), prompt(sizes=SIZES)
+    ((answer, report),) = asked(engine, segments)
+    assert report is None
+    assert answer == plain(model, segments)
+
+
+def test_bad_segments_are_refused(model):
+    engine = engine_of(model, Epic(4))
+    with pytest.raises(TokensError, match="passage 1 of 3 segments is empty"):
+        engine.generate([{"segments": [[1], [], [2]]}])
+    with pytest.raises(ConfigError, match="contextual"):
+        Engine(model, num_blocks=40, chunks=Chunks("1MiB", capture="contextual"))
