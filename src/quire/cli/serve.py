@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from quire.chunks import Chunks
+from quire.chunks import Chunks, named_selector
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, load
@@ -80,6 +80,12 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    chunk_rows: Annotated[
+        str,
+        typer.Option(
+            help="Which rows of documents are computed again, with --chunks: kv-deviation:0.15, epic:16, ..."
+        ),
+    ] = "kv-deviation:0.15",
     events: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +121,7 @@ def serve(
     With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; on the cluster
     of RAY_ADDRESS, where that is in the environment.
     With --chunks, a chat that brings "documents" reuses their K and V in any order, and its answer says what of it
-    is approximate.
+    is approximate; --chunk-rows says which of their rows are computed again.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -144,7 +150,7 @@ def serve(
         )
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
-    kept = None if chunks is None else Chunks(parse_bytes(chunks))
+    kept = None if chunks is None else Chunks(parse_bytes(chunks), named_selector(chunk_rows))
     whole = size + (0 if chunks is None else parse_bytes(chunks))
     wanted = Wanted(
         model=model,
