@@ -24,8 +24,8 @@ def watched(model):
     engine, seen = Engine(model, **TIGHT), []
     compute = engine._forward.logits
 
-    def logits(step):
-        rows = compute(step)
+    def logits(step, *sight):
+        rows = compute(step, *sight)
         jobs = [step.jobs[i].tokens.tolist() for i in step.samples]
         seen.extend(zip(jobs, rows.float(), strict=True))
         return rows

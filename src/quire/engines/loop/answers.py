@@ -111,12 +111,7 @@ class EngineRequest:
     @property
     def finished(self) -> bool:
         """Whether all answers have ended."""
-        for (
-            answer
-        ) in self.answers:  # asked for each request in each step: `all` takes twice as long
-            if answer.finish_reason is None:
-                return False
-        return True
+        return all(answer.finish_reason is not None for answer in self.answers)
 
     def output(self) -> RequestOutput:
         """Return all that is there of it."""

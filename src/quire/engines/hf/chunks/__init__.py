@@ -2,6 +2,7 @@
 
 capture      K and V of passages: taken out of working caches, and put into others
 shadow       a model whose decoder layers are called through another
+attention    attention of rows, none over columns behind it
 rows         a forward of chosen rows over K and V that are there
 runs         plain forwards, of tokens at any position; isolated and contextual captures
 gate         whether a model's keys can be rotated to another position

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from quire.engines.hf.chunks.attention import register
 from quire.engines.hf.chunks.shadow import Given, Look, shadow_of
 from quire.engines.hf.layers import WorkingLayer
 from quire.engines.hf.working import WorkingCache
@@ -41,6 +42,7 @@ class RowForward:
         self._model = model
         self._kinds = kinds
         self.config = model.config
+        register()
 
     def __call__(
         self,

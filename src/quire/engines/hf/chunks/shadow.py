@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from quire.engines.hf.chunks.attention import NAME
 from quire.errors import UnsupportedModel
 from quire.tensors.kinds import model_type
 
@@ -42,7 +43,7 @@ def shadow_of(model: Any, num_layers: int, through: Through, look: Look | None =
         above._modules[name] = below  # noqa: SLF001
     layers = copies[-1]._modules  # noqa: SLF001
     for index, (name, layer) in enumerate(list(layers.items())):
-        seen = layer if look is None else _looked_at(layer, index, look)
+        seen = _by_rows(layer) if look is None else _looked_at(layer, index, look)
         layers[name] = _Layer(seen, index, through)
     return copies[0]
 
@@ -86,6 +87,19 @@ class _Attention(torch.nn.Module):
         return cast("Any", output)
 
 
+def _by_rows(layer: Any) -> Any:
+    """Return a layer that shares all that `layer` has, with its attention by rows where it is sdpa's."""
+    twin = _shallow(layer)
+    for name, child in layer.named_children():
+        config: Any = getattr(child, "config", None)
+        if "att" in name and getattr(config, "_attn_implementation", None) == "sdpa":
+            own = _shallow(child)
+            own.config = copy.copy(config)
+            own.config._attn_implementation_internal = NAME  # noqa: SLF001 - read in each forward
+            twin._modules[name] = own  # noqa: SLF001
+    return twin
+
+
 def _looked_at(layer: Any, index: int, look: Look) -> Any:
     """Return a layer that shares all that `layer` has, with its attention computed the eager way and shown."""
     twin = _shallow(layer)
@@ -94,7 +108,7 @@ def _looked_at(layer: Any, index: int, look: Look) -> Any:
             continue
         eager = _shallow(child)
         eager.config = copy.copy(child.config)
-        eager.config._attn_implementation = "eager"  # noqa: SLF001 - read in each forward
+        eager.config._attn_implementation_internal = "eager"  # noqa: SLF001 - read in each forward
         twin._modules[name] = _Attention(eager, index, look)  # noqa: SLF001
     return twin
 
