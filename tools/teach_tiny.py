@@ -12,16 +12,17 @@ Seed: 2718; two runs of as many steps are the same run. A second run goes on whe
 import argparse
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from tiny_talks import Talks
-from tiny_text import read_library, render
+from tiny_text import render
 from torch.nn import functional
 from train_tiny import SEED, Stream, save
 from transformers import LlamaForCausalLM
+
+from quire.bench.chunks.prose import is_held_out, read_library
 
 ROWS = ((700, 4, 0.40), (1600, 2, 0.15), (4096, 1, 0.35), (0, 0, 0.10))
 """Length of rows, rows of a step, and share of the steps; length 0 is plain text."""
@@ -32,7 +33,7 @@ def teach(folder: Path, steps: int, rate: float, seed: int) -> str:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     library = read_library()
-    held = {k: v for k, v in library.items() if zlib.crc32(k.encode()) % 20 == 0}
+    held = {name: entries for name, entries in library.items() if is_held_out(name)}
     stream = Stream({k: v for k, v in library.items() if k not in held}, rng)
     names = [entry.name for entries in stream.library.values() for entry in entries]
     talks = Talks(names, rng)

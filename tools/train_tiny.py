@@ -20,16 +20,17 @@ import math
 import platform
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
-from tiny_text import ASSISTANT, BOS, EOS, Library, read_library, render
+from tiny_text import ASSISTANT, BOS, EOS, render
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from quire.bench.chunks.prose import Library, is_held_out, read_library
 
 SEED = 2718
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<r0>", "<r1>")
@@ -186,7 +187,7 @@ def train(minutes: float, steps: int, out: Path) -> str:
     torch.manual_seed(SEED)
     rng = np.random.default_rng(SEED)
     library = read_library()
-    held = {k: v for k, v in library.items() if zlib.crc32(k.encode()) % 20 == 0}
+    held = {name: entries for name, entries in library.items() if is_held_out(name)}
     stream = Stream({k: v for k, v in library.items() if k not in held}, rng)
     held_tokens = render(held, np.random.default_rng(SEED))
     train_bytes = sum(len(p) for v in stream.library.values() for e in v for p in e.paragraphs)

@@ -35,5 +35,13 @@ def test_an_example_runs(name, said, monkeypatch, capsys):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_example_of_retrieval_answers_with_chunks_as_without(monkeypatch, capsys):
+    pytest.importorskip("bm25s", reason="pip install bm25s")
+    monkeypatch.setattr(sys, "argv", ["rag.py", str(EXAMPLES.parent / "docs" / "api"), "2"])
+    runpy.run_path(str(EXAMPLES / "rag.py"), run_name="__main__")
+    assert "2 questions, 2 answers the same" in capsys.readouterr().out
+
+
 def test_the_examples_are_short():
     assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES.glob("*.py"))

@@ -11,6 +11,7 @@ from quire.cli import (
     bench,
     cache,
     calibrate,
+    chunks,
     curve,
     demo,
     doctor,
@@ -105,5 +106,6 @@ app.command("replay")(replay.replay)
 app.command("simulate")(simulate.simulate)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(cache.app, name="cache")
+app.add_typer(chunks.app, name="chunks")
 app.add_typer(trace.app, name="trace")
 app.add_typer(bench.app, name="bench")

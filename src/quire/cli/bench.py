@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -141,6 +143,45 @@ def tiers(
         raise typer.Exit(1)
 
 
+@app.command("chunks")
+def chunks(
+    *,
+    rows: Rows = None,
+    workloads: Annotated[
+        str | None, typer.Option(help="Only these workloads, separated by commas.")
+    ] = None,
+    report: ReportTo = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare answers with reused passages to full forwards, by method and by rows computed again.
+
+    facts: a small model that answers questions about facts in passages, which update each other
+    and run over borders. quotes, tiny: real text that the models were trained on; -new: text that
+    they were not. Agreement of the next token, KL, rows computed again, wall time. --quick: few
+    prompts and methods.
+
+    [bold]Examples[/bold]
+
+      quire bench chunks --quick
+      quire bench chunks --workloads facts --rows moved,epic_8,kv_deviation_15%
+      quire bench chunks --report chunks.html
+    """
+    check_installed()
+    check_writable(report, ".html", ".svg")
+    from quire.bench.chunks import picture
+    from quire.bench.chunks import rows as chunk_rows
+
+    hush()
+    measure = partial(
+        chunk_rows.rows, names(rows) or None, among=names(workloads) or None, quick=quick
+    )
+    found = _tell(measure, "passages reused", by_workload, as_json=as_json)
+    if report is not None:
+        drawn = picture.page(found) if report.suffix == ".html" else picture.picture(found)
+        write_text(report, drawn)
+
+
 @app.command("serve")
 def serve(
     *,
@@ -217,7 +258,7 @@ def serve(
 def _tell(
     measure: Callable[[Callable[[str], None]], list[Row]],
     title: str,
-    draw: Callable[[str, list[Row]], Table],
+    draw: Callable[[str, list[Row]], Table | Group],
     *,
     as_json: bool,
 ) -> list[Row]:
@@ -248,6 +289,23 @@ def listed(title: str, rows: list[Row]) -> Table:
     for row in rows:
         table.add_row(*(_cell(key, row.get(key)) for key in columns))
     return table
+
+
+def by_workload(title: str, rows: list[Row]) -> Group:
+    """Return a table for the rows of each workload."""
+    from quire.bench.chunks.picture import cell
+
+    tables: list[Table] = []
+    for workload, each in groupby(rows, key=lambda row: str(row["workload"])):
+        group = list(each)
+        keys = [key for key in group[0] if key not in ("workload", "name")]
+        heads = (key.removesuffix("_rate").replace("_", " ") for key in keys)
+        named = Text(f"{title}: {workload}", "bold")
+        table = plain_table(Column("name", no_wrap=True), *heads, title=named, title_justify="left")
+        for row in group:
+            table.add_row(str(row["name"]), *(cell(key, row[key]) for key in keys))
+        tables.append(table)
+    return Group(*tables)
 
 
 def figures(title: str, rows: list[Row]) -> Table:

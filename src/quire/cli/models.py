@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from quire.assets import demo_model
+from quire.assets import demo_model, facts_model, quotes_model
 from quire.errors import ConfigError
 from quire.extras import require
 
 TINY = "quire-tiny"
+OURS = {TINY: demo_model, "quire-facts": facts_model, "quire-quotes": quotes_model}
+"""Models that come with quire, by name."""
 HUB_TIMEOUT_S = 5
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
@@ -21,7 +23,7 @@ def load(
     images: bool = False,
     lora: Path | None = None,
 ) -> tuple[Any, Any]:
-    """Return model and tokenizer of `quire-tiny`, a local folder, or a hub id.
+    """Return model and tokenizer of one of `OURS`, a local folder, or a hub id.
 
     The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
     transformers knows: "float32", "bfloat16", "auto". `threads` is torch's, for this process.
@@ -88,8 +90,8 @@ def hush() -> None:
 
 def source_of(name: str) -> str | Path:
     """Return the source of a model: a folder that exists, or a hub id."""
-    if name == TINY:
-        return demo_model()
+    if name in OURS:
+        return OURS[name]()
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

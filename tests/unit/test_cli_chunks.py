@@ -1,0 +1,150 @@
+"""`quire bench chunks` and `quire chunks check`: what they say, and what they refuse."""
+
+import pytest
+import torch
+from cli_help import refusal, run, shown, told
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from quire import demo_model
+from quire.bench.chunks import rows as chunk_rows
+from quire.bench.chunks.checking import BUDGETS, budget_name, holds
+from quire.bench.chunks.methods import FULL, METHODS, QUICK, family
+from quire.bench.chunks.picture import COLOURS, page, picture
+from quire.bench.chunks.prose import is_held_out, joined, read_library
+
+TEXT = " ".join(
+    f"Item {n} of the list is called {['ab', 'cd', 'ef', 'gh'][n % 4]}." for n in range(300)
+)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(chunk_rows, "QUICK_CASES", 2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("notes") / "notes.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def test_each_method_has_a_row_of_a_workload(tmp_path):
+    report = tmp_path / "chunks.svg"
+    words = ("bench", "chunks", "--quick", "--workloads", "facts", "--report", report)
+    rows = told(*words)
+    assert [row["name"] for row in rows] == [FULL, *QUICK]
+    assert {row["workload"] for row in rows} == {"facts"}
+    assert all(0 <= row["agree_rate"] <= 1 and row["ms"] > 0 for row in rows)
+    assert {"local_rate", "update_rate", "boundary_rate"} <= set(rows[0])
+    assert report.read_text("utf-8").startswith("<svg")
+
+
+def test_the_table_is_of_the_rows_asked_for():
+    text = shown("bench", "chunks", "--quick", "--workloads", "facts", "--rows", "moved")
+    assert "moved" in text
+    assert "boundary" in text
+    assert "epic" not in text
+
+
+def test_names_that_do_not_exist_are_refused_with_those_that_do():
+    assert "epic_8" in refusal("bench", "chunks", "--rows", "epic_9")
+    assert "tiny-new" in refusal("bench", "chunks", "--workloads", "poems")
+    assert ".html or .svg" in refusal("bench", "chunks", "--report", "chunks.pdf")
+
+
+def test_a_page_has_the_picture_and_every_figure():
+    row = {
+        "workload": "facts",
+        "name": "epic_8",
+        "agree_rate": 0.917,
+        "kl": 0.0123,
+        "rows_rate": 0.25,
+    }
+    drawn = page(
+        [
+            row,
+            row | {"name": "moved", "rows_rate": 0.0},
+            {"workload": "time", "name": "moved", "ms": 4.5},
+        ]
+    )
+    for said in ("<svg", "91.7%", "0.0123", "25.0%", "4.50", "<h2>time</h2>"):
+        assert said in drawn
+    assert picture([row]).count("<circle") == 1 + len(COLOURS), "a point, and the legend"
+
+
+def test_families_are_names_without_budgets():
+    found = {family(name) for name in METHODS}
+    assert {
+        "naive",
+        "moved",
+        "epic",
+        "random",
+        "kv_deviation",
+        "cache_craft",
+        "cache_craft_published",
+    } <= found
+
+
+def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes):
+    words = (
+        "chunks",
+        "check",
+        "quire-tiny",
+        "--passages",
+        notes,
+        "--prompts",
+        3,
+        "--opening",
+        "<quote>",
+    )
+    found = told(*words)
+    assert found["relocatable"]
+    assert found["check_layer"] >= 1
+    assert [row["name"] for row in found["rows"]] == ["full", "moved", *map(budget_name, BUDGETS)]
+    assert found["budget"] in BUDGETS
+    assert f"KVDeviation({found['budget']:g})" in shown(*words)
+
+
+def test_a_model_that_no_budget_repairs_is_told_no_with_code_1(notes, monkeypatch):
+    monkeypatch.setattr("quire.bench.chunks.checking.LEAST_AGREEMENT", 1.01)
+    done = run("chunks", "check", "quire-tiny", "--passages", notes, "--prompts", 1)
+    assert done.exit_code == 1
+    assert "no: not even 50% of rows" in done.stdout
+
+
+def test_a_model_that_the_gate_refuses_is_told_no_with_the_layer(tmp_path, notes):
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=264, n_positions=512, n_embd=32, n_layer=2, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(demo_model()).save_pretrained(tmp_path)
+    done = run("chunks", "check", tmp_path, "--passages", notes, "--json")
+    assert done.exit_code == 1
+    assert "layer 0" in done.stdout
+    assert '"relocatable": false' in done.stdout
+
+
+def test_passages_that_are_too_short_are_refused_with_what_is_needed(tmp_path):
+    (tmp_path / "short.txt").write_text("A short text.", "utf-8")
+    line = refusal("chunks", "check", "quire-tiny", "--passages", tmp_path / "short.txt")
+    assert "384 are needed" in line
+
+
+def test_a_budget_holds_where_both_bounds_do():
+    row = {"name": "20% of rows", "agree_rate": 0.98, "kl": 0.01}
+    assert holds([row], "20% of rows")
+    assert not holds([row | {"kl": 0.011}], "20% of rows")
+    assert not holds([row | {"agree_rate": 0.979}], "20% of rows")
+
+
+def test_held_out_text_is_read_alone_and_no_paragraph_twice():
+    library = read_library(is_held_out)
+    assert library
+    assert all(is_held_out(name) for name in library)
+    paragraphs = [part for each in library.values() for entry in each for part in entry.paragraphs]
+    assert len(paragraphs) == len(set(paragraphs))
+    assert len(joined(library)) == len(library)
