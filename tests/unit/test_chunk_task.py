@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire.bench.chunks import facts, quotes
-from quire.bench.chunks.facts import BOS, FIRST_KEY, FIRST_NAME, FIRST_VALUE, SUBJECT, Question
+from quire.bench.chunks.facts import BOS, FIRST_KEY, FIRST_NAME, FIRST_VALUE, SUBJECT, FactQuestion
 
 ANN, BOB = FIRST_NAME, FIRST_NAME + 1
 AGE, CITY = FIRST_KEY, FIRST_KEY + 1
@@ -65,7 +65,9 @@ def test_the_same_seed_makes_the_same_passages():
 
 
 def test_some_questions_are_of_each_category_alike():
-    asked = [Question(ANN, AGE, ONE, "local")] * 9 + [Question(BOB, AGE, ONE, "boundary")] * 2
+    asked = [FactQuestion(ANN, AGE, ONE, "local")] * 9 + [
+        FactQuestion(BOB, AGE, ONE, "boundary")
+    ] * 2
     chosen = facts.some(np.random.default_rng(0), asked, 4)
     assert sorted(each.category for each in chosen) == ["boundary", "boundary", "local", "local"]
 

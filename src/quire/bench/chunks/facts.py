@@ -38,7 +38,7 @@ NAMES_OF_A_PROMPT = 8
 """So few subjects that passages update each other often."""
 
 
-class Question(NamedTuple):
+class FactQuestion(NamedTuple):
     """A question `ask name key` about passages in an order, and its answer there."""
 
     name: int
@@ -52,9 +52,9 @@ class Question(NamedTuple):
         return (QUESTION, self.name, self.key)
 
 
-def questions(passages: Sequence[Passage]) -> list[Question]:
+def questions(passages: Sequence[Passage]) -> list[FactQuestion]:
     """Return a question for each fact that holds behind these passages in this order."""
-    held: dict[tuple[int, int], Question] = {}
+    held: dict[tuple[int, int], FactQuestion] = {}
     subject: int | None = None
     for passage in passages:
         before = dict(held)
@@ -68,7 +68,7 @@ def questions(passages: Sequence[Passage]) -> list[Question]:
                 category: Category = "local" if is_headed else "boundary"
                 if is_headed and earlier is not None:
                     category = "update" if earlier.value != token else earlier.category
-                held[fact] = Question(*fact, token, category)
+                held[fact] = FactQuestion(*fact, token, category)
     return list(held.values())
 
 
@@ -78,7 +78,7 @@ def make_passages(rng: np.random.Generator, num_passages: int) -> list[Passage]:
     return [_passage(rng, names) for _ in range(num_passages)]
 
 
-def some(rng: np.random.Generator, asked: Sequence[Question], count: int) -> list[Question]:
+def some(rng: np.random.Generator, asked: Sequence[FactQuestion], count: int) -> list[FactQuestion]:
     """Return so many questions, of each category alike as far as there are."""
     order: list[int] = rng.permutation(len(asked)).tolist()
     seen = dict.fromkeys(CATEGORIES, 0)

@@ -19,14 +19,14 @@ from pydoc_data.topics import topics
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class Topic(NamedTuple):
     """One thing that the text tells about: its name and its paragraphs."""
 
     name: str
     paragraphs: list[str]
 
 
-Library = dict[str, list[Entry]]  # module or chapter -> its entries, in reading order
+Library = dict[str, list[Topic]]  # module or chapter -> its entries, in reading order
 
 _NO_PROSE = {"test", "tests", "idle_test", "pydoc_data", "encodings", "site-packages"}
 
@@ -91,7 +91,7 @@ def read_library(wanted: Callable[[str], bool] = lambda _: True) -> Library:
         if not wanted("manual: " + name):
             continue
         title = text.strip().split("\n", 1)[0].replace('"', "").strip().rstrip(".")
-        library["manual: " + name].append(Entry(title.lower(), prose(text, seen)))
+        library["manual: " + name].append(Topic(title.lower(), prose(text, seen)))
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -106,9 +106,9 @@ def read_library(wanted: Callable[[str], bool] = lambda _: True) -> Library:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 name = getattr(node, "name", f"the {module} module")
-                entry = Entry(name.strip("_"), prose(ast.get_docstring(node) or "", seen))
+                entry = Topic(name.strip("_"), prose(ast.get_docstring(node) or "", seen))
                 library[module].append(entry)
-        library[module].append(Entry(f"the code of {module}", prose(comments(source), seen)))
+        library[module].append(Topic(f"the code of {module}", prose(comments(source), seen)))
     full = {k: [e for e in v if e.name and e.paragraphs] for k, v in library.items()}
     return {k: v for k, v in sorted(full.items()) if v}
 

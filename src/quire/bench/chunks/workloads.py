@@ -25,7 +25,7 @@ NUM_EARLIER = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CaseQuestion:
     """A question, behind what all questions of its prompt begin with; `answer` is the token that is right."""
 
     tokens: Ids
@@ -45,12 +45,12 @@ class Case:
     head: Ids
     passages: list[Ids]
     opening: Ids
-    asked: list[Asked]
+    asked: list[CaseQuestion]
     earlier: list[list[Ids]]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ChunkWorkload:
     """Cases for one model.
 
     load       the model in float32, in eval mode, and its tokenizer
@@ -71,7 +71,7 @@ def fact_cases(_: Any, count: int) -> list[Case]:
     for _number in range(count):
         passages = facts.make_passages(rng, NUM_PASSAGES)
         chosen = facts.some(rng, facts.questions(passages), 9)
-        asked = [Asked(each.tokens[1:], each.value, each.category) for each in chosen]
+        asked = [CaseQuestion(each.tokens[1:], each.value, each.category) for each in chosen]
         earlier = _earlier(rng, passages, facts.make_passages(rng, 2))
         cases.append(Case((facts.BOS,), passages, (facts.QUESTION,), asked, earlier))
     return cases
@@ -95,11 +95,11 @@ def quote_cases(tokenizer: Any, count: int, *, held_out: bool) -> list[Case]:
 
 def quoted(
     rng: np.random.Generator, runs: Sequence[quotes.Run], count: int, length: int
-) -> list[Asked]:
+) -> list[CaseQuestion]:
     """Return so many quotes as questions, by turns inside a passage and over a border."""
     kinds = quotes.CATEGORIES
     found = [quotes.quote(rng, runs, kinds[at % len(kinds)], length) for at in range(count)]
-    return [Asked(each.tokens, each.following, each.category) for each in found]
+    return [CaseQuestion(each.tokens, each.following, each.category) for each in found]
 
 
 def continued_cases(tokenizer: Any, count: int, *, held_out: bool) -> list[Case]:
@@ -114,7 +114,7 @@ def continued_cases(tokenizer: Any, count: int, *, held_out: bool) -> list[Case]
         cuts = [text[start + at * size :][:size] for at in range(NUM_PASSAGES)]
         after = text[start + NUM_PASSAGES * size :]
         asked = [
-            Asked(after[at : at + length], after[at + length], "continued")
+            CaseQuestion(after[at : at + length], after[at + length], "continued")
             for at in range(0, 8 * length, length)
         ]
         passages = [cuts[int(at)] for at in rng.permutation(NUM_PASSAGES)]
@@ -130,7 +130,7 @@ def timed_cases(_: Any, count: int) -> list[Case]:
     cases: list[Case] = []
     for _number in range(-(-count // 10)):
         passages = [tuple(ids.tolist()) for ids in rng.integers(2, 4096, (16, 128))]
-        asked = [Asked(passages[0][:8], 0, "timed")]
+        asked = [CaseQuestion(passages[0][:8], 0, "timed")]
         earlier = [[passages[int(at)] for at in rng.permutation(16)]]
         cases.append(Case((1,), passages, passages[0][:1], asked, earlier))
     return cases
@@ -162,13 +162,13 @@ _FACTS, _QUOTES, _TINY = (
     partial(_loaded, folder) for folder in (facts_model, quotes_model, demo_model)
 )
 
-WORKLOADS: tuple[Workload, ...] = (
-    Workload("facts", _FACTS, fact_cases),
-    Workload("quotes", _QUOTES, partial(quote_cases, held_out=False)),
-    Workload("quotes-new", _QUOTES, partial(quote_cases, held_out=True)),
-    Workload("tiny", _TINY, partial(continued_cases, held_out=False)),
-    Workload("tiny-new", _TINY, partial(continued_cases, held_out=True)),
-    Workload("time", lambda: (random_llama(512, 12), None), timed_cases, is_judged=False),
+WORKLOADS: tuple[ChunkWorkload, ...] = (
+    ChunkWorkload("facts", _FACTS, fact_cases),
+    ChunkWorkload("quotes", _QUOTES, partial(quote_cases, held_out=False)),
+    ChunkWorkload("quotes-new", _QUOTES, partial(quote_cases, held_out=True)),
+    ChunkWorkload("tiny", _TINY, partial(continued_cases, held_out=False)),
+    ChunkWorkload("tiny-new", _TINY, partial(continued_cases, held_out=True)),
+    ChunkWorkload("time", lambda: (random_llama(512, 12), None), timed_cases, is_judged=False),
 )
 """In the order of the table.
 
