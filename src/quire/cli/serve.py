@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from quire.chunks import Chunks, named_selector
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, load
@@ -150,6 +149,8 @@ def serve(
         )
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
+    from quire.chunks import Chunks, named_selector
+
     kept = None if chunks is None else Chunks(parse_bytes(chunks), named_selector(chunk_rows))
     whole = size + (0 if chunks is None else parse_bytes(chunks))
     wanted = Wanted(
