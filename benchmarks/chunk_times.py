@@ -25,8 +25,8 @@ from quire.chunks import (
     Epic,
     EpicShare,
     KVDeviation,
-    Limits,
     NoRows,
+    Reach,
     Segments,
     Variant,
     make_plan,
@@ -116,7 +116,7 @@ def planning(rounds):
     before = head.astype(np.int32).tobytes()
     for ids in passages:
         store.put(scope, Variant(ids.tobytes(), before, "isolated", Held()))
-    settings, limits = Chunks(selector=Epic(16)), Limits(1_000_000, 0.25)
+    settings, limits = Chunks(selector=Epic(16)), Reach(1_000_000, 0.25)
     times = []
     for _ in range(rounds):
         order = source.permutation(128)[:64]

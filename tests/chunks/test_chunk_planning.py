@@ -12,8 +12,8 @@ from quire.chunks import (
     ChunkStore,
     Epic,
     KVDeviation,
-    Limits,
     NoRows,
+    Reach,
     Segments,
     make_plan,
     report_of,
@@ -23,7 +23,7 @@ from quire.errors import ConfigError
 
 SCOPE = Scope(model="m")
 FREE = Chunks(selector=Epic(2), min_tokens=1, worth=10)
-LIMITS = Limits(100_000, 0.0)
+LIMITS = Reach(100_000, 0.0)
 
 
 def store_of(*variants):
@@ -112,7 +112,7 @@ def test_chunks_are_left_alone_where_plain_prefill_is_hardly_dearer():
     long = [range(1000, 1500), range(2000, 2500), range(3000, 3500)]
     store = store_of(*(variant(each, HEAD) for each in long))
     assert planned(asked(*long), store, settings=Chunks()).fallback is None
-    deep = Limits(100_000, 0.9)
+    deep = Reach(100_000, 0.9)
     checked = Chunks(selector=KVDeviation(0.1), worth=0.5)
     assert planned(asked(*long), store, settings=checked).fallback is None
     assert planned(asked(*long), store, settings=checked, limits=deep).fallback
@@ -120,9 +120,9 @@ def test_chunks_are_left_alone_where_plain_prefill_is_hardly_dearer():
 
 def test_a_refused_model_and_far_positions_fall_back_with_the_reason():
     store = store_of(variant(A, HEAD))
-    refused = planned(asked(A), store, limits=Limits(100, 0.0, "keys cannot be moved"))
+    refused = planned(asked(A), store, limits=Reach(100, 0.0, "keys cannot be moved"))
     assert refused.fallback == "keys cannot be moved"
-    far = planned(asked(A, B, C, D), store, limits=Limits(60, 0.0))
+    far = planned(asked(A, B, C, D), store, limits=Reach(60, 0.0))
     assert "positions below 60" in far.fallback
     assert "no passage" in planned(asked(B), store).fallback
     assert "no passage" in planned(Segments.of([HEAD, QUESTION]), store).fallback

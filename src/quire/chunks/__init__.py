@@ -11,7 +11,7 @@ report     the account of a call
 """
 
 from quire.chunks.masses import Masses, Measured
-from quire.chunks.planning import Limits, Placement, Plan, make_plan
+from quire.chunks.planning import ChunkPlan, PassagePlace, Reach, make_plan
 from quire.chunks.report import ChunkReport, PassageReport, report_of
 from quire.chunks.segments import Segments
 from quire.chunks.selectors import (
@@ -33,21 +33,21 @@ from quire.chunks.variants import Variant
 __all__ = [
     "AllRows",
     "CacheCraft",
+    "ChunkPlan",
     "ChunkReport",
     "ChunkStore",
     "Chunks",
     "Epic",
     "EpicShare",
     "KVDeviation",
-    "Limits",
     "Masses",
     "Measured",
     "Moved",
     "NoRows",
+    "PassagePlace",
     "PassageReport",
-    "Placement",
-    "Plan",
     "RandomRows",
+    "Reach",
     "Segments",
     "Selector",
     "Variant",

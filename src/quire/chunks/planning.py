@@ -21,7 +21,7 @@ FORWARD_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PassagePlace:
     """What becomes of one passage, of tokens `start` to `stop` of the prompt.
 
     variant   the variant whose K and V are placed; None: it is computed, or it was cached as a prefix
@@ -42,7 +42,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Reach:
     """What chunk reuse has to know of a model.
 
     positions  no token may stand at this position or behind; the relocation gate vouches for those before
@@ -56,7 +56,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChunkPlan:
     """How the K and V of a prompt come about.
 
     cached       tokens that the exact prefix cache has
@@ -70,7 +70,7 @@ class Plan:
     selector: Selector
     cached: int
     exact_until: int
-    placements: tuple[Placement, ...]
+    placements: tuple[PassagePlace, ...]
     fallback: str | None = None
 
     @cached_property
@@ -83,7 +83,7 @@ class Plan:
         ]
 
     @property
-    def placed(self) -> list[Placement]:
+    def placed(self) -> list[PassagePlace]:
         """The passages that are placed, exact ones too."""
         return [each for each in self.placements if each.variant is not None]
 
@@ -101,7 +101,7 @@ class Plan:
         wanted[chosen] = True
         return np.flatnonzero(wanted)
 
-    def without(self, gone: Sequence[Variant]) -> "Plan":
+    def without(self, gone: Sequence[Variant]) -> "ChunkPlan":
         """Return the plan with passages computed whose variants have gone."""
         placements = tuple(
             replace(
@@ -124,8 +124,8 @@ def make_plan(
     cached: int,
     *,
     settings: Chunks,
-    limits: Limits,
-) -> Plan:
+    limits: Reach,
+) -> ChunkPlan:
     """Plan a prompt of which an exact prefix of `cached` tokens is there.
 
     An exact prefix wins over variants. The first passage behind it is exact as well: a variant that was
@@ -134,35 +134,37 @@ def make_plan(
     """
     selector, num_tokens = settings.selector, segments.tokens.size
     exact_until = max(cached, segments.head.size)
-    placements: list[Placement] = []
+    placements: list[PassagePlace] = []
     is_first, passages = True, segments.passage_texts
     head = segments.head.tobytes()
     for index, ((start, stop), ids) in enumerate(zip(segments.spans, passages, strict=True)):
         if stop <= cached:
-            placements.append(Placement(start, stop, None, is_exact=True, reason="cached prefix"))
+            placements.append(
+                PassagePlace(start, stop, None, is_exact=True, reason="cached prefix")
+            )
             continue
         there = store.variants(scope, ids, head) if stop - start >= settings.min_tokens else ()
         found = [each for each in there if each.kv is not None]
         exact = [each for each in found if _is_behind(each, segments, start)]
         if exact:
-            placements.append(Placement(start, stop, exact[-1], is_exact=True))
+            placements.append(PassagePlace(start, stop, exact[-1], is_exact=True))
             is_first = False
             continue
         if is_first:
             is_first, exact_until = False, stop
             reason = "the first passage behind what is exact is computed exactly"
-            placements.append(Placement(start, stop, None, is_exact=True, reason=reason))
+            placements.append(PassagePlace(start, stop, None, is_exact=True, reason=reason))
         elif found:
             chosen = selector.preferred(found, passages[:index])
-            placements.append(Placement(start, stop, chosen))
+            placements.append(PassagePlace(start, stop, chosen))
         else:
             reason = (
                 f"shorter than {settings.min_tokens} tokens"
                 if stop - start < settings.min_tokens
                 else "not in the store"
             )
-            placements.append(Placement(start, stop, None, reason=reason))
-    plan = Plan(segments, selector, cached, exact_until, tuple(placements))
+            placements.append(PassagePlace(start, stop, None, reason=reason))
+    plan = ChunkPlan(segments, selector, cached, exact_until, tuple(placements))
     fallback = _refusal(plan, limits, num_tokens) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
 
@@ -172,7 +174,7 @@ def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
     return variant.start == start and segments.text.startswith(variant.before)
 
 
-def _refusal(plan: Plan, limits: Limits, num_tokens: int) -> str | None:
+def _refusal(plan: ChunkPlan, limits: Reach, num_tokens: int) -> str | None:
     if limits.refusal is not None:
         return limits.refusal
     if num_tokens > limits.positions:
@@ -185,7 +187,7 @@ def _refusal(plan: Plan, limits: Limits, num_tokens: int) -> str | None:
     return None
 
 
-def _unworthy(plan: Plan, settings: Chunks, limits: Limits) -> str | None:
+def _unworthy(plan: ChunkPlan, settings: Chunks, limits: Reach) -> str | None:
     """Return why plain prefill is to be preferred: what chunks would take, of what it takes."""
     tokens = plan.segments.tokens.size
     placed = sum(each.stop - max(each.start, plan.cached) for each in plan.placed)

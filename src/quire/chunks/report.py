@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.chunks.planning import Plan
+from quire.chunks.planning import ChunkPlan
 from quire.chunks.selectors import Rows
 from quire.chunks.variants import Kind
 
@@ -59,7 +59,7 @@ class ChunkReport:
     captured: int = 0
 
 
-def report_of(plan: Plan, recomputed: Rows) -> ChunkReport:
+def report_of(plan: ChunkPlan, recomputed: Rows) -> ChunkReport:
     """Return the account of a plan that was carried out, with these rows of moved passages computed again."""
     whole = plan.segments.tokens.size
     if plan.fallback is not None:

@@ -13,7 +13,7 @@ from quire.core.stats import Missed
 from quire.core.tokens import Key
 from quire.foresight.mind import TRIAL, Mind, Walk
 from quire.foresight.queues import Queues
-from quire.foresight.reentry import EDGES, Record, Shared, Stay, bucket
+from quire.foresight.reentry import EDGES, Record, SharedRoot, Stay, bucket
 from quire.foresight.trail import Trail
 
 MAX_DEPTH = 8
@@ -153,7 +153,7 @@ class Learned(Watcher):
         if not _goes_on(before, reached) and reached > (run.end if run is not None else 0):
             depth = run.depth + 1 if run is not None else 1
             if depth <= MAX_DEPTH:
-                run = Shared(reached, run, depth, Stay(time=before.time))
+                run = SharedRoot(reached, run, depth, Stay(time=before.time))
         walk.record.shared = run
         while run is not None:
             self.mind.shared.returned(run.stay, now)

@@ -11,7 +11,7 @@ from quire.core.node import Node
 from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Policy, Tick
 from quire.foresight.forecasts import BELIEVED
 from quire.foresight.mind import Mind
-from quire.foresight.reentry import Record, Shared
+from quire.foresight.reentry import Record, SharedRoot
 
 SUPERSEDED, BEYOND, AWAITED, FIRST_CLASS = range(4)
 """Queues: what another request has gone on from, what follows prompts, what callers come back to, then the classes."""
@@ -212,7 +212,7 @@ def _age(entry: Entry) -> float:
     return entry.uses
 
 
-def _shared(entry: Entry, record: Record) -> Shared | None:
+def _shared(entry: Entry, record: Record) -> SharedRoot | None:
     """Return the uppermost of the shared runs of a request that has an entry's last block."""
     found, run, end = None, _runs(record), entry.end
     while run is not None and run.end >= end:
@@ -220,7 +220,7 @@ def _shared(entry: Entry, record: Record) -> Shared | None:
     return found
 
 
-def _runs(record: Record) -> Shared | None:
+def _runs(record: Record) -> SharedRoot | None:
     """Return the deepest shared run of a request; None where its caller speaks of the future, whose word counts for all of it."""
     return None if record.foretold or record.silent or record.spent else record.shared
 

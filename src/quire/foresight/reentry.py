@@ -91,7 +91,7 @@ class Stay(msgspec.Struct, gc=False, eq=False):
     silent: bool = False
 
 
-class Shared(msgspec.Struct, gc=False, eq=False):
+class SharedRoot(msgspec.Struct, gc=False, eq=False):
     """A run of blocks from the root that requests went off from: a system prompt, a document, examples.
 
     `end`    blocks from the root to its end; `above` the shared run that it continues, `depth` how many there are
@@ -100,7 +100,7 @@ class Shared(msgspec.Struct, gc=False, eq=False):
     """
 
     end: int
-    above: Shared | None
+    above: SharedRoot | None
     depth: int
     stay: Stay
     uses: int = 1
@@ -126,7 +126,7 @@ class Record(Stay, gc=False, eq=False):
     prompt: int = 0
     found: int = 0
     turn: int = 0
-    shared: Shared | None = None
+    shared: SharedRoot | None = None
     answered: bool = False
     trimmed: bool = False
     superseded: bool = False

@@ -7,7 +7,16 @@ from typing import cast
 
 import numpy as np
 
-from quire.chunks import ChunkReport, Chunks, Limits, Plan, Segments, Variant, make_plan, report_of
+from quire.chunks import (
+    ChunkPlan,
+    ChunkReport,
+    Chunks,
+    Reach,
+    Segments,
+    Variant,
+    make_plan,
+    report_of,
+)
 from quire.chunks.selectors import Rows
 from quire.core import Scope
 from quire.engines.hf.chunks.blending import Blending
@@ -32,7 +41,7 @@ class PassagePrompt:
 
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
-        self.plan: Plan | None = None
+        self.plan: ChunkPlan | None = None
         self.report: ChunkReport | None = None
 
 
@@ -140,17 +149,17 @@ class EnginePassages:
         with locked(self._model):
             return self.passages.tried(scope)
 
-    def _plan(self, segments: Segments, scope: Scope, cached: int) -> Plan:
+    def _plan(self, segments: Segments, scope: Scope, cached: int) -> ChunkPlan:
         blending = self._tried(scope)
         limits = (
-            Limits(0, 0.0, str(blending))
+            Reach(0, 0.0, str(blending))
             if isinstance(blending, NotRelocatable)
             else blending.limits(self._settings.selector)
         )
         store = self.passages.store
         return make_plan(segments, store, scope, cached, settings=self._settings, limits=limits)
 
-    def _placed(self, job: Job, plan: Plan) -> Rows:
+    def _placed(self, job: Job, plan: ChunkPlan) -> Rows:
         """Compute K and V of all but a prompt's last token, and write them into the blocks of its sequence.
 
         Returns the rows of moved passages that were computed again.

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.chunks import KVDeviation, Limits, Plan, Selector
+from quire.chunks import ChunkPlan, KVDeviation, Reach, Selector
 from quire.chunks.selectors import Rows
 from quire.engines.hf.chunks.capture import ChunkKV, grow, place
 from quire.engines.hf.chunks.gate import Relocation
@@ -26,17 +26,17 @@ class Blending:
         self.relocation = relocation
         self.rows = RowForward(model, kinds)
 
-    def limits(self, selector: Selector) -> Limits:
+    def limits(self, selector: Selector) -> Reach:
         """Return what planning has to know of the model. Raises `ConfigError` for a check layer it has not."""
         found = self.relocation
         if not selector.checks:
-            return Limits(found.positions, 0.0)
-        return Limits(
+            return Reach(found.positions, 0.0)
+        return Reach(
             found.positions, self._check_layer(selector) / found.num_layers, found.drops_rows
         )
 
     def fill(
-        self, past: WorkingCache, plan: Plan, num_columns: int, *, rotate: bool = True
+        self, past: WorkingCache, plan: ChunkPlan, num_columns: int, *, rotate: bool = True
     ) -> tuple[Rows, torch.Tensor | None]:
         """Bring `past`, which holds `plan.exact_until` exact columns, to `num_columns` of the plan's prompt.
 
@@ -65,7 +65,7 @@ class Blending:
         return _moved(plan, kept if kept is not None else rows), logits
 
     def _computed(
-        self, past: WorkingCache, plan: Plan, num_columns: int
+        self, past: WorkingCache, plan: ChunkPlan, num_columns: int
     ) -> tuple[Rows, Rows | None, torch.Tensor | None]:
         rows = plan.rows(plan.selector.rows(plan.moved))
         rows = rows[rows < num_columns]
@@ -78,7 +78,7 @@ class Blending:
         logits = self.rows(past, plan.segments.tokens, rows, check)
         return rows, kept[0] if kept else None, logits
 
-    def _choosing(self, plan: Plan, kept: list[Rows]) -> Choose:
+    def _choosing(self, plan: ChunkPlan, kept: list[Rows]) -> Choose:
         """Return who chooses at the check layer: of moved rows the selector, and all others."""
 
         def choose(rows: Positions, deviation: npt.NDArray[np.float32]) -> Positions:
@@ -106,10 +106,10 @@ class Blending:
             raise NotRelocatable(self.relocation.drops_rows)
 
 
-def _spanned(plan: Plan) -> Rows:
+def _spanned(plan: ChunkPlan) -> Rows:
     """Return all positions of moved passages."""
     return np.concatenate([np.arange(each.num_tokens) + each.start for each in plan.moved])
 
 
-def _moved(plan: Plan, rows: Rows) -> Rows:
+def _moved(plan: ChunkPlan, rows: Rows) -> Rows:
     return rows[np.isin(rows, _spanned(plan))] if plan.moved else rows[:0]

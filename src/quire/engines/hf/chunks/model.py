@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quire.chunks import NoRows, Placement, Plan, Segments, Selector, Variant
+from quire.chunks import ChunkPlan, NoRows, PassagePlace, Segments, Selector, Variant
 from quire.chunks.segments import Given
 from quire.chunks.selectors import Rows
 from quire.engines.hf.chunks.blending import Blending
@@ -106,7 +106,7 @@ class ChunkModel:
         if len(variants) != len(segments.passages):
             raise TokensError(f"{len(variants)} variants for {len(segments.passages)} passages")
         self._blending.must_drop(selector)
-        placements: list[Placement] = []
+        placements: list[PassagePlace] = []
         for (start, stop), ids, variant in zip(
             segments.spans, segments.passages, variants, strict=True
         ):
@@ -120,8 +120,8 @@ class ChunkModel:
                 and variant.start == start
                 and segments.text.startswith(variant.before)
             )
-            placements.append(Placement(start, stop, variant, is_exact=is_exact))
-        plan = Plan(segments, selector, 0, segments.head.size, tuple(placements))
+            placements.append(PassagePlace(start, stop, variant, is_exact=is_exact))
+        plan = ChunkPlan(segments, selector, 0, segments.head.size, tuple(placements))
         if not plan.placed:
             return self.full(segments)
         past = self._runs.past(segments.tokens.size)

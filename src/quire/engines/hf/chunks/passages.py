@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from quire.chunks import (
+    ChunkPlan,
     ChunkReport,
     Chunks,
     ChunkStore,
-    Limits,
-    Plan,
+    Reach,
     Segments,
     Selector,
     Variant,
@@ -136,7 +136,7 @@ class Passages:
         )
 
 
-class Asked:
+class AskedSegments:
     """One call that was given segments: how its working cache is filled, and what is kept of it."""
 
     def __init__(self, passages: Passages, segments: Segments, settings: Chunks) -> None:
@@ -192,9 +192,9 @@ class Asked:
             count = self._captured(request, past, blending)
         return replace(report, chunks=replace(self._report, captured=count))
 
-    def _plan(self, bound: Scope, cached: int, blending: Blending | NotRelocatable) -> Plan:
+    def _plan(self, bound: Scope, cached: int, blending: Blending | NotRelocatable) -> ChunkPlan:
         limits = (
-            Limits(0, 0.0, str(blending))
+            Reach(0, 0.0, str(blending))
             if isinstance(blending, NotRelocatable)
             else blending.limits(self._settings.selector)
         )
@@ -245,7 +245,7 @@ def passages_of(
     return Passages(Runs(kept.model, kinds), kept.identity.scope, turn, settings)
 
 
-def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> Asked | None:
+def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> AskedSegments | None:
     """Take `segments` and `selector` out of a call's arguments; None where it has no segments.
 
     Raises `ConfigError` where the cache keeps no passages, `TokensError` for segments that are none.
@@ -268,4 +268,4 @@ def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> Asked | N
             raise ConfigError(f"selector={selector!r}; give a selector such as Epic(16)")
         settings = replace(settings, selector=selector)
     segments = parts if isinstance(parts, Segments) else Segments.of(parts)
-    return Asked(passages, segments, settings)
+    return AskedSegments(passages, segments, settings)

@@ -59,7 +59,7 @@ class RowForward:
                before it are written for all rows, of the later ones for the chosen alone
         look   is shown the attention of each layer
         """
-        run = _Run(past, self._kinds, rows, self._model.dtype, check)
+        run = _RowsForward(past, self._kinds, rows, self._model.dtype, check)
         shadow = shadow_of(self._model, len(self._kinds), run.layer, look)
         device = self._model.device
         at = torch.as_tensor(rows).to(device)[None]
@@ -81,7 +81,7 @@ class RowForward:
         return output.logits[0, -1]
 
 
-class _Run:
+class _RowsForward:
     """One forward: its rows, the masks of its layers, and the cache that they write into.
 
     `_started` are the rows that it began with; `_rows` those that are left, `_started[_kept]`.

@@ -44,11 +44,11 @@ def shadow_of(model: Any, num_layers: int, through: Through, look: Look | None =
     layers = copies[-1]._modules  # noqa: SLF001
     for index, (name, layer) in enumerate(list(layers.items())):
         seen = _by_rows(layer) if look is None else _looked_at(layer, index, look)
-        layers[name] = _Layer(seen, index, through)
+        layers[name] = _ShadowLayer(seen, index, through)
     return copies[0]
 
 
-class _Layer(torch.nn.Module):
+class _ShadowLayer(torch.nn.Module):
     """Stands for a decoder layer: its calls go through another, all else that is asked is the layer's own."""
 
     def __init__(self, layer: torch.nn.Module, index: int, through: Through) -> None:
@@ -70,7 +70,7 @@ class _Layer(torch.nn.Module):
         return self._through(self._index, self.layer, given)
 
 
-class _Attention(torch.nn.Module):
+class _ShadowAttention(torch.nn.Module):
     """Stands for the attention of a layer: what it returns beside its output is shown to another."""
 
     def __init__(self, attention: Any, index: int, look: Look) -> None:
@@ -109,7 +109,7 @@ def _looked_at(layer: Any, index: int, look: Look) -> Any:
         eager = _shallow(child)
         eager.config = copy.copy(child.config)
         eager.config._attn_implementation_internal = "eager"  # noqa: SLF001 - read in each forward
-        twin._modules[name] = _Attention(eager, index, look)  # noqa: SLF001
+        twin._modules[name] = _ShadowAttention(eager, index, look)  # noqa: SLF001
     return twin
 
 
