@@ -118,7 +118,7 @@ def test_rows_without_a_mask_of_their_own_would_be_far_off(monkeypatch):
         past = runs.past()
         full = runs.feed(past, segments.tokens)
         if not masked:
-            monkeypatch.setattr("quire.engines.hf.chunks.rows._Run.mask", lambda *_: None)
+            monkeypatch.setattr("quire.engines.hf.chunks.rows._RowsForward.mask", lambda *_: None)
         logits.append(RowForward(model, runs.kinds)(past, segments.tokens, rows))
     assert far(logits[0], full) <= LIMIT
     assert far(logits[1], full) > 50 * LIMIT

@@ -68,7 +68,12 @@ class Running:
     def quiet(self, within_s=10):
         """Wait until nothing runs; then nothing may be held, and every invariant holds."""
         until = time.monotonic() + within_s
-        while self.manager.sequences or self.manager.num_active or self.service.num_inflight:
+        while (
+            self.manager.sequences
+            or self.manager.num_active
+            or self.service.num_inflight
+            or self.service.running.engine.has_unfinished()
+        ):
             assert time.monotonic() < until, "something is still in flight"
             time.sleep(0.02)
         assert [pool.num_active for pool in self.manager.pools] == [0] * len(self.manager.pools)
