@@ -325,12 +325,27 @@ def test_bfloat16s_are_multiplied_as_tiles_in_pairs_or_as_floats(widths, size):
     a_step_of_every_kind(torch.bfloat16)
     a_step_of_every_kind(torch.bfloat16, widths)
     step = Step(9, size=size, widths=widths, dtype=torch.bfloat16)
-    shared = [step.free.pop() for _ in range(640 // size)]
+    shared = [step.free.pop() for _ in range(288 // size)]
     context = len(shared) * size
-    for window, last in ((None, 90), (None, 1), (100, 2), (333, 40)):
+    for window, last in ((None, 90), (100, 2), (200, 40)):
         plan = AttentionPlan(size, window, min_saved_tokens=0)
-        plan.update(step.packed([shared] * 40, [context] * 40, [1] * 39 + [last]))
+        plan.update(step.packed([shared] * 24, [context] * 24, [1] * 23 + [last]))
         step.compare(plan, Scoring(0.3))
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+def test_a_run_may_be_divided_within_a_block():
+    step = Step(3, size=16, widths=(32, 32), dtype=torch.bfloat16)
+    shared = [step.free.pop() for _ in range(63)]
+    plan = AttentionPlan(16, min_saved_tokens=0)
+    plan.update(step.packed([shared] * 20, [1008] * 20, [1] * 20))
+    assert (plan.work(2, 2, 2).tasks[:, 5] % 16).any()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        step.compare(plan, Scoring(0.3))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_without_a_compiler_the_reference_attends(monkeypatch):
