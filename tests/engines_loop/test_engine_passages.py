@@ -1,9 +1,11 @@
 """Passages in an engine: placed as prompts are admitted, never stored as prefixes, captured when nobody waits."""
 
+import copy
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
@@ -169,3 +171,20 @@ def test_bad_segments_are_refused(model):
         engine.generate([{"segments": [[1], [], [2]]}])
     with pytest.raises(ConfigError, match="contextual"):
         Engine(model, num_blocks=40, chunks=Chunks("1MiB", capture="contextual"))
+
+
+def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):
+    mine, segments = copy.deepcopy(model), prompt(sizes=SIZES)
+    engine = engine_of(mine, NoRows())
+    engine.add_request({"segments": [segments.head, *segments.passages, segments.question]}, GREEDY)
+    while not any(output.finished for output in engine.step()):
+        pass
+    store = engine._passages.passages.store
+    assert engine.has_unfinished()  # passages wait
+    before = store.stats.variants
+    weight = mine.model.layers[0].self_attn.k_proj.weight
+    with torch.no_grad():
+        weight.mul_(2)
+    while engine.has_unfinished():
+        engine.step()
+    assert store.stats.variants == before

@@ -91,7 +91,7 @@ class Engine:
             self._passages = None
             if settings.chunks is not None:
                 self._passages = EnginePassages(
-                    self._forward, self.scope, self._turn, settings.chunks
+                    self._forward, self.scope, self._is_current, self._turn, settings.chunks
                 )
             self.scheduler = Scheduler(
                 self.manager,
@@ -318,15 +318,19 @@ class Engine:
         if self._passages is not None and prompt is not None:
             self._passages.opened(job, prompt)
 
+    def _is_current(self, bound: Scope) -> bool:
+        """Whether the model is what a scope was bound to, but for what it notes when it runs."""
+        with locked(self._model):
+            return self._identity.is_unchanged(bound, by_itself=True)
+
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
         scopes = {request.scope.model: request.scope for request in self._requests.values()}
         if not scopes:
             return
-        with locked(self._model):
-            (bound, *others) = scopes.values()
-            if not others and self._identity.is_unchanged(bound, by_itself=True):
-                return
+        (bound, *others) = scopes.values()
+        if not others and self._is_current(bound):
+            return
         try:
             now = self.scope().model
         except ConfigError:

@@ -50,11 +50,20 @@ class EnginePassages:
 
     A prompt in segments is planned when it is admitted; if chunks are reused, its K and V are computed and placed at
     once, between two steps, and its sequence stores what is exact alone. Passages that the store lacks are computed
-    after the answer, one between two steps, while nobody waits. Raises `ConfigError` for settings that an engine cannot keep.
+    after the answer, one between two steps, while nobody waits: by the model that answered, or not at all. Raises
+    `ConfigError` for settings that an engine cannot keep.
+
+    bind        what binds a scope to the model as it is now
+    is_current  whether the model is still what a bound scope says
     """
 
     def __init__(
-        self, forward: Forward, bind: Callable[[Scope | None], Scope], turn: Turn, settings: Chunks
+        self,
+        forward: Forward,
+        bind: Callable[[Scope | None], Scope],
+        is_current: Callable[[Scope], bool],
+        turn: Turn,
+        settings: Chunks,
     ) -> None:
         if settings.capture == "contextual":
             raise ConfigError(
@@ -66,6 +75,7 @@ class EnginePassages:
         self._manager = forward.manager
         self._model = model
         self._runs = Runs(model, layer_kinds(model.config))
+        self._is_current = is_current
         self._settings = settings
         self._refusal = _refusal(forward)
         self._pending: deque[tuple[Scope, Segments]] = deque()
@@ -121,6 +131,9 @@ class EnginePassages:
         """Compute and keep one passage of those that wait."""
         while self._pending:
             scope, segments = self._pending[0]
+            if not self._is_current(scope):
+                self._pending.popleft()
+                continue
             blending = self._tried(scope)
             missing = (
                 []
