@@ -41,6 +41,9 @@ _LIMITS = (1e-4, 0.03)
 _ROUNDED_ANGLES = 2.0**-24
 """A model turns by angles in float32: at position p they are off by p times this."""
 
+_FAILURES = (UnsupportedModel, RuntimeError, TypeError, ValueError, AttributeError, KeyError)
+"""What a model raises that cannot be computed by rows, or layer by layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
@@ -262,14 +265,7 @@ def _check_rows(runs: Runs, rows: RowForward, name: str, ids: Ids) -> None:
     some = np.array([*range(1, len(ids) - 1, 3), len(ids) - 1])
     try:
         got = rows(past, ids.astype(np.int32), some)
-    except (
-        UnsupportedModel,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        KeyError,
-    ) as error:
+    except _FAILURES as error:
         raise NotRelocatable(f"{name} cannot compute rows of its own choice: {error}") from error
     far = relative(got.double() - expected.double(), expected)
     if not far <= (limit := limit_for(expected.dtype, _LIMITS)):
@@ -292,14 +288,7 @@ def _dropping(runs: Runs, rows: RowForward, name: str, ids: Ids) -> str | None:
 
     try:
         got = rows(past, ids.astype(np.int32), every, (1, some))
-    except (
-        UnsupportedModel,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        KeyError,
-    ) as error:
+    except _FAILURES as error:
         return f"{name} cannot leave rows out behind a layer: {error}"
     far = relative(got.double() - expected.double(), expected)
     if far <= (limit := limit_for(expected.dtype, _LIMITS)):
