@@ -123,10 +123,9 @@ def test_an_adapter_that_events_name_is_found_by_the_model_that_is_asked_for():
                 assert {router.ask(TEXT, model=model).headers[MADE_BY] for _ in range(3)} == {home}
 
 
-def test_the_path_of_an_adapter_which_vllm_tells_is_not_asked_for():
+def test_what_vllm_tells_of_an_adapter_is_found_by_its_name():
     index, tokens = ClusterIndex(64), [*range(48)]
-    lora = ["lora", "writer", "/where/it/lies"]
-    extra = [[lora, "mine"], [lora], [lora, ["picture", 0]]]
+    extra = [["writer", "mine"], ["writer"], ["writer", ["picture", 0]]]
     told = StoredEvent([1, 2, 3], None, tokens, 16, 7, "GPU", "writer", extra)
     index.apply("one", [told])
     assert index.lookup(tokens, [["mine"]], "writer").held == {"one": (32, 0, 0)}
