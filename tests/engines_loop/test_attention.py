@@ -315,21 +315,21 @@ def test_a_child_of_a_process_that_attended_attends():
 def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
     monkeypatch.setattr(compiling, "compiled", partial(compiled, host=False))
-    yield from compiled_anew(monkeypatch, paired=False, tiled=False)
+    multiply(monkeypatch, paired=False, tiled=False)
+    kernel.kernel.cache_clear()
+    yield
+    kernel.kernel.cache_clear()
 
 
 @pytest.fixture(params=["widened", "paired", "tiled"])
 def bfloat16_cpu(request, monkeypatch):
     """Multiply bfloat16 as floats, and in pairs or as tiles where the CPU can, whatever is fastest on it."""
     paired = HAS_PAIRS and request.param != "widened"
-    yield from compiled_anew(monkeypatch, paired=paired, tiled=TILES and request.param == "tiled")
+    multiply(monkeypatch, paired=paired, tiled=TILES and request.param == "tiled")
 
 
-def compiled_anew(monkeypatch, *, paired, tiled):
+def multiply(monkeypatch, *, paired, tiled):
     monkeypatch.setattr(Shape.__new__, "__defaults__", (False, paired, tiled))
-    kernel.kernel.cache_clear()
-    yield
-    kernel.kernel.cache_clear()
 
 
 def a_step_of_every_kind(dtype, widths=(24, 40)):
