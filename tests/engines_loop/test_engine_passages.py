@@ -1,11 +1,15 @@
 """Passages in an engine: placed as prompts are admitted, never stored as prefixes, captured when nobody waits."""
 
+import contextlib
 import copy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
@@ -15,7 +19,8 @@ from quire import ops
 from quire.chunks import AllRows, Chunks, Epic, NoRows, Segments
 from quire.core import Scope
 from quire.engines.loop import Engine, SamplingParams
-from quire.errors import ConfigError, OutOfBlocks, TokensError
+from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
+from quire.tensors.copy import gather_into
 
 SIZES = (21, 48, 40, 64, 56, 9)
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -188,3 +193,95 @@ def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):
     while engine.has_unfinished():
         engine.step()
     assert store.stats.variants == before
+
+
+class Changing:
+    """Two engines that reuse passages over one model, whose weights go to and fro between two.
+
+    They change between two calls or steps, or while passages are computed: once `due` more of these begin or end.
+    """
+
+    def __init__(self, model):
+        self.model, self.is_other, self.due = copy.deepcopy(model), False, None
+        self.engines = [engine_of(self.model, NoRows()) for _ in range(2)]
+        for engine in self.engines:
+            passages = engine._passages
+            passages._runs.feed = self.counted(passages._runs.feed)
+            passages._placed = self.counted(passages._placed)
+            engine._end_outdated = self.counted(engine._end_outdated, after=False)
+
+    def counted(self, call, *, after=True):
+        def counting(*given):
+            self.count()
+            found = call(*given)
+            if after:
+                self.count()
+            return found
+
+        return counting
+
+    def count(self):
+        self.due = None if self.due is None else self.due - 1
+        if self.due == 0:
+            self.change()
+
+    def change(self):
+        self.due, self.is_other = None, not self.is_other
+        with torch.no_grad():
+            for layer in self.model.model.layers:
+                layer.self_attn.k_proj.weight.mul_(2.0 if self.is_other else 0.5)
+
+    def check(self, texts):
+        """Compare all K and V that would be found now with what the model computes as it is now."""
+        for engine in self.engines:
+            bound, passages = engine.scope(), engine._passages
+            for (_, scope, _), variant in passages.passages.store._order.values():
+                if scope == bound:
+                    text = np.frombuffer(variant.before + variant.ids, np.int32)
+                    self.compare(passages._runs, text, variant.start, variant.kv.layers)
+            for text in texts:
+                seq = engine.manager.open(text, bound)
+                engine._forward.copy()  # of a block that it shares in part
+                known = text[: seq.num_cached]
+                if known.size:
+                    right = self.computed(passages._runs, known, 0)
+                    found = [tuple(map(torch.empty_like, layer)) for layer in right]
+                    gather_into(engine._forward.pools[0], seq.block_ids(0), known.size, found)
+                    self.compare(passages._runs, known, 0, found)
+                engine.manager.close(seq)
+
+    def compare(self, runs, text, start, layers):
+        for layer, wanted in zip(layers, self.computed(runs, text, start), strict=True):
+            for got, right in zip(layer, wanted, strict=True):
+                torch.testing.assert_close(got, right, atol=1e-3, rtol=1e-3)
+
+    def computed(self, runs, text, start):
+        past = runs.past(text.size)
+        runs.feed(past, text)
+        return [past.kv_layers[at].row(0, start, text.size) for at in sorted(past.kv_layers)]
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(data):
+    pool = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
+    world, texts = Changing(made("Llama", {})), []
+    for _ in range(data.draw(st.integers(2, 6))):
+        engine = data.draw(st.sampled_from(world.engines))
+        order = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+        segments = turned(pool, order)
+        texts.append(segments.tokens)
+        world.due = data.draw(st.none() | st.integers(1, 5) | st.integers(6, 24))
+        given = [segments.head, *segments.passages, segments.question]
+        is_plain = data.draw(st.booleans())
+        with contextlib.suppress(RequestFailed):
+            engine.generate([segments.tokens.tolist() if is_plain else {"segments": given}], GREEDY)
+        world.due = None
+        ops.check(engine.manager)
+        engine._passages.passages.store.check()
+        assert engine.manager.num_active == 0
+        for _ in range(2):
+            world.check(texts)
+            world.change()
+        if data.draw(st.booleans()):
+            world.change()

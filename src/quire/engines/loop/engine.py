@@ -298,6 +298,8 @@ class Engine:
             self._batch = AnswerBatch(cast("list[Answer]", step.sampled))
         begun_s = perf_counter()
         try:
+            if self._passages is not None:
+                self._passages.check_unchanged()
             logits = self._forward.logits(step, self._identity.sight)
             if step.spread is not None:
                 logits = logits[step.spread]

@@ -7,16 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from quire.chunks import (
-    ChunkPlan,
-    ChunkReport,
-    Chunks,
-    Reach,
-    Segments,
-    Variant,
-    make_plan,
-    report_of,
-)
+from quire.chunks import ChunkPlan, ChunkReport, Chunks, Segments, Variant, report_of
 from quire.chunks.selectors import Rows
 from quire.core import Scope
 from quire.engines.hf.chunks.blending import Blending
@@ -80,6 +71,7 @@ class EnginePassages:
         self._refusal = _refusal(forward)
         self._pending: deque[tuple[Scope, Segments]] = deque()
         self._head: tuple[Scope, bytes, ChunkKV] | None = None
+        self._has_changed = False
         self.passages = Passages(self._runs, bind, turn, settings)
 
     def bring_up(self, job: Job, prompt: PassagePrompt) -> None:
@@ -115,6 +107,12 @@ class EnginePassages:
             self.passages.store.use(each)
         prompt.report = report_of(plan, rows)
 
+    def check_unchanged(self) -> None:
+        """Raise `ConfigError`, once, where the model was changed while passages of a step were placed."""
+        changed, self._has_changed = self._has_changed, False
+        if changed:
+            raise ConfigError("the model was changed while passages were placed")
+
     def ended(self, prompt: PassagePrompt, scope: Scope) -> None:
         """Note that the passages of an answered prompt may be captured."""
         if self._settings.capture == "isolated" and not isinstance(
@@ -145,9 +143,11 @@ class EnginePassages:
             if missing:
                 with locked(self._model):
                     head = self._head_of(scope, segments)
-                    kept = self.passages.keep(
-                        scope, self._runs.isolated(segments.head, missing[:1], head)
-                    )
+                    found = self._runs.isolated(segments.head, missing[:1], head)
+                if not self._is_current(scope):  # it changed meanwhile
+                    self._head = None
+                    continue
+                kept = self.passages.keep(scope, found)
                 if not kept and self._pending and self._pending[0][1] is segments:
                     self._pending.popleft()  # the store has no room for it
                 return
@@ -163,14 +163,7 @@ class EnginePassages:
             return self.passages.tried(scope)
 
     def _plan(self, segments: Segments, scope: Scope, cached: int) -> ChunkPlan:
-        blending = self._tried(scope)
-        limits = (
-            Reach(0, 0.0, str(blending))
-            if isinstance(blending, NotRelocatable)
-            else blending.limits(self._settings.selector)
-        )
-        store = self.passages.store
-        return make_plan(segments, store, scope, cached, settings=self._settings, limits=limits)
+        return self.passages.plan(segments, scope, cached, self._tried(scope), self._settings)
 
     def _placed(self, job: Job, plan: ChunkPlan) -> Rows:
         """Compute K and V of all but a prompt's last token, and write them into the blocks of its sequence.
@@ -191,6 +184,9 @@ class EnginePassages:
             self._runs.feed(past, tokens[start : plan.exact_until], start)
         blending = cast("Blending", self.passages.tried(cast("Scope", job.scope)))
         rows, _ = blending.fill(past, plan, stop)
+        if not self._is_current(cast("Scope", job.scope)):
+            self._has_changed = True
+            raise ConfigError("the model was changed meanwhile")
         scatter(pool, seq.block_ids(0), start, _rows(past, start, stop))
         self._manager.commit(seq, job.known(start, stop))
         return rows

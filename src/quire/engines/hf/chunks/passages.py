@@ -103,6 +103,22 @@ class Passages:
                 self._tried[key] = refused
         return self._tried[key]
 
+    def plan(
+        self,
+        segments: Segments,
+        bound: Scope,
+        cached: int,
+        blending: Blending | NotRelocatable,
+        settings: Chunks,
+    ) -> ChunkPlan:
+        """Return what is done with a prompt of which so many tokens are cached; without who blends it is computed."""
+        limits = (
+            Reach(0, 0.0, str(blending))
+            if isinstance(blending, NotRelocatable)
+            else blending.limits(settings.selector)
+        )
+        return make_plan(segments, self.store, bound, cached, settings=settings, limits=limits)
+
     def capture_alone(
         self, segments: Segments, bound: Scope, blending: Blending, head: ChunkKV | None
     ) -> int:
@@ -165,7 +181,8 @@ class AskedSegments:
             blending = NotRelocatable(
                 "assisted decoding feeds whole prompts, and would not see what is placed"
             )
-        plan = self._plan(request.scope, past.get_seq_length(), blending)
+        cached = past.get_seq_length()
+        plan = self._passages.plan(self._segments, request.scope, cached, blending, self._settings)
         if plan.fallback is not None or isinstance(blending, NotRelocatable):
             self._report = report_of(plan, _NONE)
             return
@@ -191,17 +208,6 @@ class AskedSegments:
         ):
             count = self._captured(request, past, blending)
         return replace(report, chunks=replace(self._report, captured=count))
-
-    def _plan(self, bound: Scope, cached: int, blending: Blending | NotRelocatable) -> ChunkPlan:
-        limits = (
-            Reach(0, 0.0, str(blending))
-            if isinstance(blending, NotRelocatable)
-            else blending.limits(self._settings.selector)
-        )
-        store = self._passages.store
-        return make_plan(
-            self._segments, store, bound, cached, settings=self._settings, limits=limits
-        )
 
     def _captured(self, request: Request, past: WorkingCache, blending: Blending) -> int:
         """Keep the passages of this prompt that the store lacks; how many fitted."""
