@@ -10,7 +10,7 @@ import torch
 from quire.chunks import ChunkPlan, KVDeviation, Reach, Selector
 from quire.chunks.selectors import Rows
 from quire.engines.hf.chunks.capture import ChunkKV, grow, place
-from quire.engines.hf.chunks.gate import Relocation
+from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.rows import Choose, Positions, RowForward
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, InvariantError, NotRelocatable

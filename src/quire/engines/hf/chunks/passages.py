@@ -24,7 +24,8 @@ from quire.core import Scope
 from quire.engines.hf.calls import CallReport, Calls
 from quire.engines.hf.chunks.blending import Blending
 from quire.engines.hf.chunks.capture import ChunkKV, captured
-from quire.engines.hf.chunks.gate import Relocation, relocation_of
+from quire.engines.hf.chunks.gate import relocation_of
+from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.weighing import masses_of
 from quire.engines.hf.inputs import Plan as HowToGenerate
