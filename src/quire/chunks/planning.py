@@ -1,8 +1,9 @@
 """Plans: what of a prompt is exact, what is moved, and whether that is worth it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -125,14 +126,17 @@ def make_plan(
     *,
     settings: Chunks,
     limits: Reach,
+    lost: Mapping[bytes, str] = MappingProxyType({}),
 ) -> ChunkPlan:
     """Plan a prompt of which an exact prefix of `cached` tokens is there.
+
+    lost  why a tier could not give passages that it had
 
     An exact prefix wins over variants. The first passage behind it is exact as well: a variant that was
     captured behind this very text, or computed. Passages behind that are placed from variants, which the
     selector prefers among.
     """
-    selector, num_tokens = settings.selector, segments.tokens.size
+    selector = settings.selector
     exact_until = max(cached, segments.head.size)
     placements: list[PassagePlace] = []
     is_first, passages = True, segments.passage_texts
@@ -161,20 +165,22 @@ def make_plan(
             reason = (
                 f"shorter than {settings.min_tokens} tokens"
                 if stop - start < settings.min_tokens
-                else "not in the store"
+                else lost.get(ids, "not in the store")
             )
             placements.append(PassagePlace(start, stop, None, reason=reason))
     plan = ChunkPlan(segments, selector, cached, exact_until, tuple(placements))
-    fallback = _refusal(plan, limits, num_tokens) or _unworthy(plan, settings, limits)
+    fallback = _refusal(plan, limits, lost) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
 
 
 def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
     """Whether a variant was captured behind the very text before position `start`."""
-    return variant.start == start and segments.text.startswith(variant.before)
+    is_there = variant.start == start and not variant.rounded
+    return is_there and segments.text.startswith(variant.before)
 
 
-def _refusal(plan: ChunkPlan, limits: Reach, num_tokens: int) -> str | None:
+def _refusal(plan: ChunkPlan, limits: Reach, lost: Mapping[bytes, str]) -> str | None:
+    num_tokens = plan.segments.tokens.size
     if limits.refusal is not None:
         return limits.refusal
     if num_tokens > limits.positions:
@@ -183,7 +189,9 @@ def _refusal(plan: ChunkPlan, limits: Reach, num_tokens: int) -> str | None:
             f"{limits.positions}"
         )
     if not plan.placed:
-        return "no passage behind the exact prefix is in the store"
+        return ": ".join(
+            ["no passage behind the exact prefix is in the store", *dict.fromkeys(lost.values())]
+        )
     return None
 
 

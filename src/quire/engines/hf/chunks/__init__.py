@@ -12,6 +12,8 @@ weighing     attention masses of passages
 blending     a working cache filled by a plan
 model        ChunkModel: all of it over a bare model
 passages     passages of a PrefixCache: captured, kept, and placed
+warm         passages in a tier, in eight bits
+remembered   what the gate has found, from one process to the next
 """
 
 from quire.engines.hf.chunks.model import Blended, ChunkModel

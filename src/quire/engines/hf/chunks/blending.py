@@ -75,7 +75,8 @@ class Blending:
         check = None
         if plan.selector.checks and plan.moved:
             check = self._check_layer(plan.selector), self._choosing(plan, kept)
-        logits = self.rows(past, plan.segments.tokens, rows, check)
+        ends = self.relocation.drops_rows is None
+        logits = self.rows(past, plan.segments.tokens, rows, check, ends=ends)
         return rows, kept[0] if kept else None, logits
 
     def _choosing(self, plan: ChunkPlan, kept: list[Rows]) -> Choose:

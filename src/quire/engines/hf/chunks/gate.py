@@ -264,7 +264,7 @@ def _dropping(runs: Runs, rows: RowForward, name: str, ids: Ids) -> str | None:
         return rows[[*range(0, rows.size - 1, 3), rows.size - 1]]
 
     try:
-        got = rows(past, ids.astype(np.int32), every, (1, some))
+        got = rows(past, ids.astype(np.int32), every, (1, some), ends=True)
     except _FAILURES as error:
         return f"{name} cannot leave rows out behind a layer: {error}"
     far = relative(got.double() - expected.double(), expected)
