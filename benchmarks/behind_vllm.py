@@ -3,9 +3,10 @@
     python benchmarks/behind_vllm.py [--rounds 8] [--lmcache FOLDER] [--systems alone,quire]
 
 Needs the environment that `benchmarks/peers/vllm_environment.py` makes; FOLDER has the package lmcache and what it needs
-beside that environment (its server runs apart, as it does for engines without CUDA). All engines live at once, and what is not
-asked stands still, so each prompt goes to one after the other. The pool holds four prompts of eight: what is asked again
-comes from below it. Medians; `no reuse` are 16 prompts of 480 tokens that no other shares, and 32 tokens for each.
+beside that environment (its server runs apart, as it does for engines without CUDA). All engines live at once, each in one
+process, and what is not asked stands still, so each prompt goes to one after the other. The pool holds four prompts of eight:
+what is asked again comes from below it. Medians; `no reuse` are 16 prompts of 480 tokens that no other shares, and 32 tokens
+for each, with the connector and, in turn, in the same process without it: two processes differ by more than a connector costs.
 """
 
 import argparse
@@ -50,6 +51,7 @@ def serve(told):
     """Answer jobs, a line of JSON each; in the environment of vLLM."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer import kv_transfer_state
 
     llm = LLM(
         model=str(MODEL),
@@ -62,8 +64,12 @@ def serve(told):
         dtype="float32",
         kv_transfer_config=KVTransferConfig(**told) if told else None,
     )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    attached = scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT
     for line in sys.stdin:
         job = json.loads(line)
+        with_it = attached if job["attached"] else (None, None)
+        scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT = with_it
         rng = random.Random(job["seed"])
         prompts = [
             {"prompt_token_ids": [rng.randrange(5, 250) for _ in range(job["length"])]}
@@ -85,6 +91,7 @@ class Engine:
         environment = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on two cores, a second process that spins takes half of one
             "VLLM_NO_USAGE_STATS": "1",
             "LMCACHE_TRACK_USAGE": "false",
             "VLLM_LOGGING_LEVEL": "WARNING",
@@ -105,9 +112,10 @@ class Engine:
         self.first_s = time.perf_counter() - self.began
         self.ask("warm", count=2, tokens=8)
 
-    def ask(self, seed, count=1, length=PROMPT, tokens=1):
+    def ask(self, seed, count=1, length=PROMPT, tokens=1, *, attached=True):
         """Return how many seconds it took, and how many tokens were cached."""
         job = {"seed": seed, "count": count, "length": length, "tokens": tokens}
+        job["attached"] = attached
         with suppress(BrokenPipeError, ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGCONT)
             print(json.dumps(job), file=self._process.stdin, flush=True)
@@ -172,7 +180,12 @@ def measure(engines, rounds):
     for number in range(ASKED):
         note("hit", lambda engine, at=number: engine.ask(f"asked {at + 1}"))
     for number in range(rounds):
-        note("no reuse", lambda engine, at=number: engine.ask(f"alone {at}", 16, 480, 32))
+        for attached in (number % 2 == 0, number % 2 == 1):
+            name = "no reuse" if attached else "detached"
+            seed = f"{name} {number}"
+            note(name, lambda each, at=seed, to=attached: each.ask(at, 16, 480, 32, attached=to))
+            for engine in engines.values():
+                engine.work(0.2)
     return figures
 
 
@@ -188,17 +201,17 @@ def stored_per_token(place):
 def show(figures, first_s):
     """Print the table."""
     print(
-        "| system | TTFT miss, ms | TTFT hit, ms | cached | no reuse, tokens/s | to alone | start to first answer, s |"
+        "| system | TTFT miss, ms | TTFT hit, ms | cached | no reuse, tokens/s: best | detached | median ratio | start to first answer, s |"
     )
-    print("|---|---|---|---|---|---|---|")
-    plain = figures["alone"]["no reuse"]
+    print("|---|---|---|---|---|---|---|---|")
     for system, each in figures.items():
         miss, hit = (1e3 * statistics.median(each[name]) for name in ("miss", "hit"))
         cached = sum(each["hit cached"]) / (ASKED * PROMPT)
-        rate = 16 * 512 / min(each["no reuse"])
-        ratio = statistics.median(a / b for a, b in zip(plain, each["no reuse"], strict=True))
+        rate, plain = (16 * 512 / min(each[name]) for name in ("no reuse", "detached"))
+        pairs = zip(each["detached"], each["no reuse"], strict=True)
+        ratio = statistics.median(a / b for a, b in pairs)
         print(
-            f"| {system} | {miss:.0f} | {hit:.0f} | {cached:.0%} | {rate:.0f} | {ratio:.3f} | {first_s[system]:.1f} |"
+            f"| {system} | {miss:.0f} | {hit:.0f} | {cached:.0%} | {rate:.0f} | {plain:.0f} | {ratio:.3f} | {first_s[system]:.1f} |"
         )
 
 

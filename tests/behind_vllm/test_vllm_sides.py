@@ -109,6 +109,26 @@ def test_behind_a_gap_nothing_of_a_request_is_stored(tmp_path):
     engine.side.close()
 
 
+def test_workers_hear_of_the_steps_that_copy_or_compute_a_prompt(tmp_path):
+    engine = SmallEngine([disk(tmp_path)])
+    engine.side.follow("r", TEXT, Scope())
+    assert engine.loaded("r", TEXT) == 0
+
+    def asked(start, count):
+        return engine.side.step(
+            {"r": (start, count)}, lambda _: TEXT, lambda _: [list(range(1, 9))]
+        )
+
+    steps = [asked(0, 2), asked(2, 1), asked(3, 1), asked(4, 1)]
+    assert [step is None for step in steps] == [False, True, False, True]
+    assert not steps[0].saves
+    assert [each.block for each in steps[2].saves] == [1]
+    for step in (steps[0], steps[2]):
+        engine.side.done(step.step, 1, 0.0)
+    engine.side.ended("r")
+    engine.close()
+
+
 def test_what_vllm_has_itself_is_not_loaded(tmp_path):
     engine = SmallEngine([disk(tmp_path)])
     engine.run(TEXT)

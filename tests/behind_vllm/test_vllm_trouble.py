@@ -79,6 +79,18 @@ def test_an_engine_killed_while_it_stores_leaves_what_it_had_and_a_second_beside
     assert all_cached(again)
 
 
+def test_two_workers_find_again_what_they_stored_and_so_does_one(tmp_path, plain):
+    two, tiers = SMALL_POOL | {"tensor_parallel_size": 2}, extra(tmp_path / "kv")
+    first, _ = run(tmp_path, demo_model(), LOAD, two, tiers)
+    assert not all_cached(first)
+    for workers in (two, SMALL_POOL):
+        again, told = run(tmp_path, demo_model(), LOAD, workers, tiers)
+        assert all_cached(again)
+        assert told["counts"]["vllm:quire_failed_blocks"] == 0
+        # Two workers add up their halves in another order: what is nearly equal may change places.
+        assert [differ(plain, each)[0] for each in (first, again)] == [0, 0]
+
+
 def test_an_adapter_loaded_anew_under_its_old_name_finds_only_what_its_weights_computed(tmp_path):
     job = {"model": str(demo_model()), "extra": extra(tmp_path / "kv")}
     job["adapter"] = str(tmp_path / "adapter")

@@ -1,6 +1,5 @@
 """`benchmarks/tiers`: figures of tiers beside the raw thing, on little data."""
 
-import gc
 import json
 from pathlib import Path
 
@@ -19,9 +18,6 @@ KEYS = ("put_mb_s", "get_mb_s", "raw_put_mb_s", "raw_get_mb_s", "put_ratio", "lo
 def _short(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(tier_rows, "LOOKUP_SECONDS", 0.005)
-    gc.freeze()  # a collection before each round takes long with all that other tests have left
-    yield
-    gc.unfreeze()
 
 
 def rows(capsys, *options):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import httpx
@@ -13,13 +14,21 @@ pytest.importorskip("ray.serve", reason="install it with: pip install 'ray[serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from quire.cluster.figures import merged
 from quire.cluster.replicas import ATTEMPTS, MADE_BY, Ingress, Opened, ServedReplica
 from quire.web.keys import ApiKeys
 
 TEXT = "A prompt that some replica has answered before."
+METRICS = """# HELP quire_requests_total Requests.
+# TYPE quire_requests_total counter
+quire_requests_total{pool="a"} 3.0
+# HELP quire_blocks Blocks.
+# TYPE quire_blocks gauge
+quire_blocks 7.0
+"""
 
 
 class Handle:
@@ -30,7 +39,8 @@ class Handle:
         self.replica._opened = Opened(self._app(), lambda: self.is_well)
         self.replica._name, self.is_well = "one", True
         self.replica._held = SimpleNamespace(close=lambda: None)
-        self.moods, self.sent, self.num_open = [], [], 0
+        self.replica._life = None
+        self.moods, self.sent, self.num_open, self.num_begun = [], [], 0, 0
         self.answer = self
 
     def options(self, *, stream):
@@ -41,6 +51,18 @@ class Handle:
         self.sent.append(sent)
         mood = self.moods.pop(0) if self.moods and sent.prompt else "well"
         return Messages(self, sent, mood)
+
+    def broadcast(self, method, sent, name):
+        """Ask this replica and one that has died, as Ray Serve asks all there are."""
+        assert method == "told"
+
+        async def results(*, timeout_s, return_exceptions):
+            assert return_exceptions
+            if self.moods and self.moods.pop(0) == "slow":
+                raise TimeoutError
+            return [await self.replica.told(sent, name), RayActorError()]
+
+        return SimpleNamespace(results_async=results)
 
     def _app(self):
         async def answered(request):
@@ -57,13 +79,32 @@ class Handle:
         async def failing(request):
             raise RuntimeError
 
+        async def state(request):
+            if request.method == "POST":
+                return JSONResponse(await request.json() | {"query": request.url.query}, 201)
+            stats = {"prompt_tokens": 10, "hit_tokens": 4}
+            rest = {"model": "m", "inflight": 2, "groups": [], "tiers": [], "samples": [1]}
+            return JSONResponse(rest | {"stats": stats})
+
+        async def metrics(request):
+            return PlainTextResponse(METRICS)
+
+        @asynccontextmanager
+        async def life(_):
+            self.num_begun += 1
+            yield
+
         return Starlette(
+            lifespan=life,
             routes=[
+                Route("/metrics", metrics),
+                Route("/v1/cache", state),
+                Route("/v1/cache/pin", state, methods=["POST"]),
                 Route("/v1/completions", answered, methods=["POST"]),
                 Route("/v1/chat/completions", answered, methods=["POST"]),
                 Route("/tokenize", tokens, methods=["POST"]),
                 Route("/v1/models", failing),
-            ]
+            ],
         )
 
     async def _stream(self, document):
@@ -196,7 +237,6 @@ def test_a_client_that_goes_ends_its_request_at_the_replica(front):
 
 def test_what_an_application_fails_at_is_its_answer_and_the_next_works(front):
     assert httpx.get(f"{front.url}/v1/models").status_code == 500
-    assert httpx.get(f"{front.url}/metrics").status_code == 404
     assert front.ask("x" * (1 << 12)).status_code == 413
     assert front.ask().status_code == 200
 
@@ -213,6 +253,42 @@ def test_keys_are_asked_for_and_passed_on():
             "/tokenize",
             "/v1/completions",
         ]
+
+
+def test_the_operator_sees_each_replica_and_all_together(front):
+    listed = httpx.get(f"{front.url}/v1/replicas").json()["replicas"]
+    assert [(each["replica"], each["page"]) for each in listed] == [("one", "replicas/one/")]
+    assert listed[0]["stats"] == {"prompt_tokens": 10, "hit_tokens": 4}
+    said = httpx.get(f"{front.url}/metrics").text.splitlines()
+    assert 'quire_requests_total{pool="a",replica="one"} 3.0' in said
+    assert said.count("# TYPE quire_blocks gauge") == 1
+    assert "v1/replicas" in httpx.get(front.url).text
+    assert httpx.get(f"{front.url}/replicas/one/v1/cache").json()["samples"] == [1]
+    pin = httpx.post(f"{front.url}/replicas/one/v1/cache/pin?a=b", json={"ttl_s": 5})
+    assert (pin.status_code, pin.json()) == (201, {"ttl_s": 5, "query": "a=b"})
+    assert front.handle.num_begun == 1
+
+
+def test_metrics_of_several_replicas_are_one_text():
+    said = merged({"a": METRICS, "b": METRICS}).decode().splitlines()
+    assert said.count("# TYPE quire_requests_total counter") == 1
+    assert [line for line in said if line.startswith("quire_blocks")] == [
+        'quire_blocks{replica="a"} 7.0',
+        'quire_blocks{replica="b"} 7.0',
+    ]
+
+
+def test_what_is_no_replica_s_or_nobody_s_to_see_is_refused(front):
+    url = f"{front.url}/replicas"
+    assert httpx.get(f"{url}/two/metrics").status_code == 404
+    assert httpx.post(f"{url}/one/v1/completions", json={"prompt": TEXT}).status_code == 404
+    front.handle.moods = ["slow"]
+    late = httpx.get(f"{front.url}/metrics")
+    assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+    for other in opened(ApiKeys([("ann", "key-of-ann")])):
+        for path in ("", "/metrics", "/v1/replicas", "/replicas/one/"):
+            assert httpx.get(other.url + path).status_code == 403
+        assert other.handle.num_begun == 0
 
 
 def test_an_engine_that_broke_down_is_told_to_ray():

@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import sys
+import time
 import uuid
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -51,6 +53,28 @@ def process_of(replica, mark):
     raise AssertionError("no such replica")
 
 
+def heard_beyond(mark):
+    """Return what processes of a command are called that listen beyond loopback, one for each socket."""
+    elsewhere = {
+        f"socket:[{line[9]}]"
+        for name in ("tcp", "tcp6")
+        for line in map(str.split, Path(f"/proc/net/{name}").read_text().splitlines()[1:])
+        if line[3] == LISTENING and line[1].rpartition(":")[0] not in LOOPBACK
+    }
+    found = []
+    for process, called in marked(mark).items():
+        for each in (process / "fd").iterdir():
+            with suppress(OSError):
+                if str(each.readlink()) in elsewhere:
+                    found.append(called.partition("\0")[0])
+    return found
+
+
+LISTENING = "0A"
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+"""127.0.0.1, the same as IPv6, and ::1, as the system writes them."""
+
+
 @pytest.mark.long
 @pytest.mark.system("redis-server")
 def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is_replaced(
@@ -63,6 +87,7 @@ def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is
         redis = stack.enter_context(running(tmp_path))
         mark = uuid.uuid4().hex
         monkeypatch.setenv(MARK, mark)
+        monkeypatch.setenv("QUIRE_OPERATOR_KEY", "key-of-operator")
         stack.callback(lambda: [os.kill(int(each.name), signal.SIGKILL) for each in marked(mark)])
         words = ["--kv-memory", "16MiB", "--dtype", "float32", "--keys", str(keys)]
         stack_file = (
@@ -94,6 +119,21 @@ def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is
         assert found(ask("bob"))[1] == 0
         assert ask("eve").status_code == 401
         assert len({found(ask("bob", f"{at} {PROMPT}"))[0] for at in range(8)}) == 2
+
+        # The operator sees each of them; of Ray's processes the replicas alone are heard beyond this machine.
+        operator = {"auth": ("", "key-of-operator"), "timeout": 60}
+        listed = httpx.get(f"{url}/v1/replicas", **operator).json()["replicas"]
+        assert home in [each["replica"] for each in listed]
+        assert all(each["stats"]["prompt_tokens"] > 0 for each in listed)
+        metrics = httpx.get(f"{url}/metrics", **operator).text
+        assert all(f'replica="{each["replica"]}"' in metrics for each in listed)
+        page = httpx.get(f"{url}/replicas/{home}/", **operator)
+        assert "<html" in page.text
+        heard = heard_beyond(mark)
+        assert (
+            len(heard) == 3
+        )  # a port of each replica's and the ingress's, which Ray Serve lets nobody bind
+        assert all(name.startswith("ray::ServeReplica:") for name in heard)
 
         # Its process is killed in a stream: the client is told, and the next request works.
         told = []
@@ -128,6 +168,34 @@ def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is
         assert server.wait(120) == 0
         assert "Traceback" not in server.stderr.read()
         wait_for(lambda: not marked(mark), 60)
+
+
+@pytest.mark.long
+def test_more_replicas_come_when_there_is_more_to_do(monkeypatch):
+    with ExitStack() as stack:
+        mark = uuid.uuid4().hex
+        monkeypatch.setenv(MARK, mark)
+        stack.callback(lambda: [os.kill(int(each.name), signal.SIGKILL) for each in marked(mark)])
+        words = ["--kv-memory", "16MiB", "--dtype", "float32", "--max-running", "2"]
+        words = ["serve", "--replicas", "1", "--max-replicas", "2", *words]
+        server = stack.enter_context(started(*words, port=free_ports(1)))
+        told = said(server)
+        asked = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+        client = stack.enter_context(httpx.Client(base_url=told["url"], timeout=180))
+
+        def ask(_):
+            return client.post("/v1/completions", json=asked).raise_for_status().headers[MADE_BY]
+
+        asking = stack.enter_context(ThreadPoolExecutor(8))
+        assert len(client.get("/v1/replicas").json()["replicas"]) == 1
+        until = time.monotonic() + 180
+        made = set(asking.map(ask, range(8)))
+        while len(made) < 2 and time.monotonic() < until:
+            made |= set(asking.map(ask, range(8)))
+        assert len(made) == 2
+        assert len(client.get("/v1/replicas").json()["replicas"]) == 2
+        server.terminate()
+        assert server.wait(120) == 0
 
 
 def refusal(*words, **env):

@@ -1,5 +1,7 @@
 """Greedy tokens with quire are those without, whatever is asked in whatever order."""
 
+from itertools import cycle, product
+
 import pytest
 import torch
 from hf_conversation import Conversation
@@ -16,11 +18,18 @@ from hf_help import (
     trained_model,
 )
 
+EVERY = [*FAMILIES, *HYBRID_FAMILIES]
+BY_TURNS = {*zip(EVERY, cycle([3, 16]), strict=False)}
+"""Blocks of one size for each family; the long run has all sizes."""
+
 
 @pytest.mark.parametrize(
-    "block_size", [3, 16, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 64))]
+    ("family", "block_size"),
+    [
+        pytest.param(*each, marks=[] if each in BY_TURNS else pytest.mark.long)
+        for each in product(EVERY, [1, 3, 16, 64])
+    ],
 )
-@pytest.mark.parametrize("family", [*FAMILIES, *HYBRID_FAMILIES])
 def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size):
     model = tiny_model(family)
     cache = make_cache(model, block_size=block_size, num_blocks=2000 // block_size)

@@ -28,8 +28,15 @@ def pools(model, num_blocks):
     return {name: num_blocks[name] for name in group_names(model)}
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-@pytest.mark.parametrize("num_blocks", [SMALL, TINY], ids=["small", "tiny"])
+@pytest.mark.parametrize(
+    ("num_blocks", "policy"),
+    [
+        pytest.param(SMALL, "lru", id="small-lru"),
+        pytest.param(TINY, "lfu", id="tiny-lfu"),
+        pytest.param(SMALL, "lfu", id="small-lfu", marks=pytest.mark.long),
+        pytest.param(TINY, "lru", id="tiny-lru", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("family", HYBRID_FAMILIES)
 def test_small_pools_evict_and_stay_right(family, num_blocks, policy):
     model = tiny_model(family)

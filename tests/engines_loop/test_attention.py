@@ -107,7 +107,15 @@ SHAPES = [
     {"widths": (8, 12)},
     {"widths": (7, 5)},  # what no code is compiled for
 ]
-SIGHTS = [{}, {"window": 1}, {"window": 7}, {"window": 100}, {"chunk": 6}, {"chunk": 64}]
+SIGHTS = [
+    {},
+    {"window": 1},
+    {"window": 7},
+    {"window": 100},
+    {"chunk": 6},
+    {"chunk": 64},
+    {"window": 300},
+]
 
 
 @settings(max_examples=40, deadline=None)
@@ -120,12 +128,13 @@ SIGHTS = [{}, {"window": 1}, {"window": 7}, {"window": 100}, {"chunk": 6}, {"chu
     sinks=st.booleans(),
     softcap=st.sampled_from([None, 2.0]),
     longest=st.sampled_from([1, 2, 9]),
+    deepest=st.sampled_from([7, 7, 24]),
 )
 def test_any_tree_of_tables_is_attended_as_the_reference_does(
-    seed, shape, sight, dtype, *, min_saved, sinks, softcap, longest
+    seed, shape, sight, dtype, *, min_saved, sinks, softcap, longest, deepest
 ):
     step = Step(seed, **shape, dtype=dtype)
-    paths, contexts = step.tree(int(step.rng.integers(1, 9)), int(step.rng.integers(1, 7)))
+    paths, contexts = step.tree(int(step.rng.integers(1, 9)), int(step.rng.integers(1, deepest)))
     lengths = step.rng.integers(1, longest + 1, len(paths)).tolist()
     plan = AttentionPlan(step.size, **sight, min_saved_tokens=min_saved)
     plan.update(step.packed(paths, contexts, lengths))
@@ -139,7 +148,7 @@ def test_a_shared_run_is_found_from_the_tables_alone():
     plan.update(step.packed([[1, 2, 3], [1, 2, 4], [1, 5]], [12, 12, 8], [1, 1, 1]))
     work = plan.work(1, 2, 1)
     found = {
-        (tuple(work.rows[b : b + n].tolist()), start) for _, b, n, _, _, start, _, _ in work.tasks
+        (tuple(work.rows[b : b + n].tolist()), start) for _, b, n, _, _, start, *_ in work.tasks
     }
     assert found == {((0, 1, 2), 0), ((0, 1), 4), ((0,), 8), ((1,), 8), ((2,), 4)}
 
@@ -205,6 +214,26 @@ def test_reads_of_one_run_are_divided_among_threads_and_merged():
     assert len({task[7] for task in plan.work(2, 1, 2).tasks.tolist()}) > 9 + 1
     plan.update(step.packed([*tables[:4], blocks], [62 * 16] * 4 + [1280], [1] * 4 + [40]))
     step.compare(plan, Scoring(0.3, step.random(4), 2.0))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("window", [None, 300, 601])
+def test_keys_that_are_scored_later_count_by_the_highest_score_of_all(dtype, window):
+    step = Step(7, size=16, dtype=dtype)
+    blocks = [step.free.pop() for _ in range(44)]
+    plan = AttentionPlan(16, window)
+    plan.update(step.packed([blocks, blocks[:17]], [703, 263], [1, 2]))
+    step.compare(plan, Scoring(1.0))
+
+
+def test_one_thread_reads_whole_blocks_where_others_have_enough_to_do():
+    step = Step(8, size=16)
+    tables = [[step.free.pop() for _ in range(n)] for n in (20, *[2] * 20)]
+    plan = AttentionPlan(16)
+    plan.update(step.packed(tables, [16 * len(each) for each in tables], [1] * 21))
+    heads = [(task[0], *task[8:]) for task in plan.work(2, 2, 2).tasks.tolist()]
+    assert sorted(heads) == [(0, 0, 1), (0, 1, 1), *((row, 0, 2) for row in range(1, 21))]
+    step.compare(plan, Scoring(0.3))
 
 
 def test_rows_of_one_run_see_it_from_where_their_windows_begin():
@@ -286,21 +315,21 @@ def test_a_child_of_a_process_that_attended_attends():
 def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
     monkeypatch.setattr(compiling, "compiled", partial(compiled, host=False))
-    yield from compiled_anew(monkeypatch, paired=False, tiled=False)
+    multiply(monkeypatch, paired=False, tiled=False)
+    kernel.kernel.cache_clear()
+    yield
+    kernel.kernel.cache_clear()
 
 
 @pytest.fixture(params=["widened", "paired", "tiled"])
 def bfloat16_cpu(request, monkeypatch):
     """Multiply bfloat16 as floats, and in pairs or as tiles where the CPU can, whatever is fastest on it."""
     paired = HAS_PAIRS and request.param != "widened"
-    yield from compiled_anew(monkeypatch, paired=paired, tiled=TILES and request.param == "tiled")
+    multiply(monkeypatch, paired=paired, tiled=TILES and request.param == "tiled")
 
 
-def compiled_anew(monkeypatch, *, paired, tiled):
+def multiply(monkeypatch, *, paired, tiled):
     monkeypatch.setattr(Shape.__new__, "__defaults__", (False, paired, tiled))
-    kernel.kernel.cache_clear()
-    yield
-    kernel.kernel.cache_clear()
 
 
 def a_step_of_every_kind(dtype, widths=(24, 40)):

@@ -1,7 +1,5 @@
 """`quire bench tiers`: what tiers give, on little data."""
 
-import gc
-
 import pytest
 from cli_help import shown, told
 
@@ -15,9 +13,6 @@ SMALL = {"block_bytes": (4 << 10, 100_000), "round_bytes": 1 << 20, "rounds": 2}
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.setattr(tier_rows, "LOOKUP_SECONDS", 0.005)
-    gc.freeze()  # a collection before each round takes long with all that other tests have left
-    yield
-    gc.unfreeze()
 
 
 def test_memory_and_a_disk_are_measured_where_no_tier_is_named():

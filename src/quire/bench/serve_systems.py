@@ -15,7 +15,7 @@ from quire.bench.process import BenchProcess
 from quire.bench.timing import Stamp
 from quire.config import parse_bytes
 from quire.engines.hf import PrefixCache
-from quire.engines.loop import Engine, RequestOutput, SamplingParams
+from quire.engines.loop import Engine, SamplingParams
 from quire.errors import ConfigError
 
 MAX_RUNNING = 64
@@ -56,24 +56,18 @@ class QuireServed:
         self._engine = Engine(_model(files), kv_memory=KV_MEMORY, max_running=MAX_RUNNING)
 
     def run(self, prompts: list[list[int]], num_new: int) -> ServedRun:
-        """Generate for all prompts at once, step by step: the time of a token is that of its step."""
+        """Generate for all prompts at once; the times of tokens are the engine's own."""
         params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
-        first: dict[str, float] = {}
-        last: dict[str, float] = {}
-        outputs: dict[str, RequestOutput] = {}
         start = time.perf_counter()
-        ids = [self._engine.add_request(prompt, params) for prompt in prompts]
-        while self._engine.has_unfinished():
-            for output in self._engine.step():
-                outputs[output.request_id] = output
-                last[output.request_id] = time.perf_counter() - start
-                first.setdefault(output.request_id, last[output.request_id])
+        outputs = self._engine.generate(prompts, params)
+        seconds = time.perf_counter() - start
+        times = [output.metrics for output in outputs]
         return ServedRun(
-            time.perf_counter() - start,
-            [first[each] for each in ids],
-            [last[each] for each in ids],
-            sum(outputs[each].num_cached_tokens for each in ids),
-            [outputs[each].outputs[0].token_ids for each in ids],
+            seconds,
+            [each.first_token_latency for each in times],
+            [each.last_token_ts - each.arrival_time for each in times],
+            sum(output.num_cached_tokens for output in outputs),
+            [output.outputs[0].token_ids for output in outputs],
         )
 
     def close(self) -> None:

@@ -34,6 +34,9 @@ SETTINGS = {
 }
 """What Ray reads of the environment, unless it is set: it reports nothing, warns of nothing, and lets replicas compute like any other process."""
 
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""The same where there is no cluster: all of Ray's processes listen on loopback alone, which is what this name says on other systems only."""
+
 LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -53,7 +56,7 @@ def run_replicas(
     listening, url = listen(*address, SLOW_S)
     listening.close()  # Ray Serve binds it; who has it already was told
     port = int(url.rpartition(":")[2])
-    for name, value in SETTINGS.items():
+    for name, value in (SETTINGS | LOOPBACK if is_alone else SETTINGS).items():
         os.environ.setdefault(name, value)
     from quire.cluster.replicas import ReplicaPlan, application
 

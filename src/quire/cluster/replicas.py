@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+)
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -13,13 +18,13 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 
+from quire.cluster.figures import ReplicaFigures
 from quire.cluster.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed
-from quire.cluster.sent import EVENTS, Sent, SentPrompt
+from quire.cluster.sent import EVENTS, Sent, SentPrompt, Told, to_replica
 from quire.routing import router_named
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
@@ -35,13 +40,14 @@ ATTEMPTS = 3
 
 SOON = {"Retry-After": "1"}
 
-ASGI_KEYS = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client", "server")  # fmt: skip
+LOOK_S = 10.0
+"""Replicas have so long to tell their figures."""
 
 
 class Opened(NamedTuple):
     """What a replica serves: its application, whether that is well, and where its events are published, as `ToldPrefixes.follow` takes it."""
 
-    app: ASGIApp
+    app: Starlette
     is_well: Callable[[], bool]
     events: str | None = None
 
@@ -57,6 +63,7 @@ class ServedReplica:
         self._held = ExitStack()
         self._opened = self._held.enter_context(opener())
         self._name = serve.get_replica_context().replica_id.unique_id
+        self._life: AbstractAsyncContextManager[Any] | None = None
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Return what routers are told of this replica."""
@@ -70,6 +77,10 @@ class ServedReplica:
 
     async def answer(self, sent: Sent) -> AsyncGenerator[Message]:
         """Yield what the application says to a request, message by message; left early, the request ends."""
+        if self._life is None:  # what it does beside requests begins with the first
+            app = self._opened.app
+            self._life = app.router.lifespan_context(app)
+            await self._life.__aenter__()
         said: asyncio.Queue[Message | None] = asyncio.Queue()
         asked: list[Message] = [{"type": "http.request", "body": sent.body, "more_body": False}]
 
@@ -94,6 +105,16 @@ class ServedReplica:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    async def told(self, sent: Sent, name: str | None = None) -> Told | None:
+        """Return what the application says to a request, whole; None where the replica of another name is asked."""
+        if name not in (None, self._name):
+            return None
+        messages = [message async for message in self.answer(sent)]
+        headers = {key.decode(): value.decode() for key, value in messages[0]["headers"]}
+        kept = {key: text for key, text in headers.items() if key not in OF_THE_HOP}
+        body = b"".join(message["body"] for message in messages[1:])
+        return Told(self._name, messages[0]["status"], kept, body)
+
     def __del__(self) -> None:
         """End: tiers get what is cached."""
         self._held.close()
@@ -111,11 +132,12 @@ class Ingress(Gateway):
         self._sees_prefix = sees_prefix
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return self.app(Route("/health", self._handle))
+        figures = ReplicaFigures(self.keys, self._told, max_body=self.max_body, slow_s=self.slow_s)
+        return self.app(Route("/health", self._handle), *figures.routes())
 
     async def answered(self, incoming: Incoming) -> Response:
         """Return a replica's answer. Raises `ApiError` where none answers."""
-        sent, asked = _sent(incoming.request, incoming.body, {}), incoming.question
+        sent, asked = to_replica(incoming.request, incoming.body), incoming.question
         if asked is not None:
             tokens = await self.tokens(incoming, asked) if self._sees_prefix else None
             sent.prompt = SentPrompt(tokens, asked.cache_salt, incoming.who.tenant, asked.session)
@@ -131,6 +153,16 @@ class Ingress(Gateway):
                 break
         said = "no replica answers, others are started: come back later"
         raise ApiError(503, said, code="no_replica", headers=SOON)
+
+    async def _told(self, sent: Sent, name: str | None) -> list[Told]:
+        """Return what all replicas say, or the one of that name; those that die, or take too long, say nothing."""
+        try:
+            said = self._replicas.broadcast("told", sent, name)
+            answers = await said.results_async(timeout_s=LOOK_S, return_exceptions=True)
+        except (DeploymentUnavailableError, TimeoutError):
+            message = f"not all replicas answer within {LOOK_S:g} s; ask again"
+            raise ApiError(503, message, code="no_replica", headers=SOON) from None
+        return [each for each in answers if isinstance(each, Told)]
 
     async def _ask(self, sent: Sent) -> Response:
         """Return a replica's answer: whole, or a stream that has begun. Raises `RayError`."""
@@ -151,23 +183,11 @@ class Ingress(Gateway):
 
     async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
         """Return what a replica says at `/tokenize`; nothing where none does."""
-        path = {
-            "method": "POST",
-            "path": "/tokenize",
-            "raw_path": b"/tokenize",
-            "query_string": b"",
-        }
         try:
-            said = await self._ask(_sent(incoming.request, document, path))
+            said = await self._ask(to_replica(incoming.request, document, "POST", "/tokenize"))
         except (RayError, RayServeException, Broken):
             return b""
         return bytes(said.body)
-
-
-def _sent(request: Request, body: bytes, instead: dict[str, Any]) -> Sent:
-    """Return a request as it is sent to any replica, or with something else in its scope."""
-    scope = {key: value for key, value in request.scope.items() if key in ASGI_KEYS}
-    return Sent(scope | instead, body)
 
 
 async def _bodies(messages: AsyncIterator[Message]) -> AsyncGenerator[bytes]:

@@ -3,8 +3,11 @@
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.requests import Request
 
 from quire.core.tokens import IntArray
+
+ASGI_KEYS = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client", "server")  # fmt: skip
 
 EVENTS = "events"
 """Of a replica's metadata, where it publishes its events, as `ToldPrefixes.follow` takes it."""
@@ -25,3 +28,22 @@ class Sent(msgspec.Struct):
     scope: dict[str, Any]
     body: bytes
     prompt: SentPrompt | None = None
+
+
+class Told(NamedTuple):
+    """What one replica answers, whole."""
+
+    replica: str
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def to_replica(
+    request: Request, body: bytes, method: str | None = None, path: str | None = None
+) -> Sent:
+    """Return a request as it is sent to a replica; with a path, for that one instead of its own."""
+    scope = {key: value for key, value in request.scope.items() if key in ASGI_KEYS}
+    if path is not None:
+        scope |= {"method": method, "path": path, "raw_path": path.encode()}
+    return Sent(scope, body)

@@ -2,14 +2,13 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from importlib.resources import files
 from itertools import count
 from typing import Any
 
 import msgspec
 from prometheus_client import generate_latest
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from quire import ops
 from quire.engines.loop import Engine
@@ -18,8 +17,8 @@ from quire.observe.overview import Overview
 from quire.serve.protocol import CacheRequest, EvictRequest, PinRequest
 from quire.serve.service import ServedModel
 from quire.web.errors import ApiError
+from quire.web.pages import page
 
-CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 FACTORS = (0.5, 1, 2, 4)  # of the memory there is, which the page asks about
 
 
@@ -38,8 +37,7 @@ class Operator:
         return self._overview.sampling(self._call)
 
     async def page(self, asked: None, request: Request) -> Response:
-        text = files("quire.serve").joinpath("page.html").read_text("utf-8")
-        return HTMLResponse(text, headers={"Content-Security-Policy": CSP})
+        return page("quire.serve", "page.html")
 
     async def metrics(self, asked: None, request: Request) -> Response:
         text = await self._call(lambda _: generate_latest(self._service.registry))

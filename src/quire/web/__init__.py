@@ -4,4 +4,5 @@ keys     who asks: tenants and their scopes, the operator
 errors   a refusal and its answer
 bodies   what is sent, in bounds, as structs that check themselves
 clients  streams of events, and clients that go
+pages    HTML that a server has with it
 """

@@ -19,7 +19,7 @@ async_engine  the same for event loops, on a thread
 Needs the extra `hf`.
 """
 
-from quire.engines.loop.answers import CompletionOutput, EngineStats, RequestOutput
+from quire.engines.loop.answers import CompletionOutput, EngineStats, RequestMetrics, RequestOutput
 from quire.engines.loop.async_engine import AsyncEngine
 from quire.engines.loop.engine import Engine
 from quire.engines.loop.params import SamplingParams
@@ -29,6 +29,7 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineStats",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
 ]

@@ -51,6 +51,20 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestMetrics:
+    """When a request came, had its first token and its last one, in seconds of the engine's clock; 0: not yet."""
+
+    arrival_time: float
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from its coming to its first token."""
+        return self.first_token_ts - self.arrival_time
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """A request with news: all of its answers from their beginning.
 
@@ -65,6 +79,7 @@ class RequestOutput:
     num_cached_tokens: int
     outputs: list[CompletionOutput]
     finished: bool
+    metrics: RequestMetrics
     error: QuireError | None = None
     chunks: ChunkReport | None = None
 
@@ -97,6 +112,8 @@ class EngineRequest:
         params: SamplingParams,
         scope: Scope,
         own_stops: Sequence[int],
+        *,
+        now: float,
     ) -> None:
         self.request_id = request_id
         self.prompt, self.prompt_ids = prompt
@@ -105,6 +122,7 @@ class EngineRequest:
         self.own_stops = own_stops
         self.stops = sorted({*own_stops, *(params.stop_token_ids or ())})
         self.answers: list[Answer] = []
+        self.metrics = RequestMetrics(now)
         self.error: QuireError | None = None
         self.passages: PassagePrompt | None = None
 
@@ -122,6 +140,7 @@ class EngineRequest:
             self.answers[0].num_found,
             self._told(),
             self.finished,
+            self.metrics,
             self.error,
             self.passages and self.passages.report,
         )
@@ -237,6 +256,11 @@ class AnswerBatch:
             row[: len(ids)] = ids
         self._left = np.array([answer.max_tokens - answer.num_generated for answer in answers])
         self._reads = np.array([bool(answer.request.params.stop) for answer in answers], np.bool_)
+
+    def begin(self, now: float) -> None:
+        """Note when the requests that are new here had their first token."""
+        for request in self.requests.values():
+            request.metrics.first_token_ts = request.metrics.first_token_ts or now
 
     def take(self, sampled: Sampled) -> Sequence[Answer]:
         """Take what was sampled for each; return the answers that may end with it."""

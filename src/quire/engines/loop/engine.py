@@ -127,7 +127,18 @@ class Engine:
         Raises `TokensError`, `ConfigError`, `ScopeError`, and `OutOfBlocks` for one that can never fit; as all
         that is asked of an engine, `CacheBusy` while another thread asks.
         """
-        params = params or SamplingParams()
+        bound = self.scope(options.get("scope"))
+        return self._add(prompt, params or SamplingParams(), bound, options, request_id)
+
+    def _add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        bound: Scope,
+        options: RequestOptions,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue a request for the model that a scope is bound to."""
         if request_id is None:
             names = map(str, self._numbers)
             request_id = next(name for name in names if name not in self._requests)
@@ -151,11 +162,11 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
                 "(max_model_len); shorten it"
             )
-        job = job_terms(options, self._clock())
-        job["scope"] = self.scope(job["scope"])
-        job["max_tokens"] = min(params.max_tokens or room, room)
+        now = self._clock()
+        job = job_terms(options, now)
+        job.update(scope=bound, max_tokens=min(params.max_tokens or room, room))
         own_stops = () if params.ignore_eos else self.eos_ids
-        request = EngineRequest(request_id, (text, ids), params, job["scope"], own_stops)
+        request = EngineRequest(request_id, (text, ids), params, bound, own_stops, now=now)
         for rules in self._sampler.rules(params, ids):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, rules, stream, **job))
@@ -248,10 +259,11 @@ class Engine:
             raise ConfigError(
                 f"{len(wanted)} params for {len(asked)} prompts; give one for each, or one for all"
             )
+        bound = self.scope(options.get("scope"))
         requests: list[EngineRequest] = []
         try:
             for prompt, each in zip(asked, wanted, strict=True):
-                requests.append(self._requests[self.add_request(prompt, each, **options)])
+                requests.append(self._requests[self._add(prompt, each, bound, options)])
             for request in requests:
                 while not request.finished:
                     self._advance()
@@ -300,6 +312,8 @@ class Engine:
         new = sampled.tokens
         self._stats.generated_tokens += sum(map(len, new)) if isinstance(new, list) else len(new)
         self._news.update(self._batch.requests)
+        if not step.repeats:
+            self._batch.begin(self._clock())
         for answer in self._batch.take(sampled):
             if answer.ends():
                 self._finish(answer)
@@ -371,6 +385,7 @@ class Engine:
         if answer is request.answers[0]:
             self._stats.cached_tokens += answer.num_found
         if request.finished:
+            request.metrics.last_token_ts = self._clock()
             if self._passages is not None and request.passages is not None and not request.error:
                 self._passages.ended(request.passages, request.scope)
             del self._requests[request.request_id]

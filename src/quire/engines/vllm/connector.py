@@ -51,7 +51,7 @@ GROUPS = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
 
 @dataclass
 class QuireMetadata(KVConnectorMetadata):
-    """What workers copy in one step; None where there are no tiers."""
+    """What workers copy in one step, if anything."""
 
     copies: StepCopies | None = None
 

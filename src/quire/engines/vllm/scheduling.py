@@ -186,32 +186,40 @@ class SchedulerSide:
         tokens_of: Callable[[str], Sequence[int]],
         blocks_of: Callable[[str], Sequence[Sequence[int]]],
         null_block: int = 0,
-    ) -> StepCopies:
+    ) -> StepCopies | None:
         """Return what workers shall copy in a step that computes `scheduled`: first token and count, by request.
+
+        None where there is nothing to copy, and nothing to learn from how long it takes: most steps make a token for each
+        request, and fill no block.
 
         `tokens_of`  all tokens of a request that are known
         `blocks_of`  ids of its blocks by group and place; `null_block` stands where there is none any more
         """
         saved: list[_Saved] = []
+        longest, total = (0, 0), 0
         for request, (start, count) in scheduled.items():
+            total += count
+            if count > longest[1]:
+                longest = start, count
             following = self._requests.get(request)
             if following is None:
                 continue
             if following.load is not None and following.load.done.is_set():
                 self._end_load(following)  # it had nothing, or less than vLLM
+            if (start + count) // self._block_size <= following.num_saved:
+                continue
             whole = self._newly_whole(following, tokens_of(request), start + count)
             if whole and not following.is_passed_over:
                 part = self._save(following, whole, blocks_of(request), null_block)
                 saved += [part] if part is not None else []
         if not scheduled:
             self._wait_for_loads()
+        is_prompt = longest[1] > 1  # what prompts cost is learned, not single tokens
+        if not (self._loads or saved or is_prompt):
+            return None
         loads, self._loads = self._loads, []
         self._num_steps += 1
-        longest = max(scheduled.values(), key=lambda each: each[1], default=None)
-        computed = None
-        if longest is not None and longest[1] > 1:  # what prompts cost, not single tokens
-            share = longest[1] / sum(count for _, count in scheduled.values())
-            computed = longest[0], longest[0] + longest[1], share
+        computed = (longest[0], sum(longest), longest[1] / total) if is_prompt else None
         self._steps[self._num_steps] = _Step([each.slot for each in loads], saved, computed)
         saves = [copy for each in saved for copy in each.copies]
         return StepCopies(self._num_steps, self._arena.place, loads, saves)
@@ -234,6 +242,8 @@ class SchedulerSide:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call."""
+        if not self.counts:
+            return {}
         counts, self.counts = dict(self.counts), Counter()
         return counts
 

@@ -8,11 +8,14 @@ from quire.engines.packed.attention.layer import LOWEST, UNSEEN, LayerCode, Task
 from quire.engines.packed.vectors import FLOATS, LANES, Number
 from quire.engines.packed.writing import Variable
 
+KEYS = 256
+"""Keys that are scored before any of them is weighed: what is read next does not wait for what was."""
+
 
 def attend_few(code: LayerCode, task: Task) -> None:
     """Write the attention of one task after another; what a query's sums are stays in registers."""
     layer, together = code.layer, range(code.shape.together)
-    weights = [code.room(4 * LANES) for _ in together]
+    scores = [code.room(4 * KEYS) for _ in together]
     factor = code.factor()
     with code.loop(0, task.num_rows * layer.group, len(together)) as query:
         row = code.number(layer.rows, task.rows_start + query // layer.group)
@@ -23,28 +26,44 @@ def attend_few(code: LayerCode, task: Task) -> None:
         highest = [Variable(code, code.constant(LOWEST, FLOATS)) for _ in together]
         total = code.zeros(len(together))
         sums = [code.zeros(code.width // LANES) for _ in together]
-        with code.loop(start, stop, LANES) as at:
-            # Behind the last key that one stands again, unseen.
-            slots = code.slots(task, [(at + i).min(stop - 1) for i in range(LANES)])
-            seen = code.lanes() < (stop - at).narrowed().spread()
-            for i, found in enumerate(_scores(code, queries, slots)):
-                score = Variable(code, found)
-                code.cap(found, score.set)
-                power = (score.now * factor).where(seen, UNSEEN)
-                with code.when((power > highest[i].now).any()):
-                    above = code.across(power, Number.max).max(highest[i].now)
-                    fade = code.exp2(highest[i].now - above)
-                    highest[i].now = above
-                    for each in (total[i], *sums[i]):
-                        each.now *= fade
-                weight = code.exp2(power - highest[i].now)
-                total[i].now += weight
-                code.store(code.rounded(weight) if code.paired else weight, weights[i])
-            for j, values in enumerate(code.values(slots)):
+        begin = start if code.shape.block_size % LANES else start // LANES * LANES
+        with code.loop(begin, stop, KEYS) as first:
+            end = stop.min(first + KEYS)
+            above = [Variable(code, each.now) for each in highest]
+            with code.loop(first, end, LANES) as at:
+                low, high = ((each - at).narrowed().spread() for each in (start, end))
+                seen = (low <= code.lanes()) & (code.lanes() < high)
+                found = _scores(code, queries, code.near_slots(task, at, end))
+                now = [Variable(code, each) for each in found]
+                with code.when(layer.softcap > 0):
+                    for each in now:
+                        each.set(code.capped(each.now))
                 for i in together:
-                    weight = code.load(weights[i] + 4 * j, code.operand).spread()
-                    for each, value in zip(sums[i], values, strict=True):
-                        each.now = code.multiply_add(weight, value, each.now)
+                    power = (now[i].now * factor).where(seen, UNSEEN)
+                    above[i].now = above[i].now.max(power)
+                    code.store(power, scores[i] + (at - first) * 4)
+            for i in together:
+                best = code.across(above[i].now, Number.max)
+                fade = code.exp2(highest[i].now - best)
+                highest[i].now = best
+                for each in (total[i], *sums[i]):
+                    each.now *= fade
+            with code.loop(0, (end - first) * 4, 4 * LANES) as place:
+                for i in together:
+                    weight = code.exp2(code.load(scores[i] + place) - highest[i].now)
+                    total[i].now += weight
+                    # Rounded ones take half the room, of what has been read.
+                    to = scores[i] + (place // 2 if code.paired else place)
+                    code.store(code.rounded(weight) if code.paired else weight, to)
+            with code.loop(first, end, LANES) as at:
+                size = 2 if code.paired else 4
+                slots = code.near_slots(task, at, end)
+                for j, values in enumerate(code.values(slots)):
+                    for i in together:
+                        place = scores[i] + (at - first) * size + 4 * j
+                        weight = code.load(place, code.operand).spread()
+                        for each, value in zip(sums[i], values, strict=True):
+                            each.now = code.multiply_add(weight, value, each.now)
         for i in together:
             sums_now = [each.now for each in sums[i]]
             total_now = code.across(total[i].now, Number.__add__)

@@ -79,16 +79,22 @@ def _attend(code: LayerCode) -> None:
     layer = code.layer
     with (
         tiles.configured(code) if code.shape.fits_tiles else nullcontext(),
-        code.claims(code.arguments[0] + 8, layer.num_tasks * layer.kv_heads) as claimed,
+        code.claims(code.arguments[0] + 8, layer.num_tasks) as claimed,
     ):
-        place = layer.tasks + claimed // layer.kv_heads * 64
-        task = Task._make([*(code.number(place, i) for i in range(8)), claimed % layer.kv_heads])
-        task = task._replace(table=layer.tables + task.table * layer.num_columns * 4)
-        with code.either(task.at_once < QUERIES) as (few, many):
-            with few:
-                attend_few(code, task)
-            with many:
-                attend_many(code, task)
+        *numbers, first, count = (code.number(layer.tasks + claimed * 80, i) for i in range(10))
+        with code.loop(first, first + count) as kv_head:
+            _attend_one(code, Task(*numbers, kv_head))
+
+
+def _attend_one(code: LayerCode, task: Task) -> None:
+    """Attend a task for one kv head."""
+    layer = code.layer
+    task = task._replace(table=layer.tables + task.table * layer.num_columns * 4)
+    with code.either(task.at_once < QUERIES) as (few, many):
+        with few:
+            attend_few(code, task)
+        with many:
+            attend_many(code, task)
 
 
 def _merge(code: LayerCode) -> None:

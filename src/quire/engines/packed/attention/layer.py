@@ -2,7 +2,7 @@
 
 # pyright: basic
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -149,6 +149,14 @@ class LayerCode(Code):
         both = zip(blocks, positions, strict=True)
         return [(b * size + at % size) * self.layer.kv_heads + task.kv_head for b, at in both]
 
+    def near_slots(self, task: Task, start: Number, stop: Number) -> list[Number]:
+        """Return where the K and V of 16 positions are; behind the last one before `stop` that one stands again."""
+        last = stop - 1 - start
+        if self.shape.block_size % LANES:
+            return self.slots(task, [start + last.min(i) for i in range(LANES)])
+        (first,) = self.slots(task, [start])
+        return [first + last.min(i) * self.layer.kv_heads for i in range(LANES)]
+
     def query(self, row: Number, head: Number) -> list[Number]:
         layer = self.layer
         return self.operands(layer.q + row * layer.q_row + head * layer.q_head, self.key_words)
@@ -220,9 +228,8 @@ class LayerCode(Code):
         one = self.constant(1, FLOATS)
         return one.where(self.layer.softcap > 0, self.real(self.layer.scale)) * LOG2_E
 
-    def cap(self, scores: Number, store: Callable[[Number], None]) -> None:
-        """Where there is a softcap, store `softcap * tanh(scores * scale / softcap)`."""
-        with self.when(self.layer.softcap > 0):
-            cap, one = self.real(self.layer.softcap), self.constant(1, FLOATS)
-            twice = scores * (self.real(self.layer.scale) / cap) * (2 * LOG2_E)
-            store(cap * (one - self.constant(2, FLOATS) / (self.exp2(twice.min(126.0)) + one)))
+    def capped(self, scores: Number) -> Number:
+        """Return `softcap * tanh(scores * scale / softcap)`, of a layer that has a softcap."""
+        cap, one = self.real(self.layer.softcap), self.constant(1, FLOATS)
+        twice = scores * (self.real(self.layer.scale) / cap) * (2 * LOG2_E)
+        return cap * (one - self.constant(2, FLOATS) / (self.exp2(twice.min(126.0)) + one))

@@ -45,7 +45,8 @@ def attend_many(code: LayerCode, task: Task) -> None:
 
     rows = tiled.rows_of(width)
     keys, values = code.room(4 * KEYS * depth), code.room(4 * steps * rows)
-    scores, weights, sums = (code.room(n * _LINE) for n in (KEYS, steps, rows))
+    scores, sums = (code.room(n * _LINE) for n in (KEYS, rows))
+    weights = scores  # of pairs they take half of it, that has been read
     highest = [Variable(code, code.constant(LOWEST, FLOATS)) for _ in _VECTORS]
     total = code.zeros(len(_VECTORS))
     with code.loop(0, rows * _LINE, _VECTOR) as place:
@@ -72,8 +73,7 @@ def attend_many(code: LayerCode, task: Task) -> None:
                 left = (keys + key * (4 * depth), 4 * depth, 4)
                 _product(code, scores + key * _LINE, left, (queries, depth))
         with code.when(layer.softcap > 0), code.loop(0, num_keys * _LINE, _VECTOR) as i:
-            place = scores + i
-            code.cap(code.load(place), lambda value, place=place: code.store(value, place))
+            code.store(code.capped(code.load(scores + i)), scores + i)
         unclear = (start < all_from.now) | (all_to.now - (KEYS - 1) < start)
         with code.when(unclear), code.loop(0, num_keys) as key:
             at = (start + key).narrowed().spread()

@@ -50,9 +50,9 @@ class Work(NamedTuple):
     position       int64 [N]     of each row
     seen_from      int64 [N]     the first position that it sees
     rows           int64 [n]     the rows of the parts, part after part
-    tasks          int64 [T, 8]  table, first place in `rows`, number of rows, first query, queries
-                                 at once, first key, end of keys, first row of the partial results;
-                                 the largest task first
+    tasks          int64 [T, 10] table, first place in `rows`, number of rows, first query, queries
+                                 at once, first key, end of keys, first row of the partial results,
+                                 first kv head and how many; the largest task first
     merged         int64 [m]     the rows of partial results, by row of the step
     merged_starts  int64 [N + 1] where those of a row begin in `merged`
     """
@@ -74,10 +74,11 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
 
 
 def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[Ints, Ints]:
-    """Return tasks of each of the kv heads, int64 [T, 8] as in `Work`, and the row of the step of each partial result.
+    """Return tasks, int64 [T, 10] as in `Work`, and the row of the step of each partial result.
 
     A part with many queries is divided by these; one with few, and most of the keys of a step,
-    by its keys, each piece with partial results of its own.
+    by its keys, each piece with partial results of its own. One thread attends all kv heads of few
+    queries, and reads whole blocks then, where that is a small part of what a thread does.
     """
     queries, keys = parts.num_rows * group, parts.stops - parts.starts
     at_once = np.where(queries > FEW, LANES, FEW)
@@ -100,6 +101,10 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[In
     of_tile = np.repeat(np.arange(len(of_piece)), tiles[of_piece])
     part = of_piece[of_tile]
     tile = ranges(np.zeros_like(of_piece), tiles[of_piece])
+    size = at_once[part] * length[part]
+    whole = (at_once[part] == FEW) & (4 * num_threads * size <= size.sum())
+    parted = np.where(whole, 1, kv_heads)
+    of_task = np.repeat(np.arange(len(part)), parted)
     found = np.stack(
         [
             parts.tables[part],
@@ -113,5 +118,7 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[In
         ],
         axis=1,
     )
-    size = at_once[part] * length[part]
-    return found[np.argsort(-size, kind="stable")], merged
+    found = np.column_stack(
+        [found[of_task], ranges(np.zeros_like(parted), parted), (kv_heads // parted)[of_task]]
+    )
+    return found[np.argsort(-(size * kv_heads // parted)[of_task], kind="stable")], merged
