@@ -68,16 +68,10 @@ def test_a_rounded_variant_is_exact_nowhere():
 
 def test_a_passage_that_a_tier_could_not_give_says_why():
     lost = {ids(*B): "its record is damaged"}
-    plan = make_plan(
-        asked(C, A, B),
-        store_of(variant(A, HEAD)),
-        SCOPE,
-        0,
-        settings=FREE,
-        limits=LIMITS,
-        lost=lost,
-    )
+    plan = planned(asked(C, A, B), store_of(variant(A, HEAD))).explained(lost)
     assert plan.placements[2].reason == "its record is damaged"
+    assert plan.placements[1].reason is None
+    assert "its record is damaged" in planned(asked(A, B), store_of()).explained(lost).fallback
 
 
 def test_an_exact_prefix_wins_over_variants():

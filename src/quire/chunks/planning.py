@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 
@@ -19,6 +18,9 @@ MOVE_ROWS = 0.02
 
 FORWARD_ROWS = 16
 """A forward more, against computing a token: weights are read again, and masks made."""
+
+_NOT_STORED = "not in the store"
+_NOTHING_STORED = "no passage behind the exact prefix is in the store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,22 @@ class ChunkPlan:
         )
         return replace(self, placements=placements)
 
+    def explained(self, lost: Mapping[bytes, str]) -> "ChunkPlan":
+        """Return the plan with why a tier could not give passages (ids as bytes) that it had."""
+        if not lost:
+            return self
+        texts = self.segments.passage_texts
+        placements = tuple(
+            replace(each, reason=lost[text])
+            if each.reason == _NOT_STORED and text in lost
+            else each
+            for text, each in zip(texts, self.placements, strict=True)
+        )
+        fallback = self.fallback
+        if fallback == _NOTHING_STORED:
+            fallback = ": ".join([fallback, *dict.fromkeys(lost.values())])
+        return replace(self, placements=placements, fallback=fallback)
+
 
 def make_plan(
     segments: Segments,
@@ -126,11 +144,8 @@ def make_plan(
     *,
     settings: Chunks,
     limits: Reach,
-    lost: Mapping[bytes, str] = MappingProxyType({}),
 ) -> ChunkPlan:
     """Plan a prompt of which an exact prefix of `cached` tokens is there.
-
-    lost  why a tier could not give passages that it had
 
     An exact prefix wins over variants. The first passage behind it is exact as well: a variant that was
     captured behind this very text, or computed. Passages behind that are placed from variants, which the
@@ -165,11 +180,11 @@ def make_plan(
             reason = (
                 f"shorter than {settings.min_tokens} tokens"
                 if stop - start < settings.min_tokens
-                else lost.get(ids, "not in the store")
+                else _NOT_STORED
             )
             placements.append(PassagePlace(start, stop, None, reason=reason))
     plan = ChunkPlan(segments, selector, cached, exact_until, tuple(placements))
-    fallback = _refusal(plan, limits, lost) or _unworthy(plan, settings, limits)
+    fallback = _refusal(plan, limits) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
 
 
@@ -179,7 +194,7 @@ def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
     return is_there and segments.text.startswith(variant.before)
 
 
-def _refusal(plan: ChunkPlan, limits: Reach, lost: Mapping[bytes, str]) -> str | None:
+def _refusal(plan: ChunkPlan, limits: Reach) -> str | None:
     num_tokens = plan.segments.tokens.size
     if limits.refusal is not None:
         return limits.refusal
@@ -189,9 +204,7 @@ def _refusal(plan: ChunkPlan, limits: Reach, lost: Mapping[bytes, str]) -> str |
             f"{limits.positions}"
         )
     if not plan.placed:
-        return ": ".join(
-            ["no passage behind the exact prefix is in the store", *dict.fromkeys(lost.values())]
-        )
+        return _NOTHING_STORED
     return None
 
 

@@ -128,9 +128,8 @@ class Passages:
             limits = blending.limits(settings.selector)
             lost = self._brought(segments, bound, cached)
         store = self.store
-        return make_plan(
-            segments, store, bound, cached, settings=settings, limits=limits, lost=lost
-        )
+        plan = make_plan(segments, store, bound, cached, settings=settings, limits=limits)
+        return plan.explained(lost)
 
     def capture_alone(
         self, segments: Segments, bound: Scope, blending: Blending, head: ChunkKV | None
