@@ -54,7 +54,14 @@ class NoTrim(Mind):
     trims = False
 
 
-class NoGuard(Mind):
+class Bold(Mind):
+    """Acts from the first request on."""
+
+    def __init__(self):
+        super().__init__(apprentice=0)
+
+
+class NoGuard(Bold):
     """Never becomes LRU."""
 
     def judge(self, found, lru_found, asked):
@@ -195,6 +202,7 @@ VARIANTS = {
     "nothing shared": NothingShared,
     "no ghosts": with_mind(NoGhosts),
     "no trim": with_mind(NoTrim),
+    "bold": with_mind(Bold),
     "no guard": with_mind(NoGuard),
     "superseded in their classes": OneQueueForSuperseded,
     "no features": with_cells(),
@@ -220,7 +228,7 @@ def fitted(trace, capacity):
     """Return the policy as it is after the whole trace: its curves know the future, on average."""
     first = Learned()
     replay(trace, capacity, first)
-    return with_mind(with_model(lambda: _Fitted(first.mind.model)))
+    return with_mind(with_model(lambda: _Fitted(first.mind.model), Bold))
 
 
 class _Fitted(Reentry):

@@ -13,9 +13,6 @@ Seed: 2718, for the weights and the prompts; two runs of as many `--steps` are t
     python tools/train_facts.py
 """
 
-import argparse
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +21,7 @@ from small_llama import IGNORED, WIDTH, Clock, Optimisers, make_llama, save, sho
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from torch.nn import functional
+from training import command_line, write_card
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quire.bench.chunks import facts
@@ -176,22 +174,14 @@ A Llama of {parameters:,} parameters that answers questions about facts in passa
 
 def main() -> None:
     """Read the command line and train."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = Path(__file__).parent.parent / "src" / "quire" / "assets" / "quire-facts"
-    parser.add_argument("--minutes", type=float, default=7.0, help="CPU time (default 7)")
-    parser.add_argument("--steps", type=int, default=0, help="count of steps, in place of minutes")
-    parser.add_argument("--out", type=Path, default=default, help="folder to write")
-    options = parser.parse_args()
+    options = command_line(__doc__, "quire-facts", 7, "CPU time").parse_args()
     torch.set_num_threads(1)
     model, ran = train(60 * options.minutes, options.steps)
     model = save(model, make_tokenizer(), options.out)
     right = ", ".join(f"{category} {share:.1%}" for category, share in accuracy(model).items())
     parameters = sum(p.numel() for p in model.parameters())
     card = CARD.format(parameters=parameters, ran=ran, right=right)
-    (options.out / "README.md").write_text(card, "utf-8")
-    sys.stdout.write(card)
+    write_card(options.out, card)
 
 
 if __name__ == "__main__":

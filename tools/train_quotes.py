@@ -13,11 +13,8 @@ Seed: 2718, for the weights and the prompts; two runs of as many `--steps` are t
     python tools/train_quotes.py
 """
 
-import argparse
 import platform
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +23,7 @@ from small_llama import WIDTH, Clock, Optimisers, make_llama, save, show
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from torch.nn import functional
+from training import command_line, write_card
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quire.bench.chunks import quotes
@@ -165,14 +163,7 @@ it what reusing the KV of passages does to answers: `quire bench chunks`. As a l
 
 def main() -> None:
     """Read the command line and train."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = Path(__file__).parent.parent / "src" / "quire" / "assets" / "quire-quotes"
-    parser.add_argument("--minutes", type=float, default=7.0, help="CPU time (default 7)")
-    parser.add_argument("--steps", type=int, default=0, help="count of steps, in place of minutes")
-    parser.add_argument("--out", type=Path, default=default, help="folder to write")
-    options = parser.parse_args()
+    options = command_line(__doc__, "quire-quotes", 7, "CPU time").parse_args()
     torch.set_num_threads(1)
     library = read_library()
     held = joined({name: each for name, each in library.items() if is_held_out(name)})
@@ -189,8 +180,7 @@ def main() -> None:
         python=platform.python_version(),
         right=", ".join(f"{category} {share:.1%}" for category, share in found.items()),
     )
-    (options.out / "README.md").write_text(card, "utf-8")
-    sys.stdout.write(card)
+    write_card(options.out, card)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Seed: 2718, for the weights, the text and its order. The clock decides how many 
     python tools/train_tiny.py --minutes 45
 """
 
-import argparse
 import math
 import platform
 import sys
@@ -28,6 +27,7 @@ from tiny_text import ASSISTANT, BOS, EOS, render
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from training import command_line
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quire.bench.chunks.prose import Library, is_held_out, read_library
@@ -230,13 +230,7 @@ def train(minutes: float, steps: int, out: Path) -> str:
 
 def main() -> None:
     """Read the command line and train."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = Path(__file__).parent.parent / "src" / "quire" / "assets" / "quire-tiny"
-    parser.add_argument("--minutes", type=float, default=45.0, help="wall time (default 45)")
-    parser.add_argument("--steps", type=int, default=0, help="count of steps, in place of minutes")
-    parser.add_argument("--out", type=Path, default=default, help="folder to write")
+    parser = command_line(__doc__, "quire-tiny", 45, "wall time")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

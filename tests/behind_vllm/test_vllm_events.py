@@ -8,14 +8,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
 
+from vllm_lora import write_adapter
+
 from quire import CacheManager, demo_model, ops
+from quire.cluster.prefixes import ToldPrefixes
 from quire.exchange import EventLog
 from quire.observe import Mirror
 from quire.observe.zmq import Publisher, Subscriber
@@ -46,6 +51,12 @@ def free_ports(count):
 @pytest.fixture
 def server(tmp_path):
     """`vllm serve` with events: its URL, where they are published, and where it answers."""
+    with serving(tmp_path) as places:
+        yield places
+
+
+@contextmanager
+def serving(tmp_path, *more):
     port, events, replay = free_ports(3)
     told = {
         "enable_kv_cache_events": True,
@@ -58,6 +69,7 @@ def server(tmp_path):
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"),
         *("--num-gpu-blocks-override", str(BLOCKS), "--max-num-seqs", str(PARALLEL)),
         *("--enable-prompt-tokens-details", "--kv-events-config", json.dumps(told)),
+        *more,
     ]
     settings = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -182,6 +194,27 @@ def test_a_subscriber_knows_what_vllm_has_cached(server):
         known == (len(prompt) - 1) // 16 * 16
         for (known, _), prompt in zip(seen, asked[::-3], strict=False)
     )
+
+
+def test_a_router_finds_what_an_adapter_of_vllm_has_cached_by_its_name(tmp_path):
+    write_adapter(tmp_path / "adapter", demo_model(), 1)
+    words = ("--enable-lora", "--max-lora-rank", "8")
+    modules = ("--lora-modules", f"writer={tmp_path / 'adapter'}")
+    prompt = [5 + 7 * at % 240 for at in range(300)]
+    with serving(tmp_path, *words, *modules) as (url, events, replay):
+        prefixes = ToldPrefixes(1 << 10, {"one": f"{events},{replay}"})
+
+        def found(model, salt=None):
+            return prefixes.found(np.array(prompt, np.int32), salt, None, model)
+
+        asked = {"model": "writer", "prompt": prompt, "max_tokens": 1, "cache_salt": "mine"}
+        httpx.post(f"{url}/v1/completions", json=asked, timeout=300).raise_for_status()
+        until = time.monotonic() + 30
+        while not found("writer", "mine") and time.monotonic() < until:
+            time.sleep(0.1)
+        assert found("writer", "mine") == {"one": (256, 0, 0)}  # of two blocks of a CPU
+        assert found("writer") == found("tiny", "mine") == found("tiny") == {}
+        prefixes.close()
 
 
 def published(publisher, count):

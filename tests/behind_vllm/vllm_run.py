@@ -98,15 +98,13 @@ def make_engine(job):
             kv_role="kv_both",
             kv_connector_extra_config=job["extra"],
         )
+    options |= {"block_size": 32, "dtype": "float32"} | job["engine"]
     return LLM(
         model=job["model"],
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=2048,
-        block_size=32,
-        dtype="float32",
         disable_log_stats=False,
-        **job["engine"],
         **options,
     )
 

@@ -63,10 +63,11 @@ def heard_beyond(mark):
     }
     found = []
     for process, called in marked(mark).items():
-        for each in (process / "fd").iterdir():
-            with suppress(OSError):
-                if str(each.readlink()) in elsewhere:
-                    found.append(called.partition("\0")[0])
+        with suppress(OSError):  # it has ended
+            for each in (process / "fd").iterdir():
+                with suppress(OSError):  # it is closed
+                    if str(each.readlink()) in elsewhere:
+                        found.append(called.partition("\0")[0])
     return found
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from upstream_help import Fake, routed, served, wait_for
 
-from quire import CacheManager
+from quire import CacheManager, Scope
+from quire.cluster.index import ClusterIndex
 from quire.cluster.prefixes import ToldPrefixes
 from quire.cluster.proxy import MADE_BY
 from quire.errors import ConfigError
@@ -99,6 +100,37 @@ def test_a_salt_that_an_engine_tells_as_it_is_is_found_too():
     assert held(None) == held(None, "ann") == {"one": (32, 0, 0)}
     assert held("mine") == held("mine", "ann") == {"two": (32, 0, 0)}
     assert held("other") == {}
+
+
+def test_an_adapter_that_events_name_is_found_by_the_model_that_is_asked_for():
+    managers = [CacheManager(100, 16, watchers=[EventLog()]) for _ in range(2)]
+    with (
+        zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,
+        zmq.Publisher(managers[1], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as second,
+        served(Fake("one").app()) as one,
+        served(Fake("two").app()) as two,
+    ):
+        compute(managers[0], TEXT)
+        compute(managers[1], TEXT, Scope(lora="writer"))
+        endpoints = {
+            url: f"{each.endpoint},{each.replay}" for url, each in ((one, first), (two, second))
+        }
+        prefixes = ToldPrefixes(1 << 10, endpoints)
+        with routed([one, two], prefixes=prefixes) as router:
+            router.well(True, True)
+            wait_for(lambda: prefixes.index.num_blocks == 2 * (len(TEXT) // 16))
+            for model, home in (("base", "0"), ("writer", "1"), (None, "0"), (["writer"], "0")):
+                assert {router.ask(TEXT, model=model).headers[MADE_BY] for _ in range(3)} == {home}
+
+
+def test_what_vllm_tells_of_an_adapter_is_found_by_its_name():
+    index, tokens = ClusterIndex(64), [*range(48)]
+    extra = [["writer", "mine"], ["writer"], ["writer", ["picture", 0]]]
+    told = StoredEvent([1, 2, 3], None, tokens, 16, 7, "GPU", "writer", extra)
+    index.apply("one", [told])
+    assert index.lookup(tokens, [["mine"]], "writer").held == {"one": (32, 0, 0)}
+    assert index.lookup(tokens, [], "writer").held == {}
+    assert index.lookup(tokens, [["mine"]]).held == {}
 
 
 def test_an_endpoint_that_is_none_is_refused():

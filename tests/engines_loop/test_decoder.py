@@ -64,6 +64,8 @@ def test_rows_are_normed(dtype, width, threads):
         (12, 258, 130),
         (385, 126, 96),
         (770, 300, 33),
+        (70, 1030, 66),
+        (97, 1060, 40),
     ],
 )
 def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(

@@ -1,5 +1,7 @@
 """Times of an engine's steps from data sheets: what they are made of, and how they grow."""
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import pytest
@@ -124,3 +126,44 @@ def test_a_window_bounds_what_a_sequence_reads():
     assert here.decode_s([200]) == here.decode_s([100_000])
     assert here.decode_s([50]) < here.decode_s([200])
     assert here.prefill_s(4096, 200) == here.prefill_s(4096, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("llama-3.1-70b", (2, 4, 8)), ("qwen3-32b", (1, 2, 4))]
+)
+@pytest.mark.parametrize("gpu", ["h100", "a100", "rtx-pro-6000"])
+def test_more_devices_decode_faster_and_less_than_so_many_times(name, devices, gpu):
+    contexts = np.full(16, 2048, np.int64)
+    took = [times(name, gpu, each).step_s([], contexts) for each in devices]
+    for one, two in pairwise(took):
+        assert one / 2 < two < one
+
+
+def test_a_link_between_peers_is_worth_more_than_the_host():
+    contexts = np.full(64, 1024, np.int64)
+    direct, host = (times("llama-3.1-70b", gpu, 4) for gpu in ("a100", "a100-pcie"))
+    alone = [times("llama-3.1-8b", gpu).step_s([(4096, 0)]) for gpu in ("a100", "a100-pcie")]
+    assert alone[0] == pytest.approx(alone[1], rel=0.02)
+    assert host.step_s([(4096, 0)]) > 1.5 * direct.step_s([(4096, 0)])
+    assert host.step_s([], contexts) > 1.3 * direct.step_s([], contexts)
+
+
+def test_experts_cost_as_the_few_that_are_chosen_and_at_last_as_all():
+    model = times("qwen3-30b-a3b")
+    facts, rate = model.model, model.accelerator.bandwidth
+    one, many = (model.step_s([], np.full(n, 64, np.int64)) for n in (1, 128))
+    assert 2 * facts.active_params / rate < one < 0.35 * 2 * facts.params / rate
+    assert many > 2 * facts.params / rate
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100", "rtx-4090"])
+def test_fewer_bits_are_read_faster_and_computed_faster_only_in_eight_where_the_device_can(gpu):
+    device = accelerator_named(gpu)
+    full, eight, four = (
+        EngineTimes(LLAMA.stored_as(bits), device) for bits in ("bfloat16", "fp8", "int4")
+    )
+    decode = [each.step_s([], CONTEXTS[:4]) for each in (full, eight, four)]
+    assert decode == sorted(decode, reverse=True)
+    prompt = [each.step_s([(8192, 0)]) for each in (full, eight, four)]
+    assert prompt[2] == pytest.approx(prompt[0], rel=0.01)
+    assert (prompt[1] < 0.8 * prompt[0]) == bool(device.fp8_flops)

@@ -11,7 +11,7 @@ from test_learned import World
 
 from quire.core import Scope
 from quire.core.terms import Hint
-from quire.foresight.forecast import log
+from quire.foresight.forecast import GRANTED, log
 from quire.foresight.forecasts import MAX_CREDITS, Forecasts
 from quire.foresight.reentry import UNMET, Record
 
@@ -23,9 +23,9 @@ def soon(s, **options):
     return Hint(returns_in_s=s, **options)
 
 
-def expected(hint, now=0.0, forecasts=None, scope=None):
-    record = Record(time=now)
-    (forecasts or Forecasts()).expect(record, scope or Scope(), hint, now)
+def expected(hint, now=0.0, forecasts=None, scope=None, kind=0):
+    record = Record(time=now, prompt=100)
+    (forecasts or Forecasts()).expect(record, kind, scope or Scope(), hint, now)
     return record
 
 
@@ -66,6 +66,31 @@ def test_a_forecast_is_worth_nothing_once_its_time_is_over(s, within):
 def test_what_is_expected_later_ranks_lower(both, within):
     sooner, later = (expected(soon(s, within=within)).forecast for s in sorted(both))
     assert sooner.rank(0.0) >= later.rank(0.0)
+
+
+def test_what_is_mostly_not_found_again_ranks_lower_and_is_held_as_if_it_came_later():
+    forecasts = Forecasts()
+    for number in range(40):
+        for kind, found in ((1, 100), (2, 10)):
+            now = 100.0 * number
+            record = expected(soon(10), now, forecasts, kind=kind)
+            forecasts.found(record, found)
+            forecasts.returned(record, now + 10)
+    whole, part, new = (expected(soon(10), 1e4, forecasts, kind=k).forecast for k in (1, 2, 3))
+    assert whole.share == new.share == 1.0
+    assert part.share == pytest.approx(0.1, abs=0.01)
+    assert part.rank(1e4) == pytest.approx(part.share * whole.rank(1e4))
+    assert part.held_for - 1e4 == pytest.approx((whole.held_for - 1e4) / part.share)
+
+
+def test_what_a_request_found_itself_says_nothing_of_what_it_stored():
+    forecasts = Forecasts()
+    record = expected(soon(10), 0.0, forecasts)
+    record.found = 60
+    forecasts.found(record, 60)
+    assert record.forecast.kind.share == 1.0
+    forecasts.found(record, 80)
+    assert record.forecast.kind.share == pytest.approx((GRANTED + 20) / (GRANTED + 40))
 
 
 # -- credit --------------------------------------------------------------------------------------

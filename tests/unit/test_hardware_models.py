@@ -207,12 +207,28 @@ def test_what_is_no_config_is_refused(tmp_path):
 def test_another_number_format_changes_bytes_and_nothing_else():
     model = model_named("nemotron-3-super-120b")
     small = model.stored_as(weights="fp8", kv="fp8")
-    assert small.weight_bytes == model.params
+    ends = model.lookup_params + model.head_params
+    assert small.weight_bytes == model.params + ends
     assert small.kv.per_token * 2 == model.kv.per_token
     assert small.kv.state_bytes == model.kv.state_bytes
     assert small.params == model.params
     with pytest.raises(ConfigError, match="fp9"):
         model.stored_as(weights="fp9")
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "gigabytes"),
+    [
+        ("llama-3.1-8b", "fp8", 9.08),
+        ("llama-3.1-8b", "int4", 5.73),
+        ("llama-3.1-70b", "int4", 39.8),
+    ],
+)
+def test_checkpoints_of_few_bits_weigh_what_published_ones_do(name, weights, gigabytes):
+    model = model_named(name).stored_as(weights=weights)
+    assert model.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+    assert model.weight_bytes_read(1) == model.weight_bytes
+    assert model.stored_as(weights="bfloat16") == model_named(name)
 
 
 def test_a_step_reads_the_experts_that_its_tokens_chose():

@@ -47,7 +47,7 @@ class World:
 
     def __init__(self, capacity, policy=None):
         self.now = 0.0
-        self.learned = Learned()
+        self.learned = Learned(lambda: Mind(apprentice=0))
         self.manager = CacheManager(
             capacity + 1,
             1,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.foresight.lru_shadow import MIN_SLOTS, LruShadow
-from quire.foresight.mind import TRUST, Mind
+from quire.foresight.mind import APPRENTICE, LOSS, LOST_PROMPTS, TRUST, Mind
 from quire.foresight.reentry import (
     EDGES,
     NUM_BINS,
@@ -106,19 +106,50 @@ def test_the_shadow_counts_what_lies_above_a_record(seed):
                 assert min(shadow.above(stack[at][0], 60), 60) == min(above, 60)
 
 
-def test_it_turns_back_when_half_of_the_loss_is_won_back():
+def compared(num_requests, *, asked=100):
+    """Return a mind that acts, and has compared so many requests of so many blocks with LRU."""
+    mind = Mind(apprentice=0)
+    for number in range(num_requests):
+        mind.num_requests = number + 1
+        mind.judge(0, 0, asked)
+    return mind
+
+
+@pytest.mark.parametrize("num_requests", [TRUST + 1, 10 * TRUST])
+def test_it_is_lru_until_half_of_what_it_may_lose_is_made_good(num_requests):
+    mind = compared(num_requests)
+    most = int(LOSS * mind.asked) + LOST_PROMPTS * 100
+    mind.judge(0, most - 1, 0)
+    assert not mind.is_lru
+    mind.judge(0, 2, 0)
+    assert mind.is_lru
+    mind.judge(most // 2 - 1, 0, 0)
+    assert mind.is_lru
+    mind.judge(4, 0, 0)
+    assert not mind.is_lru
+
+
+def test_what_it_lost_becomes_little_as_more_is_asked_for():
+    mind = compared(TRUST + 1)
+    mind.judge(0, LOST_PROMPTS * 100 + 100, 0)
+    assert mind.is_lru
+    mind.judge(0, 0, 4 * 10**6)
+    assert not mind.is_lru
+
+
+def test_it_is_lru_as_long_as_it_has_learned_little():
     mind = Mind()
-    mind.num_requests = TRUST + 1
-    mind.judge(0, 10, 100)
-    assert mind.is_lru
-    mind.judge(9, 0, 0)
-    assert mind.is_lru
-    mind.judge(2, 0, 0)
+    for number in range(APPRENTICE - 1):
+        mind.num_requests = number + 1
+        mind.judge(1, 0, 1)
+        assert mind.is_lru
+    mind.num_requests = APPRENTICE
+    mind.judge(1, 0, 1)
     assert not mind.is_lru
 
 
 def test_nothing_is_decided_before_enough_is_compared():
-    mind = Mind()
+    mind = Mind(apprentice=0)
     mind.num_requests = TRUST
-    mind.judge(0, 10, 100)
+    mind.judge(0, 1000, 100)
     assert not mind.is_lru

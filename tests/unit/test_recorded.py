@@ -1,5 +1,6 @@
 """Recorded runs of real engines: read as they are, and met by the simulation."""
 
+import gzip
 import json
 
 import msgspec
@@ -185,6 +186,33 @@ def test_a_first_line_that_cannot_be_used_says_why(tmp_path, header, says):
 )
 def test_settings_that_cannot_work_are_refused(tmp_path, header, says):
     assert says in refusal("simulate", "--recorded", recorded(tmp_path, **header))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sequences"),
+    [
+        ({"device": "NVIDIA H100 80GB HBM3"}, 256),
+        ({"device": "NVIDIA A100-SXM4-40GB"}, 16),
+        ({"device": "NVIDIA L40S", "model": "Qwen/Qwen3-30B-A3B", "tensor_parallel_size": 2}, 256),
+        ({"device": "H100", "model": "meta-llama/Llama-3.1-70B", "tensor_parallel_size": 4}, 64),
+        ({"device": "H200", "model": "Qwen3-30B-A3B", "data_parallel_size": 2}, 256),
+    ],
+)
+def test_the_same_load_on_other_devices_models_and_parallelism_is_simulated(
+    tmp_path, changes, sequences
+):
+    _, *rows = gzip.decompress(RTX_4090.read_bytes()).splitlines()
+    changes = {"tensor_parallel_size": 1, "data_parallel_size": 1} | changes
+    said = {"engine": "vLLM", "model": "Llama-3.1-8B", "block_size": 16, "max_num_seqs": sequences}
+    path = tmp_path / "other.jsonl"
+    path.write_bytes(b"\n".join([json.dumps(said | changes).encode(), *rows]))
+    run = RecordedRun(path)
+    found = run.compare()
+    assert run.settings.max_sequences == sequences
+    assert found.blocks.engine is None
+    assert found.blocks.simulated > 1000
+    assert 0.001 < found.simulated.tpot_mean < 0.2
+    assert 0 < found.simulated.ttft_mean <= found.simulated.ttft_p99 < found.simulated.makespan
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,11 @@ def names_of(hashes: Iterable[BlockHash]) -> Names:
 def _tags(num_blocks: int, extra_keys: Sequence[Any], lora_name: str | None) -> list[int]:
     """Return what the names of blocks are made of beside tokens, 0 for nothing."""
     plain = _tag(lora_name, None)
-    tags = [_tag(lora_name, extra) if extra else plain for extra in extra_keys[:num_blocks]]
+    told = [
+        extra[1:] if extra and lora_name is not None and extra[0] == lora_name else extra
+        for extra in extra_keys[:num_blocks]  # engines tell the name of an adapter once more
+    ]
+    tags = [_tag(lora_name, list(extra)) if extra else plain for extra in told]
     return tags + [plain] * (num_blocks - len(tags))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 from quire.cluster.index import ClusterIndex, Held
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError
-from quire.exchange.wire import EventBatch
+from quire.exchange.wire import CacheEvent, EventBatch, StoredEvent
 from quire.observe.telling import salt_key
 from quire.web.keys import scope_of
 
@@ -108,11 +108,13 @@ class ToldPrefixes:
     An endpoint is where events are published and, behind a comma, where they can be asked for again (else at the next port). A
     thread for each upstream takes them. Where tenants or salts divide caches, a prompt is looked up under both names that events have
     for it: vLLM's say the salt itself, those of quire's server a digest of the tenant and the salt, so that the router and the
-    servers have to know tenants by the same names. Raises `ConfigError` for an endpoint that is none.
+    servers have to know tenants by the same names. A request whose model is an adapter that events have named is looked up as
+    that adapter's. Raises `ConfigError` for an endpoint that is none.
     """
 
     def __init__(self, num_blocks: int, endpoints: Mapping[str, str]) -> None:
         self.index = ClusterIndex(num_blocks)
+        self._adapters: set[str] = set()
         self._lock = Lock()
         self._followed: dict[str, tuple[Thread, Event]] = {}
         try:
@@ -134,7 +136,7 @@ class ToldPrefixes:
         from quire.observe.zmq.publisher import beside  # noqa: PLC0415
 
         events, _, replay = endpoint.partition(",")
-        teller, ending = _Teller(self.index, self._lock, name), Event()
+        teller, ending = _Teller(self.index, self._adapters, self._lock, name), Event()
         subscriber = Subscriber(events, teller, replay=replay or beside(events))
         thread = Thread(
             target=self._follow, args=(name, subscriber, ending), name="quire-told", daemon=True
@@ -148,18 +150,21 @@ class ToldPrefixes:
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
         read = await tokens()
-        return {} if read is None else self.found(read, asked.cache_salt, who.tenant)
+        return {} if read is None else self.found(read, asked.cache_salt, who.tenant, asked.model)
 
-    def found(self, tokens: IntArray, cache_salt: str | None, tenant: str | None) -> Held:
-        """Return what upstreams hold of a prompt, for a request of that tenant with that salt."""
+    def found(
+        self, tokens: IntArray, cache_salt: str | None, tenant: str | None, model: Any = None
+    ) -> Held:
+        """Return what upstreams hold of a prompt, for a request of that tenant with that salt, to that model or adapter."""
         salts = [cache_salt]
         scope = scope_of(tenant, cache_salt)
         if scope.salt is not None:
             salts.append(salt_key(scope))
         held: Held = {}
         with self._lock:
+            lora = model if isinstance(model, str) and model in self._adapters else None
             for salt in salts:
-                overlap = self.index.lookup(tokens, [[salt]] if salt else [])
+                overlap = self.index.lookup(tokens, [[salt]] if salt else [], lora)
                 self.index.touch(overlap)
                 for name, counts in overlap.held.items():
                     held[name] = max(held.get(name, counts), counts, key=sum)
@@ -188,16 +193,24 @@ class ToldPrefixes:
 class _Teller:
     """Hands one upstream's events to the index."""
 
-    def __init__(self, index: ClusterIndex, lock: Lock, name: str) -> None:
-        self._index, self._lock, self._name = index, lock, name
+    def __init__(self, index: ClusterIndex, adapters: set[str], lock: Lock, name: str) -> None:
+        self._index, self._adapters, self._lock, self._name = index, adapters, lock, name
 
     def receive(self, batch: EventBatch) -> None:
         with self._lock:
+            self._note_adapters(batch.events)
             self._index.apply(self._name, batch.events)
 
     def begin(self, batches: Sequence[EventBatch]) -> None:
+        events = [event for batch in batches for event in batch.events]
         with self._lock:
-            self._index.resync(self._name, [event for batch in batches for event in batch.events])
+            self._note_adapters(events)
+            self._index.resync(self._name, events)
+
+    def _note_adapters(self, events: Iterable[CacheEvent]) -> None:
+        for event in events:
+            if isinstance(event, StoredEvent) and event.lora_name:
+                self._adapters.add(event.lora_name)
 
 
 def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:

@@ -11,6 +11,9 @@ LN_2 = 0.6931471805599453
 MEMORY = 64
 """Forecasts after which a credit has forgotten half."""
 
+GRANTED = 16.0
+"""So many blocks of each kind of request are taken to be found again."""
+
 
 class Credit(msgspec.Struct, eq=False):
     """How often forecasts were right: `right` of `seen`, what is long ago counting less."""
@@ -25,11 +28,24 @@ class Credit(msgspec.Struct, eq=False):
         self.seen = self.seen * keep + 1
 
 
+class Found(msgspec.Struct, eq=False):
+    """How much of what requests of a kind stored was found by the next: `found` of `stored` blocks."""
+
+    found: float = GRANTED
+    stored: float = GRANTED
+
+    @property
+    def share(self) -> float:
+        """The share that was found."""
+        return self.found / self.stored
+
+
 class Forecast(msgspec.Struct, eq=False):
     """A return that is expected: in seconds on the manager's clock.
 
     `first`, `due`, `last`  when it is expected: not before, in the mean, at the latest
     `trust`                 the share of its caller's forecasts that come true
+    `kind`, `share`         what is found of what such requests stored, and the share that was, as it began
     """
 
     first: float
@@ -38,6 +54,13 @@ class Forecast(msgspec.Struct, eq=False):
     trust: float
     credits: tuple[Credit, ...]
     begun: float
+    kind: Found
+    share: float
+
+    @property
+    def held_for(self) -> float:
+        """What is due last of all, by block that will be found: later where less of it will be."""
+        return self.begun + (self.due - self.begun) / self.share
 
     def rank(self, now: float) -> float:
         """Return the expected hits per block and second, if held until the return or the latest time of one."""
@@ -45,14 +68,15 @@ class Forecast(msgspec.Struct, eq=False):
         if left <= 0:
             return 0.0
         if now <= self.first:
-            return self.trust / (self.trust * (self.due - now) + (1 - self.trust) * left)
+            wait = self.trust * (self.due - now) + (1 - self.trust) * left
+            return self.share * self.trust / wait
         # Of the times that were as likely as each other, on a scale of logarithms, these are left.
         ahead = log((self.last - self.begun) / (now - self.begun))
         all_of_it = log((self.last - self.begun) / (self.first - self.begun))
         right = self.trust * ahead / all_of_it
         right /= right + 1 - self.trust
         wait = left / ahead - (now - self.begun)
-        return right / (right * wait + (1 - right) * left)
+        return self.share * right / (right * wait + (1 - right) * left)
 
 
 def log(x: float) -> float:

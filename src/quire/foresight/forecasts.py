@@ -14,7 +14,7 @@ from itertools import count
 from quire.core.policy import LazyHeap
 from quire.core.scope import Scope
 from quire.core.terms import Hint
-from quire.foresight.forecast import Credit, Forecast, log
+from quire.foresight.forecast import Credit, Forecast, Found, log
 from quire.foresight.reentry import Record
 
 LEAST_WITHIN = 1.1
@@ -40,11 +40,17 @@ class Forecasts:
     def __init__(self, unmet: Callable[[Record], None] = lambda _: None) -> None:
         self._unmet = unmet
         self._credits: dict[tuple[Scope, str | None], Credit] = {}
+        self._kinds: dict[int, Found] = {}
         self._lasts = LazyHeap[tuple[float, int, Record]](_is_expected)
         self._tick = count().__next__
 
-    def expect(self, record: Record, scope: Scope, hint: Hint, now: float) -> None:
-        """A request ends; its caller may have said when somebody comes back."""
+    @property
+    def spoken(self) -> bool:
+        """Whether anybody has said when somebody comes back."""
+        return bool(self._credits)
+
+    def expect(self, record: Record, kind: int, scope: Scope, hint: Hint, now: float) -> None:
+        """A request of a kind ends; its caller may have said when somebody comes back."""
         if hint.returns_in_s is None:
             record.silent = (scope, None) in self._credits
             return
@@ -58,8 +64,17 @@ class Forecasts:
         within = max(hint.within, LEAST_WITHIN)
         first, last = hint.returns_in_s / within, hint.returns_in_s * within
         due = (last - first) / log(last / first)
-        record.forecast = Forecast(now + first, now + due, now + last, trust, noted, now)
+        found = self._kinds.setdefault(kind, Found())
+        times = now + first, now + due, now + last
+        record.forecast = Forecast(*times, trust, noted, now, found, found.share)
         self._lasts.push((now + last, self._tick(), record))
+
+    def found(self, record: Record, reached: int) -> None:
+        """A prompt begins like that of a record, for so many blocks: those of it that are new in it."""
+        forecast, stored = record.forecast, record.prompt - record.found
+        if forecast is not None and reached > record.found:
+            forecast.kind.found += min(reached - record.found, stored)
+            forecast.kind.stored += stored
 
     def returned(self, record: Record, now: float) -> None:
         """Somebody has come back to a record."""

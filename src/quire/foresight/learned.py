@@ -19,6 +19,9 @@ from quire.foresight.trail import Trail
 MAX_DEPTH = 8
 """So many shared runs of a prompt are told apart."""
 
+PAIR = 2
+"""Of the features of a request, its turn and how much was new."""
+
 TRUNK = 8
 """A run that so many branches continue is shared by all: leaving it says little."""
 
@@ -85,6 +88,7 @@ class Learned(Watcher):
         if before is not None:
             num_lost = -(-missed.num_tokens // walk.block_size) if ghost is not None else 0
             self._share(walk, before, num_lost)
+            mind.forecasts.found(before, walk.found + num_lost)
         if previous is not None and _goes_on(previous, walk.found):
             if previous.answered:
                 mind.learn_of_answer(previous, walk.found)
@@ -110,16 +114,17 @@ class Learned(Watcher):
         record.prompt = prompt
         record.found = min(walk.reached, prompt)
         mind.num_requests += 1
-        self._expect(seq, walk)
+        walk.output = walk.output or max(seq.computed - seq.prompt_len, 0)
+        cells = self._cells(walk)
+        self._expect(seq, walk, cells[PAIR])
         self._judge(walk, seq.node.end, prompt)
         record.answered = seq.node.end > prompt
         record.trimmed = record.answered and mind.trims and mind.num_requests % TRIAL > 0
         record.closed = True
         self._watch_shared(record)
         if prompt > 1:
-            walk.output = walk.output or max(seq.computed - seq.prompt_len, 0)
             mind.doubt(record.kind)
-            mind.model.watch(record, self._cells(walk))
+            mind.model.watch(record, cells)
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
         if group is not None or why != "evicted":
@@ -171,7 +176,7 @@ class Learned(Watcher):
             mind.doubt(run.stay.kind)
             run = run.above
 
-    def _expect(self, seq: Sequence, walk: Walk) -> None:
+    def _expect(self, seq: Sequence, walk: Walk, kind: int) -> None:
         """Take down what the caller has said of the blocks that the request stored, and of those of the turns before."""
         hint, record, previous = seq.terms.hint, walk.record, walk.previous
         record.since = 0 if walk.continues else walk.found
@@ -180,7 +185,7 @@ class Learned(Watcher):
         # Who spoke of times before and says no more than "never" comes back to nothing of it.
         speaks = walk.continues and previous is not None and previous.foretold
         record.finished = speaks and record.spent and not record.foretold
-        self.mind.forecasts.expect(record, seq.scope, hint, self.mind.now)
+        self.mind.forecasts.expect(record, kind, seq.scope, hint, self.mind.now)
 
     def _leave(self, node: Node, record: Record) -> None:
         """Write a record on what its request stored, or alone has referenced since it began."""

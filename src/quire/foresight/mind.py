@@ -17,15 +17,15 @@ MAX_GHOSTS = 1000
 TRIAL = 16
 """Of so many answers one is kept on equal terms, to see whether answers are come back to."""
 
-HALF_LIFE = 4096
-"""Requests after which the comparison with LRU has forgotten half."""
-
 TRUST = 128
 """So many requests are compared before the comparison decides anything."""
 
-LOSS = 0.005
-"""A loss against LRU of this share of the blocks asked for makes the policy LRU, until half
-of it is won back."""
+APPRENTICE = 512
+"""The policy is LRU for so many requests, and learns, unless callers speak of times."""
+
+LOSS, LOST_PROMPTS = 0.0003, 4
+"""A loss against LRU of this share of all blocks ever asked for, and so many prompts of mean length, makes the
+policy LRU, until it is half of what may be lost by then."""
 
 
 class Walk(msgspec.Struct, eq=False):
@@ -63,9 +63,12 @@ class Mind:
     `answers`    of those gone on from: how many were gone on from beyond the prompt, and all
     `doubts`     are called with a class when records in it have changed
     `exposures`  are called with a node whose record has changed
+    `gain`       blocks found in place of those that LRU would have found, of all `asked` for
+    `is_lru`     whether the order is that of LRU: for the first `apprentice` requests, and where that would have found more
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apprentice: int = APPRENTICE) -> None:
+        self._apprentice = apprentice
         self.doubts: list[Callable[[int], None]] = []
         self.exposures: list[Callable[[Node], None]] = []
         self.model = Reentry()
@@ -77,9 +80,8 @@ class Mind:
         self.walk = Walk(Record())
         self.num_requests = 0
         self.answers = [0.0, 0.0]
-        self.gain = 0.0
-        self.asked = 0.0
-        self.is_lru = False
+        self.gain = self.asked = 0
+        self.is_lru = apprentice > 0
 
     @property
     def trims(self) -> bool:
@@ -99,13 +101,14 @@ class Mind:
 
     def judge(self, found: int, lru_found: int, asked: int) -> None:
         """Compare a request's blocks with those that LRU would have found."""
-        keep = 1 - 0.7 / HALF_LIFE
-        self.gain = self.gain * keep + found - lru_found
-        self.asked = self.asked * keep + asked
+        self.gain += found - lru_found
+        self.asked += asked
+        allowed = self.asked * (LOSS + LOST_PROMPTS / max(self.num_requests, 1))
         if self.is_lru:
-            self.is_lru = self.gain < -LOSS / 2 * self.asked
+            dares = self.num_requests >= self._apprentice or self.forecasts.spoken
+            self.is_lru = not dares or self.gain < -allowed / 2
         elif self.num_requests > TRUST:
-            self.is_lru = self.gain < -LOSS * self.asked
+            self.is_lru = self.gain < -allowed
 
     def learn_of_answer(self, previous: Record, found: int) -> None:
         """A request goes on from one with an answer, of whose blocks it has found so many."""

@@ -28,7 +28,7 @@ class Queues(Policy):
     An entry's `note` is the record of the request that used it last, its `uses` its age. A queue is a heap
     by age. An entry in it may have gone, or belong in another queue since a later turn went on from it:
     that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
-    class, `_front_of` its queue by the entry's id, `_ends` until when it has that rank and `_next` the first of these;
+    class, `_by_age` all entries, `_front_of` its queue by the entry's id, `_ends` until when it has that rank and `_next` the first of these;
     `_doubtful` names the queues to look at again.
     """
 
@@ -39,6 +39,7 @@ class Queues(Policy):
         mind.exposures.append(self._expose)
         self._heaps: dict[int, LazyHeap[Item]] = {}
         self._lasts = LazyHeap[Item](self._holds)
+        self._by_age = LazyHeap[Item](self._holds)
         self._held: dict[int, Entry] = {}
         self._fronts: dict[int, tuple[float, float, Entry]] = {}
         self._front_of: dict[int, int] = {}
@@ -59,7 +60,7 @@ class Queues(Policy):
     def returned(self, entry: Entry) -> None:
         self._held[id(entry)] = entry
         if entry.evictable:
-            self._push(entry)
+            self.exposed(entry)
 
     def referenced(self, entry: Entry) -> None:
         del self._held[id(entry)]
@@ -68,6 +69,8 @@ class Queues(Policy):
             self._doubt(queue - FIRST_CLASS)
 
     def exposed(self, entry: Entry) -> None:
+        age = _age(entry)
+        self._by_age.push((age, age, self.tick(), entry))
         self._push(entry)
 
     def split(self, upper: Entry, lower: Entry) -> None:
@@ -75,16 +78,18 @@ class Queues(Policy):
 
     def victim(self) -> tuple[Entry, int] | None:
         if self._mind.is_lru:
-            self._head(AWAITED)  # nothing is awaited now: what stands there goes to the others
-            firsts = (heap.first() for heap in self._heaps.values())
-            heads = [first[3] for first in firsts if first is not None]
-            return (min(heads, key=_age), ENDLESS) if heads else None
-        # In this order: what has left one queue stands in a later one.
-        beyond, awaited, superseded = self._head(BEYOND), self._look(), self._head(SUPERSEDED)
+            oldest = self._by_age.first()
+            return (oldest[3], ENDLESS) if oldest is not None else None
+        beyond = self._head(BEYOND)  # first: what was gone on from since stands in the next one
+        superseded = self._head(SUPERSEDED)
         if superseded is not None:
             return superseded, ENDLESS
         if beyond is not None:
             return beyond, beyond.end - _record(beyond).prompt
+        awaited = self._look()
+        superseded = self._head(SUPERSEDED)
+        if superseded is not None:
+            return superseded, ENDLESS
         front = min(self._fronts.values(), default=None)
         if awaited is not None and (front is None or self._rank(awaited)[0] <= front[0]):
             return awaited, ENDLESS
@@ -149,10 +154,11 @@ class Queues(Policy):
             for queue in stale:
                 self._doubt(queue - FIRST_CLASS)
             self._moves, self._next = moves, min(self._ends.values(), default=inf)
-        while (first := self._lasts.first()) is not None and first[0] < mind.now:
-            heapq.heappop(self._lasts.items)
-            self._push(first[3])
-        awaited = self._head(AWAITED)  # which may put others back into their classes
+        if AWAITED in self._heaps:
+            while (first := self._lasts.first()) is not None and first[0] < mind.now:
+                heapq.heappop(self._lasts.items)
+                self._push(first[3])
+            self._head(AWAITED)  # which may put others back into their classes
         while self._doubtful:
             queue, _ = self._doubtful.popitem()
             head = self._head(queue)
@@ -162,7 +168,7 @@ class Queues(Policy):
                 self._ends[queue] = end
                 self._next = min(self._next, end)
                 self._front_of[id(head)] = queue
-        return awaited or self._head(AWAITED)
+        return self._head(AWAITED)
 
     def _expose(self, entry: Entry) -> None:
         """An entry may belong in another queue than before."""
@@ -183,7 +189,7 @@ class Queues(Policy):
             self._heaps[queue] = LazyHeap(self._holds)
         age, forecast = _age(entry), _record(entry).forecast
         if queue == AWAITED and forecast is not None:
-            self._heaps[queue].push((-forecast.due, age, self.tick(), entry))
+            self._heaps[queue].push((-forecast.held_for, age, self.tick(), entry))
             self._lasts.push((forecast.last, age, self.tick(), entry))
             return
         self._heaps[queue].push((age, age, self.tick(), entry))

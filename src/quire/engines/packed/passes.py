@@ -8,7 +8,7 @@ import torch
 
 from quire.engines.packed.attention import AttentionPlan, Scoring
 from quire.engines.packed.attention.reference import KV
-from quire.engines.packed.attention.step import attention_pass, turned, write
+from quire.engines.packed.attention.step import attention_pass
 from quire.engines.packed.compiling import Program
 from quire.engines.packed.norms import normed
 from quire.engines.packed.products import RESULT, operands, product
@@ -38,10 +38,9 @@ class Passes:
     def layer(self, layer: Any, plan: AttentionPlan, pools: KV) -> None:
         """Add the passes of a layer."""
         attention, mlp = layer.self_attn, layer.mlp
-        self._norm(layer.input_layernorm)
-        self._attend(
-            attention, plan, pools, self._projected(attention, "q_proj", "k_proj", "v_proj")
-        )
+        attended, out = self._attended(layer, plan, pools)
+        self._passes.append(attended)
+        self._multiply(out, (attention.o_proj,), self.hidden, "added")
         self._norm(layer.post_attention_layernorm)
         gated = self._room(mlp.gate_proj.out_features)
         self._multiply(self._states, (mlp.gate_proj, mlp.up_proj), gated, "gated")
@@ -49,11 +48,10 @@ class Passes:
 
     def of(self, rows: torch.Tensor, layer: Any, plan: AttentionPlan, pools: KV) -> "Passes":
         """Run what there is, write K and V of all rows for a layer, and return what is to be computed of some rows."""
-        attention = layer.self_attn
-        self._norm(layer.input_layernorm)
-        k, v = self._projected(attention, "k_proj", "v_proj")
+        attended, _ = self._attended(layer, plan, pools)
+        writes, *_ = attended.functions
+        self._passes.append(attended._replace(functions=[writes]))
         Program(self._passes).run()
-        write(plan, pools, (turned(k, *self.rotary), v))
         return Passes(*(each[rows] for each in (self.hidden, *self.rotary)))
 
     def logits(self, norm: Any, head: Any) -> torch.Tensor:
@@ -83,22 +81,18 @@ class Passes:
     ) -> None:
         self._passes.append(product(rows, modules, out, self._threads, become=become))
 
-    def _projected(self, attention: Any, *names: str) -> list[torch.Tensor]:
-        """Return the heads `[N, heads, D]` that some projections of the states will be."""
-        modules = tuple(getattr(attention, name) for name in names)
+    def _attended(self, layer: Any, plan: AttentionPlan, pools: KV) -> tuple[Any, torch.Tensor]:
+        """Add what is before the attention of a layer; return its pass, and what that writes to, as operands."""
+        attention = layer.self_attn
+        self._norm(layer.input_layernorm)
+        modules = attention.q_proj, attention.k_proj, attention.v_proj
         widths = [each.out_features for each in modules]
         if self._heads is None or self._heads.shape[1] != sum(widths):
             self._heads = self.hidden.new_empty(len(self.hidden), sum(widths))
-        out = self._heads
-        self._multiply(self._states, modules, out, "plain")
-        return [each.unflatten(1, (-1, attention.head_dim)) for each in out.split(widths, 1)]
-
-    def _attend(
-        self, attention: Any, plan: AttentionPlan, pools: KV, heads: list[torch.Tensor]
-    ) -> None:
-        q, k, v = heads
+        self._multiply(self._states, modules, self._heads, "plain")
+        by_heads = (-1, attention.head_dim)
+        q, k, v = (each.unflatten(1, by_heads) for each in self._heads.split(widths, 1))
         out = self._room(attention.o_proj.in_features)
-        found = out.unflatten(1, (-1, attention.head_dim))
         scoring = Scoring(attention.scaling, rotary=self.rotary)
-        self._passes.append(attention_pass(plan, pools, q, (k, v), scoring, out=found))
-        self._multiply(out, (attention.o_proj,), self.hidden, "added")
+        found = out.unflatten(1, by_heads)
+        return attention_pass(plan, pools, q, (k, v), scoring, out=found), out

@@ -5,7 +5,7 @@ A tile is 16 rows of 64 bytes. Four hold sums, two a step of the left operands, 
 
 # pyright: basic
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -58,16 +58,22 @@ def configured(code: Code) -> Generator[None]:
 
 
 def multiply_tiles(
-    code: Code, to: Number, left: Left, right: Number, num_words: Number | int, *, adds: Number
+    code: Code,
+    to: Number,
+    operands: tuple[Left, Number, Number | int],
+    *,
+    adds: Number,
+    meanwhile: Callable[[Number], None] | None = None,
 ) -> None:
     """Write the sums of left operands times right ones, or add to what is there.
 
     to         address of float32 [32, 32]
-    right      address of operands, column beside column: words [num_words, 32]
-    num_words  of each row and column, a multiple of `STEP`
+    operands   the left ones; the address of the right ones, column beside column, words [n, 32]; and n, a multiple of
+               `STEP`
     adds       whether to add
+    meanwhile  writes what else is done with every `STEP` words: vectors are computed beside tiles
     """
-    line = code.constant(LINE)
+    (left, right, num_words), line = operands, code.constant(LINE)
     places = [to + (HALF * LINE * i + _ROW * j) for i in range(2) for j in range(2)]
     with code.either(adds) as (again, anew):
         with again:
@@ -83,6 +89,8 @@ def multiply_tiles(
         for i in range(2):
             for j in range(2):
                 _call(code, "tdpbf16ps", _SUMS[2 * i + j], _LEFT[i], _RIGHT[j])
+        if meanwhile is not None:
+            meanwhile(at)
     for tile, place in zip(_SUMS, places, strict=True):
         _call(code, "tilestored64", tile, place, line)
 

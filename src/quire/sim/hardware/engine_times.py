@@ -142,7 +142,8 @@ class EngineTimes(ModelTimes, frozen=True):
         """Return the seconds from hidden states to tokens."""
         params = self.model.head_params / self.num_gpus
         logits = sampled * self.model.vocab * 4 * LOGIT_PASSES
-        product_s = self._product_s(2 * _filled(sampled, TILE) * params, self._bytes(params))
+        flops = 2 * _filled(sampled, TILE) * params
+        product_s = self._product_s(flops, params * self.model.end_bytes)
         return product_s + logits / self._stream_rate
 
     def _prompt_attention_s(self, chunks: Sequence[Chunk]) -> float:

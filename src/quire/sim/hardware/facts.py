@@ -63,7 +63,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     `lookup_params`    those that are looked up and never multiplied: the embedding of tokens, but
                        where it is the last layer's matrix as well
     `num_experts`, `experts_per_token`  routed experts per layer; 0 in a dense model
-    `weight_bytes_per_param`            mean over the checkpoint
+    `weight_bytes_per_param`            mean over the checkpoint, the ends apart where they have their own
+    `end_bytes_per_param`  of the embedding and the last layer, which checkpoints of few bits mostly leave in 16;
+                       0: as the rest
     `num_kv_heads`     1 where K and V are one latent (MLA)
     `kv`               bytes of cached sequences
     `pair_flops`       FLOPs of attention per query and visible key, over all layers that see the
@@ -88,12 +90,20 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int = 0
     experts_per_token: int = 0
     weight_bytes_per_param: float = 2.0
+    end_bytes_per_param: float = 0.0
     max_context: int = 0
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return round(self.params * self.weight_bytes_per_param)
+        ends = self.lookup_params + self.head_params
+        layers = self.params - ends
+        return round(layers * self.weight_bytes_per_param + ends * self.end_bytes)
+
+    @property
+    def end_bytes(self) -> float:
+        """Bytes per parameter of the embedding and the last layer."""
+        return self.end_bytes_per_param or self.weight_bytes_per_param
 
     @property
     def head_params(self) -> int:
@@ -123,7 +133,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         chosen = self.experts_per_token / self.num_experts
         idle = self.params - self.active_params
         unread = idle / (1 - chosen) * (1 - chosen) ** num_tokens if chosen < 1 else 0.0
-        return (self.params - unread) * self.weight_bytes_per_param
+        return self.weight_bytes - unread * self.weight_bytes_per_param
 
     def check_shared(self, num_gpus: int) -> None:
         """Raise `ConfigError` unless so many devices can share the heads evenly."""
@@ -143,9 +153,13 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     def stored_as(self, weights: str | None = None, kv: str | None = None) -> ModelFacts:
         """Return this model with weights, or K and V, in another number format.
 
-        Formats are the names in `BITS`. Recurrent states stay as they are. Raises `ConfigError`.
+        Formats are the names in `BITS`. Recurrent states stay as they are, and the embedding and the last layer
+        have 16 bits at least. Raises `ConfigError`.
         """
-        bytes_per_param = self.weight_bytes_per_param if weights is None else bits(weights) / 8
+        bytes_per_param, ends = self.weight_bytes_per_param, self.end_bytes_per_param
+        if weights is not None:
+            bytes_per_param = bits(weights) / 8
+            ends = 2.0 if bytes_per_param < 2 else 0.0
         kept = self.kv
         if kv is not None:
             share = bits(kv) / 16
@@ -155,7 +169,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
                 kept.window_tokens,
                 kept.state_bytes,
             )
-        return msgspec.structs.replace(self, weight_bytes_per_param=bytes_per_param, kv=kept)
+        return msgspec.structs.replace(
+            self, weight_bytes_per_param=bytes_per_param, end_bytes_per_param=ends, kv=kept
+        )
 
 
 def number_format(engine_name: str) -> str | None:

@@ -67,7 +67,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the weights that the devices hold: of routed experts their share."""
         model = self.model
         elsewhere = model.expert_params * (1 - 1 / self.data_parallel)
-        return round((model.params - elsewhere) * model.weight_bytes_per_param)
+        return round(model.weight_bytes - elsewhere * model.weight_bytes_per_param)
 
     @property
     def reserved_bytes(self) -> int:

@@ -34,7 +34,8 @@ def score(
         with code.loop(0, num_queries, tiles.ROWS) as lane:
             left, to = tiles.Left(first, second, line), scores + key * _LINE + lane * 4
             anew = code.constant(0, ir.IntType(1))
-            tiles.multiply_tiles(code, to, left, queries + lane * 4, code.key_words, adds=anew)
+            operands = left, queries + lane * 4, code.key_words
+            tiles.multiply_tiles(code, to, operands, adds=anew)
 
 
 def lay_values(code: LayerCode, keys: Keys, values: Number, line: int) -> None:
@@ -72,7 +73,8 @@ def weigh(
         first, second = (start + (row + i) * line for i in (0, tiles.HALF))
         left, to = tiles.Left(first, second, code.constant(line)), sums + row * _LINE + lane * 4
         again = code.constant(1, ir.IntType(1))
-        tiles.multiply_tiles(code, to, left, weights + lane * 4, num_keys // 2, adds=again)
+        operands = left, weights + lane * 4, num_keys // 2
+        tiles.multiply_tiles(code, to, operands, adds=again)
 
 
 def rows_of(width: int) -> int:
