@@ -91,7 +91,7 @@ def test_two_workers_find_again_what_they_stored_and_so_does_one(tmp_path, plain
         assert [differ(plain, each)[0] for each in (first, again)] == [0, 0]
 
 
-@pytest.mark.parametrize("other", [{"block_size": 16}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("other", [{"block_size": 64}, {"dtype": "bfloat16"}])
 def test_blocks_of_another_size_or_type_are_not_found_in_the_same_store(tmp_path, other):
     few, tiers = LOAD | {"conversations": 3, "turns": 1}, extra(tmp_path / "kv")
     run(tmp_path, demo_model(), few, None, tiers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,13 +11,11 @@ from quire.sim.hardware.collectives import all_reduce_s, gather_s
 from quire.sim.hardware.facts import ModelFacts
 from quire.sim.hardware.roofline import (
     BYTES_PER_ACTIVATION,
-    NOBODY,
     Chunk,
     Contexts,
     ModelTimes,
     Seconds,
     causal_pairs,
-    checked_chunks,
 )
 
 MATRIX_SHARE = 0.8
@@ -96,16 +94,7 @@ class EngineTimes(ModelTimes, frozen=True):
             peak, units = device.fp8_flops, device.fp8_flops * (units or peak) / peak
         return min(peak, MATRIX_SHARE * (units or peak))
 
-    def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
-        chunks = checked_chunks(work)
-        if not chunks and not len(contexts):
-            return 0.0
-        return float(self._seconds(chunks, contexts, 1)[0])
-
-    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
-        return self._seconds((), contexts, num_steps)
-
-    def _seconds(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
+    def steps_s(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
         """Return the seconds of steps that decode these sequences, [num_steps], and compute the chunks."""
         num = len(contexts)
         tokens = (num + sum(new for new, _ in chunks)) / self.data_parallel

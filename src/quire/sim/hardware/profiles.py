@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -20,13 +20,11 @@ import numpy as np
 from quire.errors import ConfigError, TraceError
 from quire.sim.hardware.fitting import Floats, least_squares
 from quire.sim.hardware.roofline import (
-    NOBODY,
     Chunk,
     Contexts,
     ModelTimes,
     Seconds,
     causal_pairs,
-    checked_chunks,
 )
 from quire.sim.trace.chunks import lines_of
 from quire.sim.trace.schemas import decode_lines
@@ -101,16 +99,7 @@ class MeasuredTimes(ModelTimes, frozen=True, kw_only=True):
     def known_error(self) -> float | None:
         return self.calibration.error
 
-    def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
-        chunks = checked_chunks(work)
-        if not chunks and not len(contexts):
-            return 0.0
-        return float(self._decoding_s(chunks, contexts, 1)[0])
-
-    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
-        return self._decoding_s((), contexts, num_steps)
-
-    def _decoding_s(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
+    def steps_s(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
         costs, num = self.calibration.costs, len(contexts)
         seen = int(contexts.sum()) + num * np.arange(num_steps)
         steady_s = float(np.dot(work_of(chunks, num, 0), msgspec.structs.astuple(costs)))

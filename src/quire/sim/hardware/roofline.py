@@ -68,13 +68,20 @@ class ModelTimes(msgspec.Struct, frozen=True):
 
         An empty step takes none. Raises `ConfigError` for counts below zero.
         """
-        raise NotImplementedError
+        chunks = checked_chunks(work)
+        if not chunks and not len(contexts):
+            return 0.0
+        return float(self.steps_s(chunks, contexts, 1)[0])
 
     def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
         """Return the seconds of so many steps in a row that only decode these sequences, [num_steps].
 
         Contexts grow by one token a step. Equals `step_s` called for each step, to the bit.
         """
+        return self.steps_s((), contexts, num_steps)
+
+    def steps_s(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
+        """Return the seconds of steps that decode these sequences, [num_steps], each with these parts of prompts."""
         raise NotImplementedError
 
     @property
@@ -178,14 +185,11 @@ class Roofline(ModelTimes, frozen=True):
     def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
         steps = checked_chunks(work)
         if len(contexts):
-            return float(self._decoding_s(steps, contexts, 1)[0])
+            return float(self.steps_s(steps, contexts, 1)[0])
         if not steps:
             return 0.0
         busy = max(self.compute_s(steps), self.step_bytes(steps) / self.byte_rate)
         return busy + self._added_s(sum(new for new, _ in steps), steps)
-
-    def decode_run_s(self, contexts: Contexts, num_steps: int) -> Seconds:
-        return self._decoding_s((), contexts, num_steps)
 
     def compute_s(self, work: Iterable[Chunk]) -> float:
         """Return the seconds of the FLOPs of a step."""
@@ -225,7 +229,7 @@ class Roofline(ModelTimes, frozen=True):
         one_s = all_reduce_s(self.accelerator, self.num_gpus, num_bytes)
         return 2 * self.model.num_layers * one_s
 
-    def _decoding_s(self, prompts: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
+    def steps_s(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
         """Return the seconds of steps in which these sequences decode, and these prompts are computed.
 
         FLOPs and bytes of the sequences are sums over arrays: the same as one by one, up to rounding.
@@ -241,13 +245,13 @@ class Roofline(ModelTimes, frozen=True):
             traffic += (kv.window_bytes * np.minimum(each, limit) // limit).sum(0)
         mfu, peak = self.attention_mfu or self.mfu, self.accelerator.peak_flops * self.num_gpus
         compute = self.product_flops(n) / (self.mfu * peak) + pairs / (mfu * peak)
-        num_tokens = n + sum(new for new, _ in prompts)
-        num_bytes = model.weight_bytes_read(num_tokens) + self._kv_bytes(prompts)
+        num_tokens = n + sum(new for new, _ in chunks)
+        num_bytes = model.weight_bytes_read(num_tokens) + self._kv_bytes(chunks)
         busy = np.maximum(
-            compute + self.compute_s(prompts),
+            compute + self.compute_s(chunks),
             (num_bytes + traffic * self.kv_copies) / self.byte_rate,
         )
-        return busy + self._added_s(num_tokens, prompts) + seen * self.cached_token_s
+        return busy + self._added_s(num_tokens, chunks) + seen * self.cached_token_s
 
     def _kv_bytes(self, work: Iterable[Chunk]) -> float:
         kv = self.model.kv
