@@ -7,7 +7,14 @@ from typing import cast
 
 import numpy as np
 
-from quire.chunks import ChunkPlan, ChunkReport, Chunks, Segments, Variant, report_of
+from quire.chunks import (
+    ChunkPlan,
+    ChunkReport,
+    Chunks,
+    Segments,
+    Variant,
+    report_of,
+)
 from quire.chunks.selectors import Rows
 from quire.core import Scope
 from quire.engines.hf.chunks.blending import Blending
@@ -34,6 +41,11 @@ class PassagePrompt:
         self.segments = segments
         self.plan: ChunkPlan | None = None
         self.report: ChunkReport | None = None
+        self.num_lacking = 0
+
+    def tell(self, plan: ChunkPlan, rows: Rows) -> None:
+        """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""
+        self.report = replace(report_of(plan, rows), captured=self.num_lacking)
 
 
 class EnginePassages:
@@ -77,8 +89,10 @@ class EnginePassages:
     def bring_up(self, job: Job, prompt: PassagePrompt) -> None:
         """Plan a prompt before its blocks are looked up: of one that reuses chunks only what is exact is to be stored."""
         cached = self._manager.probe(job.known(), job.scope).num_tokens
-        plan = self._plan(prompt.segments, cast("Scope", job.scope), cached)
-        prompt.plan, prompt.report = plan, report_of(plan, _NONE)
+        scope = cast("Scope", job.scope)
+        plan = self._plan(prompt.segments, scope, cached)
+        prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, prompt.segments)
+        prompt.tell(plan, _NONE)
         if plan.fallback is None and job.seq is None:
             asked = job.terms.get("store_until")
             exact = plan.exact_until
@@ -94,7 +108,7 @@ class EnginePassages:
             return
         plan = self._plan(prompt.segments, cast("Scope", job.scope), seq.computed)
         if plan.fallback is not None or plan.exact_until < first.exact_until:
-            prompt.report = report_of(plan, _NONE)
+            prompt.tell(plan, _NONE)
             return
         variants = [cast("Variant", each.variant) for each in plan.placed]
         try:
@@ -105,7 +119,7 @@ class EnginePassages:
             plan, rows = replace(plan, fallback=reason), _NONE
         for each in variants:
             self.passages.store.use(each)
-        prompt.report = report_of(plan, rows)
+        prompt.tell(plan, rows)
 
     def check_unchanged(self) -> None:
         """Raise `ConfigError`, once, where the model was changed while passages of a step were placed."""
@@ -152,9 +166,16 @@ class EnginePassages:
                     self._pending.popleft()  # the store has no room for it
                 return
 
-    def forget_pending(self) -> None:
-        """Let go what waits to be captured."""
+    def close(self) -> None:
+        """Let go what waits to be captured, and close the warm tier."""
         self._pending.clear()
+        self.passages.close()
+
+    def _num_lacking(self, scope: Scope, segments: Segments) -> int:
+        blending = self._tried(scope)
+        if self._settings.capture != "isolated" or isinstance(blending, NotRelocatable):
+            return 0
+        return len(self.passages.missing(segments, scope, blending))
 
     def _tried(self, scope: Scope) -> Blending | NotRelocatable:
         if self._refusal is not None:
