@@ -56,6 +56,24 @@ def test_the_first_passage_behind_what_is_exact_is_exact():
     assert plan.placements[1].variant is not None
 
 
+def test_a_rounded_variant_is_exact_nowhere():
+    held = [variant(each, HEAD) for each in (A, B)]
+    for each in held:
+        each.rounded = True
+    plan = planned(asked(A, B), store_of(*held))
+    assert plan.placements[0].variant is None
+    assert not plan.placements[1].is_exact
+    assert planned(asked(A, B), store_of(variant(A, HEAD))).placements[0].variant is not None
+
+
+def test_a_passage_that_a_tier_could_not_give_says_why():
+    lost = {ids(*B): "its record is damaged"}
+    plan = planned(asked(C, A, B), store_of(variant(A, HEAD))).explained(lost)
+    assert plan.placements[2].reason == "its record is damaged"
+    assert plan.placements[1].reason is None
+    assert "its record is damaged" in planned(asked(A, B), store_of()).explained(lost).fallback
+
+
 def test_an_exact_prefix_wins_over_variants():
     store = store_of(*(variant(each, HEAD) for each in (A, B, C)))
     plan = planned(asked(A, B, C), store, cached=len(HEAD) + 25)

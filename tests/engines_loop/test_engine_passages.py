@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,25 @@ def test_passages_are_captured_after_the_answer_and_placed_in_another_order(mode
     ((answer, report),) = asked(engine, segments)
     assert answer == plain(model, segments)
     assert report.exactness == "exact"
+    assert report.captured == len(segments.passages)
     other = turned(segments, [2, 0, 3, 1])
     ((answer, report),) = asked(engine, other)
     assert report.exactness == "approximate"
+    assert report.captured == 0
     assert report.recomputed_rows == 48 + 40 + 56
     assert answer == plain(model, other)
+
+
+def test_passages_in_a_tier_are_placed_by_the_next_engine(model, tmp_path):
+    given = {**FREE, "warm": f"files:{tmp_path}/warm", "gates": tmp_path / "gates"}
+    segments = prompt(sizes=SIZES)
+    for exactness in ("exact", "approximate"):
+        chunks = Chunks("64MiB", AllRows(), **given)
+        with closing(Engine(model, num_blocks=400, chunks=chunks)) as engine:
+            ((answer, report),) = asked(engine, segments)
+        assert report.exactness == exactness
+        assert answer == plain(model, segments)
+    assert report.exact_tokens == 0  # rounded ones are exact nowhere
 
 
 def test_several_requests_run_beside_one_another(model):

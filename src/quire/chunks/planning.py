@@ -1,6 +1,6 @@
 """Plans: what of a prompt is exact, what is moved, and whether that is worth it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +18,9 @@ MOVE_ROWS = 0.02
 
 FORWARD_ROWS = 16
 """A forward more, against computing a token: weights are read again, and masks made."""
+
+_NOT_STORED = "not in the store"
+_NOTHING_STORED = "no passage behind the exact prefix is in the store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,22 @@ class ChunkPlan:
         )
         return replace(self, placements=placements)
 
+    def explained(self, lost: Mapping[bytes, str]) -> "ChunkPlan":
+        """Return the plan with why a tier could not give passages (ids as bytes) that it had."""
+        if not lost:
+            return self
+        texts = self.segments.passage_texts
+        placements = tuple(
+            replace(each, reason=lost[text])
+            if each.reason == _NOT_STORED and text in lost
+            else each
+            for text, each in zip(texts, self.placements, strict=True)
+        )
+        fallback = self.fallback
+        if fallback == _NOTHING_STORED:
+            fallback = ": ".join([fallback, *dict.fromkeys(lost.values())])
+        return replace(self, placements=placements, fallback=fallback)
+
 
 def make_plan(
     segments: Segments,
@@ -132,7 +151,7 @@ def make_plan(
     captured behind this very text, or computed. Passages behind that are placed from variants, which the
     selector prefers among.
     """
-    selector, num_tokens = settings.selector, segments.tokens.size
+    selector = settings.selector
     exact_until = max(cached, segments.head.size)
     placements: list[PassagePlace] = []
     is_first, passages = True, segments.passage_texts
@@ -161,20 +180,22 @@ def make_plan(
             reason = (
                 f"shorter than {settings.min_tokens} tokens"
                 if stop - start < settings.min_tokens
-                else "not in the store"
+                else _NOT_STORED
             )
             placements.append(PassagePlace(start, stop, None, reason=reason))
     plan = ChunkPlan(segments, selector, cached, exact_until, tuple(placements))
-    fallback = _refusal(plan, limits, num_tokens) or _unworthy(plan, settings, limits)
+    fallback = _refusal(plan, limits) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
 
 
 def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
     """Whether a variant was captured behind the very text before position `start`."""
-    return variant.start == start and segments.text.startswith(variant.before)
+    is_there = variant.start == start and not variant.rounded
+    return is_there and segments.text.startswith(variant.before)
 
 
-def _refusal(plan: ChunkPlan, limits: Reach, num_tokens: int) -> str | None:
+def _refusal(plan: ChunkPlan, limits: Reach) -> str | None:
+    num_tokens = plan.segments.tokens.size
     if limits.refusal is not None:
         return limits.refusal
     if num_tokens > limits.positions:
@@ -183,7 +204,7 @@ def _refusal(plan: ChunkPlan, limits: Reach, num_tokens: int) -> str | None:
             f"{limits.positions}"
         )
     if not plan.placed:
-        return "no passage behind the exact prefix is in the store"
+        return _NOTHING_STORED
     return None
 
 

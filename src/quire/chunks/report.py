@@ -45,7 +45,7 @@ class ChunkReport:
     passages         one for each, in their order
     fallback         why chunks were not reused at all; None: they were
     selector         which rows were computed again
-    captured         variants that this call has stored
+    captured         passages that this call has stored; an engine computes and stores them after its answer
     """
 
     exactness: Exactness

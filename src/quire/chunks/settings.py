@@ -1,6 +1,7 @@
 """Settings of chunk reuse."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 from quire.chunks.selectors import KVDeviation, Selector
@@ -22,6 +23,10 @@ class Chunks:
     share_isolated  whether isolated captures serve all scopes; contextual ones never do
     min_tokens      shorter passages are computed
     worth           chunks are reused where that takes at most this share of what a plain prefill takes
+    warm            a tier for isolated captures in eight bits, which outlives the store and may outlive the
+                    process: "host:4GiB", "disk:/var/passages?capacity=50GiB"; None: none
+    gates           a directory where what the relocation gate finds of a model is kept for the next process; None:
+                    it is tried once in each
 
     Raises `ConfigError` for a setting that cannot work.
     """
@@ -32,6 +37,8 @@ class Chunks:
     share_isolated: bool = False
     min_tokens: int = 16
     worth: float = 0.9
+    warm: str | None = None
+    gates: str | Path | None = None
 
     def __post_init__(self) -> None:
         parse_bytes(self.capacity)

@@ -28,6 +28,7 @@ class Variant:
     predecessors  these passages, in order, as bytes; none for an isolated one
     masses        the attention of the passage to what stood before it, where that was measured
     kv            what an engine holds; None from when the variant has gone
+    rounded       whether it was kept in fewer bits meanwhile: then it is exact nowhere
     """
 
     ids: bytes
@@ -36,6 +37,7 @@ class Variant:
     kv: HeldKV | None
     predecessors: tuple[bytes, ...] = ()
     masses: Masses | None = None
+    rounded: bool = False
     pins: int = 0
     number: int = field(default_factory=lambda: next(_numbers))
 

@@ -85,6 +85,13 @@ def serve(
             help="Which rows of documents are computed again, with --chunks: kv-deviation:0.15, epic:16, ..."
         ),
     ] = "kv-deviation:0.15",
+    chunk_tier: Annotated[
+        str | None,
+        typer.Option(
+            help="A tier for documents' K and V in eight bits, with --chunks: disk:/var/kv?capacity=20GiB, ...",
+            show_default=False,
+        ),
+    ] = None,
     events: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +127,7 @@ def serve(
     With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; on the cluster
     of RAY_ADDRESS, where that is in the environment.
     With --chunks, a chat that brings "documents" reuses their K and V in any order, and its answer says what of it
-    is approximate; --chunk-rows says which of their rows are computed again.
+    is approximate; --chunk-rows says which of their rows are computed again, --chunk-tier where they outlive the process.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -150,8 +157,15 @@ def serve(
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
     from quire.chunks import Chunks, named_selector
+    from quire.engines.tiered.weights import default_kept_at
 
-    kept = None if chunks is None else Chunks(parse_bytes(chunks), named_selector(chunk_rows))
+    kept = None
+    if chunks is not None:
+        gates = default_kept_at().with_name("gates")
+        rows = named_selector(chunk_rows)
+        kept = Chunks(parse_bytes(chunks), rows, warm=chunk_tier, gates=gates)
+    elif chunk_tier is not None:
+        raise ConfigError("--chunk-tier is given without --chunks, which switches reuse on")
     whole = size + (0 if chunks is None else parse_bytes(chunks))
     wanted = Wanted(
         model=model,

@@ -15,12 +15,10 @@ from quire.bench.chunks.workloads import NUM_PASSAGES, Case, Ids, quoted
 from quire.bench.timing import Progress, Row
 from quire.chunks import KVDeviation, NoRows
 from quire.engines.hf.chunks import ChunkModel, Relocation
+from quire.engines.hf.chunks.check_layer import LEAST_AGREEMENT, MOST_KL
 from quire.errors import ConfigError, NotRelocatable
 
 BUDGETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
-LEAST_AGREEMENT, MOST_KL = 0.98, 0.01
-"""What a budget must hold: next tokens as in the full forward, and nats between the distributions."""
-
 NUM_QUOTES, QUOTED_TOKENS = 8, 16
 
 

@@ -16,6 +16,7 @@ from quire.bench.chunks.workloads import Case
 from quire.bench.timing import Progress, Row
 from quire.chunks import Segments, Variant
 from quire.engines.hf.chunks import Blended, ChunkModel
+from quire.engines.hf.chunks.check_layer import divergence
 
 
 @dataclass(slots=True)
@@ -122,12 +123,6 @@ def measure(
             )
             tallies[name].asked(model, case, blend, whole)
     return [tally.row(name, tallies[FULL]) for name, tally in tallies.items()]
-
-
-def divergence(whole: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return KL(whole || logits) of distributions given by logits `[questions, vocab]`, in nats: `[questions]`."""
-    expected = whole.double().log_softmax(-1)
-    return (expected.exp() * (expected - logits.double().log_softmax(-1))).sum(-1)
 
 
 class _Captures:

@@ -361,11 +361,10 @@ class PrefixCache(ModelFace):
 
     @in_turn
     def close(self) -> None:
-        """Write to tiers what is to be written, and close those that this cache has opened.
-
-        Tiers that are written back get all that is cached. The cache goes on without tiers.
-        """
+        """Write to tiers what is to be written, all that is cached where they are written back; go on without them."""
         self.kept.close()
+        if self.passages is not None:
+            self.passages.close()
 
     def __enter__(self) -> Self:
         return self

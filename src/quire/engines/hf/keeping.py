@@ -113,7 +113,8 @@ class KeptBlocks:
             watchers=[*own, *settings.get("watchers", ())],
         )
         # What is kept beyond this process is named by all of the weights.
-        read = None if self.tiers is None else checksum
+        chunks = settings.get("chunks")
+        read = checksum if self.tiers or (chunks and chunks.warm) else None
         verify = lambda: probe_model(model, self.layout.block_size)  # noqa: E731
         self.identity = Identity(model, self.layout, before, verify, read)
         transfers = transfers_to(model.device)

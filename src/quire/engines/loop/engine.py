@@ -80,7 +80,7 @@ class Engine:
                 packed.layout,
                 before,
                 lambda: proven(model, settings.block_size),
-                None if self.tiers is None else checksum,
+                checksum if self.tiers or (settings.chunks and settings.chunks.warm) else None,
             )
             self._below = None
             if self.tiers is not None:
@@ -212,7 +212,7 @@ class Engine:
             self.abort(request_id)
         self._is_closed = True
         if self._passages is not None:
-            self._passages.forget_pending()
+            self._passages.close()
         if self._below is not None:
             self._below.close()
         self._opened.close()

@@ -11,10 +11,8 @@ from quire.chunks import (
     ChunkPlan,
     ChunkReport,
     Chunks,
-    Reach,
     Segments,
     Variant,
-    make_plan,
     report_of,
 )
 from quire.chunks.selectors import Rows
@@ -43,6 +41,11 @@ class PassagePrompt:
         self.segments = segments
         self.plan: ChunkPlan | None = None
         self.report: ChunkReport | None = None
+        self.num_lacking = 0
+
+    def tell(self, plan: ChunkPlan, rows: Rows) -> None:
+        """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""
+        self.report = replace(report_of(plan, rows), captured=self.num_lacking)
 
 
 class EnginePassages:
@@ -85,8 +88,10 @@ class EnginePassages:
     def bring_up(self, job: Job, prompt: PassagePrompt) -> None:
         """Plan a prompt before its blocks are looked up: of one that reuses chunks only what is exact is to be stored."""
         cached = self._manager.probe(job.known(), job.scope).num_tokens
-        plan = self._plan(prompt.segments, cast("Scope", job.scope), cached)
-        prompt.plan, prompt.report = plan, report_of(plan, _NONE)
+        scope = cast("Scope", job.scope)
+        plan = self._plan(prompt.segments, scope, cached)
+        prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, prompt.segments)
+        prompt.tell(plan, _NONE)
         if plan.fallback is None and job.seq is None:
             asked = job.terms.get("store_until")
             exact = plan.exact_until
@@ -102,7 +107,7 @@ class EnginePassages:
             return
         plan = self._plan(prompt.segments, cast("Scope", job.scope), seq.computed)
         if plan.fallback is not None or plan.exact_until < first.exact_until:
-            prompt.report = report_of(plan, _NONE)
+            prompt.tell(plan, _NONE)
             return
         variants = [cast("Variant", each.variant) for each in plan.placed]
         try:
@@ -113,7 +118,7 @@ class EnginePassages:
             plan, rows = replace(plan, fallback=reason), _NONE
         for each in variants:
             self.passages.store.use(each)
-        prompt.report = report_of(plan, rows)
+        prompt.tell(plan, rows)
 
     def ended(self, prompt: PassagePrompt, scope: Scope) -> None:
         """Note that the passages of an answered prompt may be captured."""
@@ -152,9 +157,16 @@ class EnginePassages:
                     self._pending.popleft()  # the store has no room for it
                 return
 
-    def forget_pending(self) -> None:
-        """Let go what waits to be captured."""
+    def close(self) -> None:
+        """Let go what waits to be captured, and close the warm tier."""
         self._pending.clear()
+        self.passages.close()
+
+    def _num_lacking(self, scope: Scope, segments: Segments) -> int:
+        blending = self._tried(scope)
+        if self._settings.capture != "isolated" or isinstance(blending, NotRelocatable):
+            return 0
+        return len(self.passages.missing(segments, scope, blending))
 
     def _tried(self, scope: Scope) -> Blending | NotRelocatable:
         if self._refusal is not None:
@@ -163,14 +175,7 @@ class EnginePassages:
             return self.passages.tried(scope)
 
     def _plan(self, segments: Segments, scope: Scope, cached: int) -> ChunkPlan:
-        blending = self._tried(scope)
-        limits = (
-            Reach(0, 0.0, str(blending))
-            if isinstance(blending, NotRelocatable)
-            else blending.limits(self._settings.selector)
-        )
-        store = self.passages.store
-        return make_plan(segments, store, scope, cached, settings=self._settings, limits=limits)
+        return self.passages.plan(segments, scope, cached, self._tried(scope), self._settings)
 
     def _placed(self, job: Job, plan: ChunkPlan) -> Rows:
         """Compute K and V of all but a prompt's last token, and write them into the blocks of its sequence.

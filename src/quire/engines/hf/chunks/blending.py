@@ -10,7 +10,7 @@ import torch
 from quire.chunks import ChunkPlan, KVDeviation, Reach, Selector
 from quire.chunks.selectors import Rows
 from quire.engines.hf.chunks.capture import ChunkKV, grow, place
-from quire.engines.hf.chunks.gate import Relocation
+from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.rows import Choose, Positions, RowForward
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, InvariantError, NotRelocatable
@@ -75,7 +75,8 @@ class Blending:
         check = None
         if plan.selector.checks and plan.moved:
             check = self._check_layer(plan.selector), self._choosing(plan, kept)
-        logits = self.rows(past, plan.segments.tokens, rows, check)
+        ends = self.relocation.drops_rows is None
+        logits = self.rows(past, plan.segments.tokens, rows, check, ends=ends)
         return rows, kept[0] if kept else None, logits
 
     def _choosing(self, plan: ChunkPlan, kept: list[Rows]) -> Choose:

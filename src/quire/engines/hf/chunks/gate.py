@@ -13,7 +13,7 @@ Then rows are chosen in a forward of the model over exact K and V: logits must b
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 
 from quire.engines.hf.chunks.capture import ChunkKV
 from quire.engines.hf.chunks.check_layer import check_layer
+from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.rows import RowForward
 from quire.engines.hf.chunks.runs import Runs
 from quire.engines.hf.distance import limit_for, relative
@@ -43,31 +44,6 @@ _ROUNDED_ANGLES = 2.0**-24
 
 _FAILURES = (UnsupportedModel, RuntimeError, TypeError, ValueError, AttributeError, KeyError)
 """What a model raises that cannot be computed by rows, or layer by layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relocation:
-    """What the gate has found of a model.
-
-    rotations    how each layer's keys are turned; None: not at all
-    positions    positions below this are vouched for
-    error        the largest distance of K or V of a layer, of those the gate has met
-    beyond       why positions behind that are not; None: the model has no more
-    check_layer  where K and V of moved rows tell which of them to compute again
-    drops_rows   whether rows can be left out behind that layer; else why not
-    """
-
-    rotations: tuple[Rotation | None, ...]
-    positions: int
-    error: float
-    beyond: str | None
-    check_layer: int
-    drops_rows: str | None
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return len(self.rotations)
 
 
 def relocation_of(
@@ -138,14 +114,15 @@ def _tried(
         raise NotRelocatable(f"{beyond}; below position {limit} it can be moved") from beyond
     rows = RowForward(runs.model, runs.kinds)
     _check_rows(runs, rows, name, ids)
-    return Relocation(
+    found = Relocation(
         rotations=rotations,
         positions=limit,
         error=error,
         beyond=None if beyond is None else str(beyond),
-        check_layer=check_layer(runs, rotations, sample),
+        check_layer=1,
         drops_rows=_dropping(runs, rows, name, ids),
     )
+    return replace(found, check_layer=check_layer(runs, found, sample))
 
 
 def _compared(
@@ -287,7 +264,7 @@ def _dropping(runs: Runs, rows: RowForward, name: str, ids: Ids) -> str | None:
         return rows[[*range(0, rows.size - 1, 3), rows.size - 1]]
 
     try:
-        got = rows(past, ids.astype(np.int32), every, (1, some))
+        got = rows(past, ids.astype(np.int32), every, (1, some), ends=True)
     except _FAILURES as error:
         return f"{name} cannot leave rows out behind a layer: {error}"
     far = relative(got.double() - expected.double(), expected)

@@ -10,7 +10,8 @@ from quire.chunks import ChunkPlan, NoRows, PassagePlace, Segments, Selector, Va
 from quire.chunks.segments import Given
 from quire.chunks.selectors import Rows
 from quire.engines.hf.chunks.blending import Blending
-from quire.engines.hf.chunks.gate import Relocation, relocation_of
+from quire.engines.hf.chunks.gate import relocation_of
+from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.weighing import masses_of
 from quire.engines.hf.models import check_model

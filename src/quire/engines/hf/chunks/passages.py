@@ -24,8 +24,11 @@ from quire.core import Scope
 from quire.engines.hf.calls import CallReport, Calls
 from quire.engines.hf.chunks.blending import Blending
 from quire.engines.hf.chunks.capture import ChunkKV, captured
-from quire.engines.hf.chunks.gate import Relocation, relocation_of
+from quire.engines.hf.chunks.gate import relocation_of
+from quire.engines.hf.chunks.relocation import Relocation
+from quire.engines.hf.chunks.remembered import GateMemory
 from quire.engines.hf.chunks.runs import Runs, contextual
+from quire.engines.hf.chunks.warm import WarmPassages
 from quire.engines.hf.chunks.weighing import masses_of
 from quire.engines.hf.inputs import Plan as HowToGenerate
 from quire.engines.hf.keeping import KeptBlocks
@@ -34,6 +37,7 @@ from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, NotRelocatable
 from quire.tensors.kinds import LayerKind
+from quire.tiers.opening import open_tiers
 
 _NONE = np.empty(0, np.int64)
 
@@ -63,6 +67,11 @@ class Passages:
         self.runs = runs
         self._bind = bind
         self._turn = turn
+        self._warm = None
+        if settings.warm is not None:
+            (tier,) = open_tiers([settings.warm])
+            self._warm = WarmPassages(tier, runs.model, shared=settings.share_isolated)
+        self._gates = None if settings.gates is None else GateMemory(settings.gates)
         self._tried: dict[tuple[object, object], Blending | NotRelocatable] = {}
 
     @in_turn
@@ -95,13 +104,32 @@ class Passages:
         """Return who blends with the model as it is now, or why nobody can."""
         key = bound.model, bound.lora
         if key not in self._tried:
-            runs = self.runs
-            try:
-                relocation = relocation_of(runs.model, runs.kinds)
-                self._tried[key] = Blending(runs.model, runs.kinds, relocation)
-            except NotRelocatable as refused:
-                self._tried[key] = refused
+            runs, found = self.runs, self._relocation(bound)
+            self._tried[key] = (
+                found
+                if isinstance(found, NotRelocatable)
+                else Blending(runs.model, runs.kinds, found)
+            )
         return self._tried[key]
+
+    def plan(
+        self,
+        segments: Segments,
+        bound: Scope,
+        cached: int,
+        blending: Blending | NotRelocatable,
+        settings: Chunks,
+    ) -> ChunkPlan:
+        """Plan a prompt of which `cached` tokens are there, with what a warm tier has of its passages brought back."""
+        lost: dict[bytes, str] = {}
+        if isinstance(blending, NotRelocatable):
+            limits = Reach(0, 0.0, str(blending))
+        else:
+            limits = blending.limits(settings.selector)
+            lost = self._brought(segments, bound, cached)
+        store = self.store
+        plan = make_plan(segments, store, bound, cached, settings=settings, limits=limits)
+        return plan.explained(lost)
 
     def capture_alone(
         self, segments: Segments, bound: Scope, blending: Blending, head: ChunkKV | None
@@ -129,11 +157,49 @@ class Passages:
 
     def keep(self, bound: Scope, variants: Iterable[Variant]) -> int:
         """Store variants, isolated ones for all scopes where the settings say so; how many fitted."""
+        new = list(variants)
+        if self._warm is not None:
+            self._warm.put(bound, new)
+        return self._stored(bound, new)
+
+    def close(self) -> None:
+        """Close the warm tier, where there is one."""
+        if self._warm is not None:
+            self._warm.close()
+
+    def _stored(self, bound: Scope, variants: Iterable[Variant]) -> int:
         shares = self.settings.share_isolated
         return sum(
             self.store.put(bound, each, shared=shares and each.kind == "isolated")
             for each in variants
         )
+
+    def _relocation(self, bound: Scope) -> Relocation | NotRelocatable:
+        runs = self.runs
+        found = self._gates and self._gates.recall(bound, len(runs.kinds))
+        if found is None:
+            try:
+                found = relocation_of(runs.model, runs.kinds)
+            except NotRelocatable as refused:
+                found = refused
+            if self._gates is not None:
+                self._gates.keep(bound, found)
+        return found
+
+    def _brought(self, segments: Segments, bound: Scope, cached: int) -> dict[bytes, str]:
+        """Bring passages that the store lacks back from the warm tier; return why some of them cannot be."""
+        if self._warm is None:
+            return {}
+        head, least = segments.head.tobytes(), 4 * self.settings.min_tokens
+        passages = zip(segments.passage_texts, segments.spans, strict=True)
+        lacking = dict.fromkeys(
+            text
+            for text, (_, stop) in passages
+            if stop > cached and len(text) >= least and not self.store.variants(bound, text, head)
+        )
+        found, lost = self._warm.fetch(bound, list(lacking), head)
+        self._stored(bound, found)
+        return lost
 
 
 class AskedSegments:
@@ -165,7 +231,9 @@ class AskedSegments:
             blending = NotRelocatable(
                 "assisted decoding feeds whole prompts, and would not see what is placed"
             )
-        plan = self._plan(request.scope, past.get_seq_length(), blending)
+        plan = self._passages.plan(
+            self._segments, request.scope, past.get_seq_length(), blending, self._settings
+        )
         if plan.fallback is not None or isinstance(blending, NotRelocatable):
             self._report = report_of(plan, _NONE)
             return
@@ -191,17 +259,6 @@ class AskedSegments:
         ):
             count = self._captured(request, past, blending)
         return replace(report, chunks=replace(self._report, captured=count))
-
-    def _plan(self, bound: Scope, cached: int, blending: Blending | NotRelocatable) -> ChunkPlan:
-        limits = (
-            Reach(0, 0.0, str(blending))
-            if isinstance(blending, NotRelocatable)
-            else blending.limits(self._settings.selector)
-        )
-        store = self._passages.store
-        return make_plan(
-            self._segments, store, bound, cached, settings=self._settings, limits=limits
-        )
 
     def _captured(self, request: Request, past: WorkingCache, blending: Blending) -> int:
         """Keep the passages of this prompt that the store lacks; how many fitted."""

@@ -51,6 +51,8 @@ class RowForward:
         rows: Positions,
         check: tuple[int, Choose] | None = None,
         look: Look | None = None,
+        *,
+        ends: bool = False,
     ) -> torch.Tensor:
         """Compute `rows` (positions, rising) of `tokens`; return the logits `[vocab]` of the last one.
 
@@ -58,8 +60,10 @@ class RowForward:
         check  a layer above 0, and who chooses there which rows go on. K and V of that layer and those
                before it are written for all rows, of the later ones for the chosen alone
         look   is shown the attention of each layer
+        ends   whether of the last layer K and V alone are computed, but for the last row
         """
-        run = _RowsForward(past, self._kinds, rows, self._model.dtype, check)
+        drops = {} if check is None else dict([check])
+        run = _RowsForward(past, self._kinds, rows, self._model.dtype, drops, ends=ends)
         shadow = shadow_of(self._model, len(self._kinds), run.layer, look)
         device = self._model.device
         at = torch.as_tensor(rows).to(device)[None]
@@ -85,6 +89,8 @@ class _RowsForward:
     """One forward: its rows, the masks of its layers, and the cache that they write into.
 
     `_started` are the rows that it began with; `_rows` those that are left, `_started[_kept]`.
+
+    drops  by layer, who chooses there which rows go on
     """
 
     def __init__(
@@ -93,13 +99,16 @@ class _RowsForward:
         kinds: Sequence[LayerKind],
         rows: Positions,
         dtype: torch.dtype,
-        check: tuple[int, Choose] | None,
+        drops: dict[int, Choose],
+        *,
+        ends: bool,
     ) -> None:
         self._kinds = kinds
         self._rows = rows
         self._started = rows
         self._dtype = dtype
-        self._check = check
+        self._drops = drops
+        self._end = len(kinds) - 1 if ends else None
         self._kept: torch.Tensor | None = None
         self._masks: dict[tuple[str, int | None, int], torch.Tensor] = {}
         self._held = [past.kv_layers[index] for index in range(len(kinds))]
@@ -109,29 +118,23 @@ class _RowsForward:
     def layer(self, index: int, call: Callable[..., Any], given: Given) -> Any:
         """Call a decoder layer for the rows that are left."""
         self.num_called += 1
-        given = self._narrowed(given)
-        given["attention_mask"] = self.mask(index)
-        if self._check is not None and index == self._check[0]:
-            given["hidden_states"] = self._checked(call, given)
-            given = self._narrowed(given)
-            given["attention_mask"] = self.mask(index)
-        return call(**given)
+        if index in self._drops or index == self._end:
+            hidden = self._dropped(index, call, self._narrowed(index, given))
+            given = {**given, "hidden_states": hidden}
+        return call(**self._narrowed(index, given))
 
     def mask(self, index: int) -> torch.Tensor:
         """Return what is added to the scores of a layer: `[1, 1, rows, columns]`."""
         kind, held = self._kinds[index], self._held[index]
         key = (str(kind.tokens), kind.window, held.first)
         if key not in self._masks:
-            self._masks[key] = _mask(kind, held, self._started, self._dtype)
-        mask = self._masks[key]
-        return mask if self._kept is None else mask[:, :, self._kept]
+            self._masks[key] = _mask(kind, held, self._rows, self._dtype)
+        return self._masks[key]
 
-    def _checked(self, call: Callable[..., Any], given: Given) -> torch.Tensor:
-        """Compute K and V of a layer for all rows, have some chosen, and return their hidden states."""
-        assert self._check is not None
-        index, choose = self._check
-        layer = self.cache.rows[index]
-        layer.probing = True
+    def _dropped(self, index: int, call: Callable[..., Any], given: Given) -> torch.Tensor:
+        """Compute K and V of a layer for all rows that are left, and return the hidden states of those that go on."""
+        layer, choose = self.cache.rows[index], self._drops.get(index)
+        layer.probing, layer.compares = True, choose is not None
         try:
             call(**given)
         except _Seen:
@@ -140,19 +143,27 @@ class _RowsForward:
             raise InvariantError(f"layer {index} wrote no K and V into the cache it was given")
         finally:
             layer.probing = False
-        assert layer.deviation is not None
-        kept = np.searchsorted(self._rows, choose(self._rows, layer.deviation))
-        self._rows = self._rows[kept]
+        rows = self._rows
+        if choose is not None:
+            assert layer.deviation is not None
+            rows = choose(rows, layer.deviation)
+        if index == self._end:
+            rows = self._rows[-1:]
+        device = given["hidden_states"].device
+        left = torch.as_tensor(np.searchsorted(self._rows, rows)).to(device)
+        self._rows = rows
+        self._kept = torch.as_tensor(np.searchsorted(self._started, rows)).to(device)
+        self._masks.clear()
         for each in self.cache.rows[index:]:
-            each.take(self._rows)
-        self._kept = torch.as_tensor(kept).to(given["hidden_states"].device)
-        return given["hidden_states"].index_select(1, self._kept)
+            each.take(rows)
+        return given["hidden_states"].index_select(1, left)
 
-    def _narrowed(self, given: Given) -> Given:
-        """Return the arguments with those of the rows that are left, where these are not all."""
-        if self._kept is None:
-            return dict(given)
-        return {name: self._part(name, value) for name, value in given.items()}
+    def _narrowed(self, index: int, given: Given) -> Given:
+        """Return the arguments of a layer with those of the rows that are left, and their mask."""
+        parts = dict(given)
+        if self._kept is not None:
+            parts = {name: self._part(name, value) for name, value in given.items()}
+        return {**parts, "attention_mask": self.mask(index)}
 
     def _part(self, name: str, value: Any) -> Any:
         assert self._kept is not None
@@ -214,7 +225,7 @@ class _RowLayer(CacheLayerMixin):
         self.keys, self.values = self._held
         self._first = held.first
         self.is_initialized = True
-        self.probing = False
+        self.probing = self.compares = False
         self.deviation: npt.NDArray[np.float32] | None = None
         self.take(rows)
 
@@ -232,7 +243,7 @@ class _RowLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> KV:
         new = (key_states, value_states)
-        if self.probing:
+        if self.probing and self.compares:
             k, v = (
                 _deviation(each, held.index_select(-2, self._columns))
                 for each, held in zip(new, self._held, strict=True)

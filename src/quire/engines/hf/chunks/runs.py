@@ -31,7 +31,11 @@ class Runs:
         return WorkingCache(make_layers(self.kinds, room=num_tokens), ledger)
 
     def feed(self, past: WorkingCache, ids: Ids, first: int = 0) -> torch.Tensor:
-        """Compute ids at positions from `first` on behind what `past` holds; return the last logits."""
+        """Compute ids at positions from `first` on behind what `past` holds; return the last logits `[vocab]`."""
+        return self.logits(past, ids, first, keep=1)[-1]
+
+    def logits(self, past: WorkingCache, ids: Ids, first: int = 0, keep: int = 0) -> torch.Tensor:
+        """Compute ids as `feed` does; return the logits `[rows, vocab]` of the last `keep`, of all with 0."""
         device = self.model.device
         fed = _row(ids, device)
         at = torch.arange(first, first + fed.shape[1], device=device)[None]
@@ -43,9 +47,10 @@ class Runs:
                 attention_mask=seen,
                 past_key_values=past,
                 use_cache=True,
+                logits_to_keep=keep,
             )
         past.ledger.append(fed)
-        return output.logits[0, -1]
+        return output.logits[0]
 
     def hold(self, past: WorkingCache, ids: Ids) -> None:
         """Note that the columns behind those that are known hold exact K and V of `ids`."""
