@@ -280,15 +280,17 @@ class Changing:
 @given(data=st.data())
 def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(data):
     pool = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
-    world, texts = Changing(made("Llama", {})), []
-    for _ in range(data.draw(st.integers(2, 6))):
+    world, texts = Changing(made("Llama", {})), [pool.tokens]
+    for engine in world.engines:
+        asked(engine, pool)  # what is asked for from here on can be placed
+    for _ in range(data.draw(st.integers(1, 4))):
         engine = data.draw(st.sampled_from(world.engines))
-        order = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+        order = data.draw(st.lists(st.integers(0, 3), min_size=2, max_size=4))
         segments = turned(pool, order)
         texts.append(segments.tokens)
         world.due = data.draw(st.none() | st.integers(1, 5) | st.integers(6, 24))
         given = [segments.head, *segments.passages, segments.question]
-        is_plain = data.draw(st.booleans())
+        is_plain = data.draw(st.integers(0, 3)) == 0
         with contextlib.suppress(RequestFailed):
             engine.generate([segments.tokens.tolist() if is_plain else {"segments": given}], GREEDY)
         world.due = None
@@ -300,3 +302,17 @@ def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(d
             world.change()
         if data.draw(st.booleans()):
             world.change()
+
+
+def test_a_request_whose_model_changes_while_its_passages_are_placed_ends_with_its_step():
+    segments = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
+    world = Changing(made("Llama", {}))
+    engine, before = world.engines[0], world.engines[0].scope()
+    asked(engine, segments)
+    other = turned(segments, [2, 0])
+    known = engine.manager.probe(other.tokens, before).num_tokens
+    world.due = 2  # behind the look at the model that begins a step, before what is placed in it
+    with pytest.raises(RequestFailed, match="while passages were placed"):
+        asked(engine, other)
+    assert world.is_other
+    assert engine.manager.probe(other.tokens, before).num_tokens == known
