@@ -222,7 +222,7 @@ def test_a_model_that_does_not_go_on_from_its_states_is_found_out(family, words,
         PrefixCache(tiny_model(family, dtype=dtype), "1MiB")
 
 
-@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE_HYBRID_FAMILIES])
+@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE])
 def test_a_model_in_half_precision_is_not_refused_for_its_rounding(family):
     PrefixCache(tiny_model(family, dtype=torch.bfloat16), "4MiB")
 

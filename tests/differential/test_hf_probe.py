@@ -5,6 +5,8 @@ import torch
 import transformers
 from hf_help import (
     ALL_FAMILIES,
+    FAMILIES,
+    HYBRID_FAMILIES,
     TRAINED,
     left_padded,
     make_cache,
@@ -34,7 +36,14 @@ THRESHOLDS = {"llama4_text": 8192}
 """The column from which a family's rows behind padding differ from rows alone, as transformers has it."""
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+FEW = {**FAMILIES, **HYBRID_FAMILIES}
+"""Every kind of attention and state; the long run has the other families of the table too."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=[] if each in FEW else pytest.mark.long) for each in ALL_FAMILIES],
+)
 def test_a_family_of_the_table_passes_behind_padding_as_well(family):
     assert check_kind(tiny_model(family), PrefixCache, needs_twin=True) == THRESHOLDS.get(family)
 
