@@ -83,7 +83,7 @@ def _attend(code: LayerCode) -> None:
     ):
         *numbers, first, count = (code.number(layer.tasks + claimed * 80, i) for i in range(10))
         with code.loop(first, first + count) as kv_head:
-            _attend_one(code, Task(*numbers, kv_head))
+            _attend_one(code, Task._make([*numbers, kv_head]))
 
 
 def _attend_one(code: LayerCode, task: Task) -> None:
