@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -64,8 +64,8 @@ class QuireServed:
         times = [output.metrics for output in outputs]
         return ServedRun(
             seconds,
-            [each.first_token_latency for each in times],
-            [each.last_token_ts - each.arrival_time for each in times],
+            [cast("float", each.first_token_latency) for each in times],
+            [cast("float", each.last_token_ts) - each.arrival_time for each in times],
             sum(output.num_cached_tokens for output in outputs),
             [output.outputs[0].token_ids for output in outputs],
         )

@@ -50,18 +50,19 @@ class CompletionOutput:
         return self._known[self._start : self._start + self.num_tokens].tolist()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When a request came, had its first token and its last one, in seconds of the engine's clock; 0: not yet."""
+    """When a request came, had its first token, and had its last one or was ended: seconds of the engine's clock; None: not yet."""
 
     arrival_time: float
-    first_token_ts: float = 0.0
-    last_token_ts: float = 0.0
+    first_token_ts: float | None = None
+    last_token_ts: float | None = None
 
     @property
-    def first_token_latency(self) -> float:
+    def first_token_latency(self) -> float | None:
         """Seconds from its coming to its first token."""
-        return self.first_token_ts - self.arrival_time
+        first = self.first_token_ts
+        return None if first is None else first - self.arrival_time
 
 
 @dataclass(slots=True)
@@ -260,7 +261,8 @@ class AnswerBatch:
     def begin(self, now: float) -> None:
         """Note when the requests that are new here had their first token."""
         for request in self.requests.values():
-            request.metrics.first_token_ts = request.metrics.first_token_ts or now
+            if request.metrics.first_token_ts is None:
+                request.metrics = replace(request.metrics, first_token_ts=now)
 
     def take(self, sampled: Sampled) -> Sequence[Answer]:
         """Take what was sampled for each; return the answers that may end with it."""

@@ -387,7 +387,7 @@ class Engine:
         if answer is request.answers[0]:
             self._stats.cached_tokens += answer.num_found
         if request.finished:
-            request.metrics.last_token_ts = self._clock()
+            request.metrics = replace(request.metrics, last_token_ts=self._clock())
             if self._passages is not None and request.passages is not None and not request.error:
                 self._passages.ended(request.passages, request.scope)
             del self._requests[request.request_id]
