@@ -29,7 +29,6 @@ WIDTHS = (1, 15, 16, 40, 256)
 def threads(request, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr("quire.engines.packed.norms._ALONE", 0)
     yield request.param
     torch.set_num_threads(before)
 
