@@ -135,12 +135,15 @@ class Identity:
         return self._now()[0] == bound.model
 
     def stayed(self, bound: Scope, seen: Sight) -> bool:
-        """Whether the model has been what a scope is bound to ever since a sight: only it has run meanwhile."""
+        """Whether the model has been what a scope is bound to ever since a sight: only it has run meanwhile.
+
+        A parameter that was written is another one, whatever it holds; other tensors a model may write in its own forward.
+        """
         if seen.holds(sampled=False):
             return True
-        return all(seen.changes(Sight(self._model)).values()) and self.is_unchanged(
-            bound, by_itself=True
-        )
+        parameters = {weight.path for weight in seen.weights if weight.owner is None}
+        changed = seen.changes(Sight(self._model))
+        return parameters.isdisjoint(changed) and self.is_unchanged(bound, by_itself=True)
 
     def computed(self, bound: Scope, compute: Compute[_T], seen: Sight | None = None) -> _T | None:
         """Return what `compute` makes of the model that a scope is bound to; None where that is another one.
