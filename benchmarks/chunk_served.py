@@ -62,21 +62,24 @@ def documents_of(tokenizer):
     return found
 
 
-def ask(url, documents):
+def ask(client, documents):
     messages = [
         {"role": "system", "content": "Answer from the documents, and say where it stands."},
         {"role": "user", "content": "What does it say of lists?"},
     ]
     body = {"messages": messages, "documents": documents, "max_tokens": 1, "temperature": 0}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).json()
+    return client.post("/v1/chat/completions", json=body).json()
 
 
 def measured(model, tokenizer, line, rounds):
     """Return the median of the seconds that an answer takes, and what the last one says of its documents."""
     chunks = None if line is None else Chunks("512MiB", named_selector(line))
     texts = documents_of(tokenizer)
-    with served(model, tokenizer, chunks) as (url, engine):
-        ask(url, texts)
+    with (
+        served(model, tokenizer, chunks) as (url, engine),
+        httpx.Client(base_url=url, timeout=600) as client,  # one, as each reads certificates first
+    ):
+        ask(client, texts)
         while engine.has_unfinished():
             time.sleep(0.05)
         times, source = [], random.Random(1)
@@ -84,7 +87,7 @@ def measured(model, tokenizer, line, rounds):
             others = [text for at, text in enumerate(texts) if at != first]
             source.shuffle(others)
             started = time.perf_counter()
-            answer = ask(url, [texts[first], *others])
+            answer = ask(client, [texts[first], *others])
             times.append(time.perf_counter() - started)
     return statistics.median(times), answer
 

@@ -29,7 +29,6 @@ WIDTHS = (1, 15, 16, 40, 256)
 def threads(request, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr("quire.engines.packed.norms._ALONE", 0)
     yield request.param
     torch.set_num_threads(before)
 
@@ -200,6 +199,36 @@ def test_the_passes_of_a_step_are_used_again_only_where_nothing_they_read_is_ano
         right = logits(anew, anew.plans(), [_copied(pool) for pool in held], at)
         torch.testing.assert_close(logits(packed, plans, held, at), right, rtol=1e-5, atol=1e-5)
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_steps_of_any_rows_are_computed_by_the_same_passes(dtype):
+    model, rng = tiny_model("mistral+window", dtype=dtype), np.random.default_rng(5)
+    packed, limit = proven(model, 4), TOLERANCES[dtype]
+    pools = [KVPool(group.memory, 30, packed.device) for group in packed.layout.groups]
+    for pool in pools:
+        pool.k.normal_(), pool.v.normal_()
+    plans = packed.plans()
+    for num_requests, longest in [(1, 3), (3, 16), (2, 1), (3, 1), (1, 17), (3, 9), (1, 1), (2, 8)]:
+        if num_requests == 2:
+            pools[0].resize(pools[0].num_blocks + 1)
+        lengths = rng.integers(1, longest + 1, num_requests)
+        starts, ends = rng.integers(0, 20, num_requests), lengths.cumsum()
+        tables = rng.permutation(30).astype(np.int32).reshape(3, 10)[:num_requests]
+        step = Packed(tables, starts, lengths)
+        places = torch.from_numpy(np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1]))
+        asked = torch.from_numpy(ends[rng.random(num_requests) < 0.7] - 1)
+        found = []
+        for of, how, held in (
+            (packed, plans, pools),
+            (PackedModel(model, 4), packed.plans(), [_copied(pool) for pool in pools]),
+        ):
+            for plan in how:
+                plan.update(step)
+            logits = of.forward(places % 50, places, asked, how, held)
+            found.append((logits, *(each for pool in held for each in (pool.k, pool.v))))
+        for mine, right in zip(*found, strict=True):
+            torch.testing.assert_close(mine, right, rtol=limit, atol=limit, equal_nan=True)
 
 
 def _copied(pool):

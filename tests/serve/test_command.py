@@ -16,7 +16,7 @@ from serve_help import running
 from typer.testing import CliRunner
 
 from quire.cli.app import app
-from quire.cli.serve import PRIMITIVES
+from quire.cli.serve import PRIMITIVES, listen
 from quire.errors import ConfigError
 
 SERVE = [
@@ -147,3 +147,11 @@ def test_its_events_tell_what_it_has_cached():
             again = httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
             cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more
+
+
+def test_the_parts_of_an_answer_do_not_wait_for_one_another():
+    listening, _ = listen("127.0.0.1", 0, 1.0)
+    with listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -297,6 +297,9 @@ def _is_local(endpoint: str) -> bool:
 def listen(host: str, port: int, slow_s: float) -> tuple[socket.socket, str]:
     """Return a socket that listens, and its URL; a connection that takes nothing for so long is cut, where the system can.
 
+    Its connections send at once: else the second part of an answer waits for the other side to confirm the first, which
+    takes up to 40 ms. asyncio says so only to sockets that name their protocol.
+
     Raises `OSError` with the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -305,6 +308,7 @@ def listen(host: str, port: int, slow_s: float) -> tuple[socket.socket, str]:
     except OSError as error:
         error.filename = f"{host}:{port}"
         raise
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is closed keeps what nobody takes
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * slow_s))
     return made, f"http://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}"

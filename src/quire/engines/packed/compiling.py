@@ -48,10 +48,17 @@ class Program:
         ]
         self.last = inputs[-1]
         self._calls = np.array(calls, np.int64)
+        self._starts = np.cumsum([0, *(len(each.functions) for each in passes)]).tolist()
         self._held = passes, inputs
 
-    def run(self) -> None:
-        _runner()(self._calls.ctypes.data, len(self._calls), _fork())
+    def run(self, first: int = 0, stop: int | None = None) -> None:
+        """Run the passes, or those of some places."""
+        start, end = self._starts[first], self._starts[-1 if stop is None else stop]
+        _runner()(self._calls.ctypes.data + start * _CALL, end - start, _fork())
+
+
+_CALL = 4 * 8
+"""Bytes of a call."""
 
 
 def functions(module: ir.Module, codes: Sequence[Code]) -> list[int]:
@@ -74,7 +81,7 @@ def _runner() -> Any:
     code = Code(module, "run", 3)
     calls, count, fork = code.arguments
     with code.loop(0, count) as at:
-        place = calls + at * 32
+        place = calls + at * _CALL
         function, inputs, claimed, threads = (code.load(place + i * 8, INT) for i in range(4))
         code.store(code.constant(0), claimed)
         with code.either((threads.min(fork)) > 1) as (forked, alone):

@@ -7,7 +7,7 @@ MLP (Llama, Mistral, Qwen 2). Its modules' weights are read as they are at each 
 # ruff: noqa: SLF001 - the registers of a module have no other names
 # pyright: reportPrivateUsage=false
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from operator import is_
 from typing import Any, cast
@@ -16,7 +16,7 @@ import torch
 
 from quire.engines.hf.sight import Sight, only_looks
 from quire.engines.packed.attention import AttentionPlan
-from quire.engines.packed.attention.reference import KV
+from quire.tensors.pool import KVPool
 
 _MODULES = cast("Any", torch.nn.modules.module)
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -57,11 +57,11 @@ def is_plain(model: Any) -> bool:
 
 
 class PlainDecoder:
-    """Computes a model that is plain. The passes of a step are those of the one before where that had the same rows."""
+    """Computes a model that is plain, by passes that stay for as long as model and pools are the same."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._kept: tuple[Any, Any] = None, None
+        self._kept: tuple[Any, Any] = (), None
         self._own: Sight | None = None
         self._seen: Sight | None = None
 
@@ -70,7 +70,7 @@ class PlainDecoder:
         if self._own is None or (
             (seen is None or seen is not self._seen) and not self._own.holds(sampled=False)
         ):
-            self._kept = None, None
+            self._kept = (), None
             self._own = Sight(self._model).forget_tensors() if is_plain(self._model) else None
         self._seen = seen
         return self._own is not None
@@ -79,48 +79,46 @@ class PlainDecoder:
         self,
         tokens: tuple[torch.Tensor, torch.Tensor],
         rows: torch.Tensor | None,
-        held: Callable[[Any], tuple[AttentionPlan, KV]],
+        plans: Sequence[AttentionPlan],
+        pools: Sequence[KVPool],
+        places: Mapping[Any, tuple[int, int]],
     ) -> torch.Tensor:
         """Return the logits `[len(rows), vocab]` of some rows, None: of all.
 
         tokens  their ids and their positions, int64 [N]
-        held    what the attention of a module reads: the plan of the step, and K and V of its layer
+        plans, pools, places  one for each layer group; the group of each attention, and its place there
         """
-        from quire.engines.packed.passes import Passes  # noqa: PLC0415 - loads the compiler
-
         (ids, positions), base = tokens, self._model.model
         hidden: torch.Tensor = base.embed_tokens(ids)
-        cos, sin = (each[0].contiguous() for each in base.rotary_emb(hidden[None], positions[None]))
-        rooms = [held(layer.self_attn) for layer in base.layers]
-        if rows is None or len(rows) == len(ids):
-            passes = self._passes(Passes, (hidden, cos, sin), rooms)
-        else:
-            passes = Passes(hidden, cos, sin)
-            for layer, (plan, pools) in zip(base.layers[:-1], rooms[:-1], strict=True):
-                passes.layer(layer, plan, pools)
-            # Nothing is asked of other rows behind their last K and V.
-            layer, (plan, pools) = base.layers[-1], rooms[-1]
-            passes = passes.of(rows, layer, plan, pools)
-            if len(rows):
-                passes.layer(layer, plan.of(rows.numpy()), pools)
-        return passes.logits(base.norm, self._model.lm_head)
+        cos, sin = (each[0] for each in base.rotary_emb(hidden[None], positions[None]))
+        inputs = hidden, cos, sin
+        last, _ = places[base.layers[-1].self_attn]
+        return self._passes(inputs, pools, places).logits(inputs, plans, last, rows)
 
     def _passes(
-        self, make: Any, inputs: tuple[torch.Tensor, ...], rooms: list[tuple[AttentionPlan, KV]]
+        self,
+        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        pools: Sequence[KVPool],
+        places: Mapping[Any, tuple[int, int]],
     ) -> Any:
-        """Return the passes of all layers for a step of these rows: those of the last one, if they are the same."""
-        layers = self._model.model.layers
-        works = [plan.parts for plan, _ in rooms]
-        places = [each.data_ptr() for _, both in rooms for each in both]
-        shape = inputs[0].shape, inputs[0].dtype, torch.get_num_threads()
+        """Return passes over the pools with room for the rows of a step: those of steps before, if these fit."""
+        from quire.engines.packed.passes import Passes  # noqa: PLC0415 - loads the compiler
+
+        held = [each for pool in pools for each in (pool.k, pool.v)]
         key, passes = self._kept
-        if key is not None and key[:2] == (places, shape) and all(map(is_, key[2], works)):
-            passes.take(*inputs)
-        else:
-            passes = make(*inputs)
-            for layer, (plan, both) in zip(layers, rooms, strict=True):
-                passes.layer(layer, plan, both)
-            self._kept = (places, shape, works), passes
+        threads, num_rows = torch.get_num_threads(), len(inputs[0])
+        if (
+            passes is None
+            or passes.threads != threads
+            or passes.most_rows < num_rows
+            or not all(map(is_, key, held))
+        ):
+            rooms = [
+                (group, (pools[group].k[index], pools[group].v[index]))
+                for group, index in (places[each.self_attn] for each in self._model.model.layers)
+            ]
+            passes = Passes(self._model, inputs, rooms, 1 << (num_rows - 1).bit_length())
+            self._kept = held, passes
         return passes
 
 

@@ -15,7 +15,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
 from quire.engines.packed.attention import AttentionPlan, Scoring, attend
-from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.decoder import PlainDecoder
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
@@ -98,22 +97,19 @@ class PackedModel:
         plans, pools    one for each layer group
         seen            a sight of the model that holds now; None: it is looked at here
         """
-        layers = self._layers
-
-        def held(module: Any) -> tuple[AttentionPlan, KV]:
-            group, index = layers[module]
-            return plans[group], (pools[group].k[index], pools[group].v[index])
 
         def of_pools(
             module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]
         ) -> torch.Tensor:
+            group, index = self._layers[module]
+            held = pools[group].k[index], pools[group].v[index]
             scale = how.get("scaling") or q.shape[-1] ** -0.5
             scoring = Scoring(scale, how.get("s_aux"), how.get("softcap"))
-            return attend(*held(module), q, (k, v), scoring)
+            return attend(plans[group], held, q, (k, v), scoring)
 
         if self.plain and self._decoder.is_plain(seen):
             with locked(self.model), torch.inference_mode():
-                return self._decoder.logits((ids, positions), rows, held)
+                return self._decoder.logits((ids, positions), rows, plans, pools, self._layers)
         return self._run(ids, positions, rows, of_pools)
 
     def _run(

@@ -12,32 +12,39 @@ from llvmlite import ir
 
 from quire.engines.packed.compiling import Pass, functions
 from quire.engines.packed.products import paired
-from quire.engines.packed.vectors import FLOAT, FLOATS, INT, LANES, WORD, Number
+from quire.engines.packed.vectors import FLOAT, FLOATS, LANES, WORD, Number
 from quire.engines.packed.writing import Code, Variable
 
 _ROWS = 8
 """Rows that a thread claims at a time."""
-_ALONE = 1 << 15
-"""Elements up to which one thread is as fast as several."""
 
 
 def normed(
-    hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, threads: int
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    out: torch.Tensor,
+    threads: int,
+    *,
+    count: Any = None,
 ) -> Pass:
-    """Return the pass that fills operands with hidden states `[N, width]` over their root mean square, times a weight."""
+    """Return the pass that fills operands with hidden states `[N, width]` over their root mean square, times a weight.
+
+    count  int64 [1]: how many of the rows there are when it runs; None: all of them
+    """
     bits, weight = int(np.float32(epsilon).view(np.int32)), weight.contiguous()
-    places = [each.data_ptr() for each in (hidden, weight, out)]
-    inputs = _NormInputs(0, len(hidden), *places, bits)  # pyright: ignore[reportCallIssue]
+    count = np.array([len(hidden)], np.int64) if count is None else count
+    places = [count.ctypes.data, *(each.data_ptr() for each in (hidden, weight, out))]
+    inputs = _NormInputs(0, *places, bits)  # pyright: ignore[reportCallIssue]
     found = _compiled(hidden.shape[1], hidden.dtype == torch.bfloat16, paired(hidden.dtype))
-    threads = threads if hidden.numel() > _ALONE else 1
-    return Pass(found, inputs, threads, (hidden, weight, out))
+    return Pass(found, inputs, threads, (hidden, weight, out, count))
 
 
 class _NormInputs(NamedTuple):
-    """Addresses of contiguous rows, and numbers; what was claimed of them is counted in the first place."""
+    """Addresses of contiguous rows and of how many they are, and numbers; what was claimed is counted in the first place."""
 
     claimed: Any
-    num_rows: Any
+    count: Any
     hidden: Any
     weight: Any
     out: Any
@@ -48,9 +55,8 @@ class _NormInputs(NamedTuple):
 def _compiled(width: int, bfloat16: bool, is_paired: bool) -> Sequence[int]:
     module = ir.Module()
     code = Code(module, "normed", 1)
-    given = _NormInputs(
-        *(code.load(code.arguments[0] + i * 8, INT) for i in range(len(_NormInputs._fields)))
-    )
+    given = _NormInputs(*code.numbers(code.arguments[0], _NormInputs))
+    num_rows = code.number(given.count, 0)
     epsilon = given.epsilon_bits.narrowed(WORD).seen_as(FLOAT).spread()
     size, out_size = (2 if bfloat16 else 4), (2 if is_paired else 4)
     whole = width // LANES * LANES
@@ -88,8 +94,8 @@ def _compiled(width: int, bfloat16: bool, is_paired: bool) -> Sequence[int]:
         vectors(scale)
 
     with (
-        code.claims(code.arguments[0], (given.num_rows + (_ROWS - 1)) // _ROWS) as some,
-        code.loop(some * _ROWS, (some * _ROWS + _ROWS).min(given.num_rows)) as row,
+        code.claims(code.arguments[0], (num_rows + (_ROWS - 1)) // _ROWS) as some,
+        code.loop(some * _ROWS, (some * _ROWS + _ROWS).min(num_rows)) as row,
     ):
         norm(row)
     return functions(module, [code])

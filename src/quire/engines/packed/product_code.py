@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from quire.engines.packed import tiles
-from quire.engines.packed.vectors import FLOAT, FLOATS, HALF, INT, LANES, LOG2_E, WORD, Number
+from quire.engines.packed.vectors import FLOAT, FLOATS, HALF, LANES, LOG2_E, WORD, Number
 from quire.engines.packed.writing import Code, Variable
 
 COLUMNS = 64
@@ -37,19 +37,22 @@ _VECTORS = range(COLUMNS // LANES)
 class ProductInputs(NamedTuple):
     """A product: addresses, and numbers; what was claimed of it is counted in the first place.
 
+    count    int64: the rows that there are
     depth    operands of a row
     panels   int64 [panels, 6], each a `Panel`
-    chunk    rows that are claimed at once
+    longest  rows at most that are claimed at once
+    chunks   how many such claims there are for each panel at least
     """
 
     claimed: Any
     rows: Any
     row_bytes: Any
-    num_rows: Any
+    count: Any
     depth: Any
     panels: Any
     num_panels: Any
-    chunk: Any
+    longest: Any
+    chunks: Any
     out: Any
     out_bytes: Any
 
@@ -83,28 +86,30 @@ class ProductCode(Code):
         self.operand = WORD if is_paired else FLOAT
         self.size = 2 if self.widened else 4
         """Bytes of what becomes an operand of the weights."""
-        self.given = ProductInputs(*self._numbers(self.arguments[0], ProductInputs))
+        self.given = ProductInputs(*self.numbers(self.arguments[0], ProductInputs))
+        self.num_rows = self.number(self.given.count, 0)
         self.is_gated = become == "gated"
         self.width = COLUMNS // 2 if self.is_gated else COLUMNS
-
-    def _numbers(self, address: Number, kind: Any) -> list[Number]:
-        return [self.load(address + i * 8, INT) for i in range(len(kind._fields))]
 
     def write(self) -> None:
         given, part, step = self.given, DEPTH[self.tiled], tiles.ROWS if self.tiled else ROWS
         laid, sums = self.room(part * _LINE), self.room((MOST_ROWS + step) * _LINE)
         bias, row_of_its_own = self.room(_LINE), self.room(_LINE)
-        chunks = (given.num_rows + (given.chunk - 1)).divided(given.chunk)
+        # As few chunks as give each thread some of equal length.
+        fewest = self._parted(given.longest).max(given.chunks)
+        chunk = (self._parted(fewest) + (step - 1)) // step * step
+        chunks = self._parted(chunk)
         with (
             tiles.configured(self) if self.tiled else nullcontext(),
             self.claims(self.arguments[0], given.num_panels * chunks) as claimed,
         ):
-            chunk = claimed.divided(given.num_panels)
-            place = given.panels + (claimed - chunk * given.num_panels) * (8 * len(Panel._fields))
-            panel = Panel(*self._numbers(place, Panel))
+            place_of_chunk = claimed.divided(given.num_panels)
+            at = claimed - place_of_chunk * given.num_panels
+            place = given.panels + at * (8 * len(Panel._fields))
+            panel = Panel(*self.numbers(place, Panel))
             self._lay_biases(panel, bias)
-            first = chunk * given.chunk
-            num_rows = (given.num_rows - first).min(given.chunk)
+            first = place_of_chunk * chunk
+            num_rows = (self.num_rows - first).min(chunk)
             out = given.out + first * given.out_bytes + panel.place
 
             def sums_of(row: Number) -> Number:
@@ -138,6 +143,10 @@ class ProductCode(Code):
                         self._multiply(block, laid, (*span, by_tiles), to)
                     with self.loop(finished.now, count) as i:
                         finish(i)
+
+    def _parted(self, rows: Number) -> Number:
+        """Return how many parts of so many rows there are."""
+        return (self.num_rows + (rows - 1)).divided(rows)
 
     def _lay(self, panel: Panel, start: Number, depth: Number, to: Number) -> None:
         """Lay operands of a panel's weights down as [depth, COLUMNS]; where it has no column, its last one again."""

@@ -16,7 +16,6 @@ from quire.engines.packed.product_code import (
     COLUMNS,
     DEPTH,
     MOST_ROWS,
-    ROWS,
     Panel,
     ProductCode,
     ProductInputs,
@@ -53,9 +52,11 @@ def product(
     threads: int,
     *,
     become: str = "plain",
+    count: Any = None,
 ) -> Pass:
     """Return the pass that multiplies operands `[N, K]` with the weights of linear modules, their biases added.
 
+    count   int64 [1]: how many of the rows there are when it runs; None: all of them
     out     [N, columns]: "plain", the results side by side; "added", what a result is added to; "gated",
             `silu(gate) * up` of two modules, as operands
     """
@@ -72,24 +73,22 @@ def product(
     depth = rows.shape[1] // (2 if paired(dtype) else 1)
     row_bytes = rows.stride(0) * rows.element_size()
     longest = MOST_ROWS if depth > DEPTH[tiled(dtype)] else max(MOST_ROWS, _NEAR // row_bytes)
-    # As few chunks as give each thread some of equal length.
-    chunks = max(-(-len(rows) // longest), -(-2 * threads // len(panels)))
-    step = tiles.ROWS if tiled(dtype) else ROWS
-    chunk = -(-len(rows) // chunks // step) * step
+    count = np.array([len(rows)], np.int64) if count is None else count
     inputs = ProductInputs(
         0,
         rows.data_ptr(),
         row_bytes,
-        len(rows),
+        count.ctypes.data,
         depth,
         panels.ctypes.data,
         len(panels),
-        chunk,
+        longest,
+        -(-2 * threads // len(panels)),
         out.data_ptr(),
         out.stride(0) * out.element_size(),
     )
     found = _compiled(become, dtype == torch.bfloat16, paired(dtype), tiled(dtype))
-    return Pass(found, inputs, threads, (rows, out, panels))
+    return Pass(found, inputs, threads, (rows, out, panels, count))
 
 
 RESULT = ProductInputs._fields.index("out")

@@ -184,6 +184,14 @@ class Code:
             yield at.now
             at.now = claim()
 
+    def number(self, array: Number, at: Number | int) -> Number:
+        """Return an element of an int64 array."""
+        return self.load(array + at * 8, INT)
+
+    def numbers(self, address: Number, kind: Any) -> list[Number]:
+        """Return what stands at an address for each field of a named tuple."""
+        return [self.number(address, i) for i in range(len(kind._fields))]
+
     @contextmanager
     def _while(self, condition: Callable[[], Number]) -> Generator[None]:
         head, inside, after = (self.builder.append_basic_block() for _ in range(3))

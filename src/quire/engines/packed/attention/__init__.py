@@ -5,11 +5,10 @@ plan       Packed, AttentionPlan: which rows read what, kept from step to step
 work       the same as tasks for threads
 scoring    how a layer weighs keys
 step       attend: one layer
+compiled   the same as a pass over what a step reads
 kernel     one layer as code for any number of threads: new rows, tasks, and the merge of what these find
 few, many  a task's attention, by how many queries it has
 layer      what such code is given
-vectors    vector code, written down in Python for LLVM (llvmlite)
-compiling  the same as machine code, for any number of threads
 reference  attention as it is defined, one request after another
 """
 

@@ -18,10 +18,10 @@ def attend_few(code: LayerCode, task: Task) -> None:
     scores = [code.room(4 * KEYS) for _ in together]
     factor = code.factor()
     with code.loop(0, task.num_rows * layer.group, len(together)) as query:
-        row = code.number(layer.rows, task.rows_start + query // layer.group)
+        row = code.number(code.step.rows, task.rows_start + query // layer.group)
         head = task.kv_head * layer.group + query % layer.group
-        start = task.start.max(code.number(layer.seen_from, row))
-        stop = task.stop.min(code.number(layer.position, row) + 1)
+        start = task.start.max(code.number(code.step.seen_from, row))
+        stop = task.stop.min(code.number(code.step.position, row) + 1)
         queries = [code.query(row, head + i) for i in together]
         highest = [Variable(code, code.constant(LOWEST, FLOATS)) for _ in together]
         total = code.zeros(len(together))

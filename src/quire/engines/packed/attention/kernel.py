@@ -40,8 +40,8 @@ def _write(code: LayerCode) -> None:
     of_k = (layer.k, layer.new_k, layer.new_k_row, layer.new_k_head, code.key_words)
     of_v = (layer.v, layer.new_v, layer.new_v_row, layer.new_v_head, code.value_words)
     with (
-        code.claims(code.arguments[0], layer.num_rows // LANES + 1) as some,
-        code.loop(some * LANES, (some * LANES + LANES).min(layer.num_rows)) as row,
+        code.claims(code.arguments[0], code.step.num_rows // LANES + 1) as some,
+        code.loop(some * LANES, (some * LANES + LANES).min(code.step.num_rows)) as row,
     ):
         with code.when(layer.cos > 0):
             angle = row * (4 * code.key_words)
@@ -50,7 +50,7 @@ def _write(code: LayerCode) -> None:
             with code.loop(0, layer.kv_heads) as head:
                 _turn(code, layer.new_k + row * layer.new_k_row + head * layer.new_k_head, angle)
         with code.loop(0, layer.kv_heads) as head:
-            slot = code.number(layer.slots, row) * layer.kv_heads + head
+            slot = code.number(code.step.slots, row) * layer.kv_heads + head
             for pool, new, to_row, to_head, words in (of_k, of_v):
                 found = code.load_row(new + row * to_row + head * to_head, words, code.kind)
                 code.store_row(found, pool + slot * (4 * words), words)
@@ -76,20 +76,20 @@ def _turn(code: LayerCode, place: Number, angle: Number) -> None:
 
 def _attend(code: LayerCode) -> None:
     """Attend the parts."""
-    layer = code.layer
+    step = code.step
     with (
         tiles.configured(code) if code.shape.fits_tiles else nullcontext(),
-        code.claims(code.arguments[0] + 8, layer.num_tasks) as claimed,
+        code.claims(code.arguments[0] + 8, step.num_tasks) as claimed,
     ):
-        *numbers, first, count = (code.number(layer.tasks + claimed * 80, i) for i in range(10))
+        *numbers, first, count = (code.number(step.tasks + claimed * 80, i) for i in range(10))
         with code.loop(first, first + count) as kv_head:
             _attend_one(code, Task._make([*numbers, kv_head]))
 
 
 def _attend_one(code: LayerCode, task: Task) -> None:
     """Attend a task for one kv head."""
-    layer = code.layer
-    task = task._replace(table=layer.tables + task.table * layer.num_columns * 4)
+    step = code.step
+    task = task._replace(table=step.tables + task.table * step.num_columns * 4)
     with code.either(task.at_once < QUERIES) as (few, many):
         with few:
             attend_few(code, task)
@@ -99,15 +99,15 @@ def _attend_one(code: LayerCode, task: Task) -> None:
 
 def _merge(code: LayerCode) -> None:
     """Fill `out`: of each row its parts and the sink, each by its share of the sum of weights."""
-    layer, width = code.layer, code.shape.width
+    step, width = code.step, code.shape.width
     with (
-        code.claims(code.arguments[0] + 16, layer.num_rows) as row,
+        code.claims(code.arguments[0] + 16, step.num_rows) as row,
         code.when(code.is_merged(row)),
     ):
-        first, last = (code.number(layer.merged_starts, row + i) for i in range(2))
+        first, last = (code.number(step.merged_starts, row + i) for i in range(2))
         # Another core may have written them: all are asked for before the first is waited for.
         with code.loop(first, last) as at:
-            start = code.partial(code.number(layer.merged, at), code.constant(0))
+            start = code.partial(code.number(step.merged, at), code.constant(0))
             with code.loop(0, code.heads * (4 * (2 + width)), 64) as place:
                 code.fetch(start + place)
         with code.loop(0, code.heads) as head:
@@ -119,7 +119,7 @@ def _merge_one(code: LayerCode, row: Number, head: Number, parts: tuple[Number, 
     layer, width, (first, last) = code.layer, code.shape.width, parts
 
     def part(at: Number) -> tuple[Number, Number]:
-        place = code.partial(code.number(layer.merged, at), head)
+        place = code.partial(code.number(code.step.merged, at), head)
         return place, code.load(place, FLOAT).spread()
 
     sink = Variable(code, code.constant(LOWEST, FLOATS))

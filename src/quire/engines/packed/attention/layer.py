@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from quire.engines.packed import tiles
-from quire.engines.packed.vectors import FLOAT, FLOATS, INT, LANES, LOG2_E, PAIRED, WORD, Number
+from quire.engines.packed.vectors import FLOAT, FLOATS, LANES, LOG2_E, PAIRED, WORD, Number
 from quire.engines.packed.writing import Code
 
 LOWEST = -1e30
@@ -45,27 +45,15 @@ class Shape(NamedTuple):
         return self.bfloat16 and self.paired and self.tiled and whole
 
 
-class LayerInputs(NamedTuple):
-    """One layer's attention: addresses of arrays, and numbers.
+class StepInputs(NamedTuple):
+    """What layers read alike in a step: addresses of arrays, and numbers.
 
-    written .. joined      what threads have claimed of rows to write, of tasks, and of rows to merge
-    tables .. last        those of `Work`; num_columns of the tables
-    slots                 int64 [N]: where the new rows' K and V go
-    q, new_k, new_v       with bytes from row to row and from head to head
-    cos, sin              [N, D], by which q and new_k are turned in place, or 0: they are as they should be
-    k, v                  [slots, kv_heads, D], [slots, kv_heads, Dv]
-    out                   [N, kv_heads * group, Dv]
-    partial               float32 [rows of parts, heads, 2 + Dv]: the highest score in powers of 2, the sum of
-                          weights over it, and the sum of weighted values
-    sinks                 float32 [heads], or 0
-    scale, softcap        the bits of a float32; softcap 0: none
+    tables .. merged_starts  those of `Work`; num_columns of the tables
+    slots                    int64 [N]: where the new rows' K and V go
+    partial                  float32 [rows of parts, heads, 2 + Dv]: the highest score in powers of 2, the sum of
+                             weights over it, and the sum of weighted values
     """
 
-    written: Any
-    attended: Any
-    joined: Any
-    kv_heads: Any
-    group: Any
     tables: Any
     num_columns: Any
     position: Any
@@ -77,6 +65,28 @@ class LayerInputs(NamedTuple):
     merged_starts: Any
     slots: Any
     num_rows: Any
+    partial: Any
+
+
+class LayerInputs(NamedTuple):
+    """One layer's attention: addresses of arrays, and numbers.
+
+    written .. joined     what threads have claimed of rows to write, of tasks, and of rows to merge
+    step                  `StepInputs`, as int64
+    q, new_k, new_v       with bytes from row to row and from head to head
+    cos, sin              [N, D], by which q and new_k are turned in place, or 0: they are as they should be
+    k, v                  [slots, kv_heads, D], [slots, kv_heads, Dv]
+    out                   [N, kv_heads * group, Dv]
+    sinks                 float32 [heads], or 0
+    scale, softcap        the bits of a float32; softcap 0: none
+    """
+
+    written: Any
+    attended: Any
+    joined: Any
+    kv_heads: Any
+    group: Any
+    step: Any
     q: Any
     q_row: Any
     q_head: Any
@@ -91,7 +101,6 @@ class LayerInputs(NamedTuple):
     k: Any
     v: Any
     out: Any
-    partial: Any
     sinks: Any
     scale: Any
     softcap: Any
@@ -121,9 +130,8 @@ class LayerCode(Code):
     def __init__(self, module: ir.Module, name: str, shape: Shape) -> None:
         super().__init__(module, name, 1)
         self.shape = shape
-        self.layer = LayerInputs(
-            *(self.number(self.arguments[0], i) for i in range(len(LayerInputs._fields)))
-        )
+        self.layer = LayerInputs(*self.numbers(self.arguments[0], LayerInputs))
+        self.step = StepInputs(*self.numbers(self.layer.step, StepInputs))
         self.heads = self.layer.kv_heads * self.layer.group
         self.kind = WORD if shape.bfloat16 else FLOAT
         self.paired = shape.bfloat16 and shape.paired
@@ -135,9 +143,6 @@ class LayerCode(Code):
         keys, values = (-(-words // LANES) * LANES for words in (self.key_words, self.value_words))
         self.depth = 2 * keys if self.widened else keys
         self.width = 2 * values if shape.bfloat16 else values
-
-    def number(self, array: Number, at: Number | int) -> Number:
-        return self.load(array + at * 8, INT)
 
     def real(self, bits: Number) -> Number:
         return bits.narrowed().seen_as(FLOAT).spread()
@@ -185,11 +190,11 @@ class LayerCode(Code):
 
     def partial(self, row: Number, head: Number) -> Number:
         """Return the address of one of the partial results."""
-        return self.layer.partial + (row * self.heads + head) * (4 * (2 + self.shape.width))
+        return self.step.partial + (row * self.heads + head) * (4 * (2 + self.shape.width))
 
     def is_merged(self, row: Number) -> Number:
         """Return whether the output of a row is more than what one task finds."""
-        first, last = (self.number(self.layer.merged_starts, row + i) for i in range(2))
+        first, last = (self.number(self.step.merged_starts, row + i) for i in range(2))
         return (last - first > 1) | (self.layer.sinks > 0)
 
     def finish(

@@ -34,8 +34,8 @@ def attend_many(code: LayerCode, task: Task) -> None:
     bottom, top, all_from, all_to = (Variable(code, each) for each in (far, near, near, far))
     with code.loop(0, QUERIES) as lane:
         row, _, head = _query(code, task, lane.min(num_queries - 1))
-        first = code.number(layer.seen_from, row).max(task.start)
-        last = code.number(layer.position, row).min(task.stop - 1)
+        first = code.number(code.step.seen_from, row).max(task.start)
+        last = code.number(code.step.position, row).min(task.stop - 1)
         code.store(first.narrowed(), lower + lane * 4)
         code.store(last.narrowed(), upper + lane * 4)
         bottom.now, top.now = bottom.now.min(first), top.now.max(last)
@@ -178,7 +178,7 @@ def _query(code: LayerCode, task: Task, lane: Number) -> tuple[Number, Number, N
     """Return the row of the query in a lane, the row of its partial results, and its head."""
     group = code.layer.group
     query = task.first_query + lane
-    row = code.number(code.layer.rows, task.rows_start + query // group)
+    row = code.number(code.step.rows, task.rows_start + query // group)
     return row, task.partial + query // group, task.kv_head * group + query % group
 
 

@@ -1,9 +1,7 @@
 """Attention of one layer over the block tables of a step: compiled where it can be, else as it is defined."""
 
 from importlib.util import find_spec
-from typing import Any
 
-import numpy as np
 import torch
 
 from quire.engines.packed.attention.plan import AttentionPlan
@@ -69,77 +67,11 @@ def _attend_compiled(
     plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
 ) -> torch.Tensor:
     # The compiler is loaded by who attends, not by who imports the engine.
+    from quire.engines.packed.attention.compiled import Reading, attention_pass  # noqa: PLC0415
     from quire.engines.packed.compiling import Program  # noqa: PLC0415
 
     out = torch.empty((*q.shape[:2], new[1].shape[-1]), dtype=q.dtype)
-    Program([attention_pass(plan, pools, q, new, scoring, out=out)]).run()
+    reading = Reading(q.shape[1], pools[1])
+    reading.take(plan)
+    Program([attention_pass(reading, pools, q, new, scoring, out=out)]).run()
     return out
-
-
-def attention_pass(
-    plan: AttentionPlan,
-    pools: KV,
-    q: torch.Tensor,
-    new: KV,
-    scoring: Scoring,
-    *,
-    out: torch.Tensor,
-) -> Any:
-    """Return the pass that does what `attend` does, to `out`; bfloat16s go there as floats where it has these."""
-    from quire.engines.packed.attention.kernel import kernel  # noqa: PLC0415
-    from quire.engines.packed.attention.layer import LayerInputs, Shape  # noqa: PLC0415
-    from quire.engines.packed.compiling import Pass  # noqa: PLC0415
-
-    (k, v), (num_rows, heads, depth) = pools, q.shape
-    kv_heads, width = v.shape[2:]
-    group = heads // kv_heads
-    threads = torch.get_num_threads()
-    work = plan.work(group, kv_heads, threads)
-    partial = np.empty((len(work.merged), heads, 2 + width), np.float32)
-    sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
-    cos, sin = (0, 0) if scoring.rotary is None else (each.data_ptr() for each in scoring.rotary)
-    numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
-
-    layer = LayerInputs(
-        0,
-        0,
-        0,
-        kv_heads,
-        group,
-        _at(work.tables),
-        work.tables.shape[1],
-        _at(work.position),
-        _at(work.seen_from),
-        _at(work.rows),
-        _at(work.tasks),
-        len(work.tasks),
-        _at(work.merged),
-        _at(work.merged_starts),
-        plan.slots.data_ptr(),
-        num_rows,
-        *_rows(q),
-        *_rows(new[0]),
-        *_rows(new[1]),
-        cos,
-        sin,
-        k.data_ptr(),
-        v.data_ptr(),
-        out.data_ptr(),
-        _at(partial),
-        0 if sinks is None else sinks.data_ptr(),
-        *numbers.tolist(),
-    )
-    is_bfloat16, wide = q.dtype == torch.bfloat16, out.dtype != q.dtype
-    shape = Shape(depth, width, 2 - group % 2, plan.block_size, is_bfloat16, wide)
-    held = (work, partial, sinks, scoring, plan.slots, q, new, out)
-    return Pass(kernel(shape), layer, threads, held)
-
-
-def _at(array: Any) -> int:
-    return array.ctypes.data
-
-
-def _rows(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return the address of rows, and the bytes from row to row and from head to head."""
-    size = tensor.element_size()
-    return tensor.data_ptr(), tensor.stride(0) * size, tensor.stride(1) * size

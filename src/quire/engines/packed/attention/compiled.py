@@ -1,0 +1,105 @@
+"""Attention of one layer as a pass of compiled code."""
+
+# pyright: basic
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.engines.packed.attention.kernel import kernel
+from quire.engines.packed.attention.layer import LayerInputs, Shape, StepInputs
+from quire.engines.packed.attention.plan import AttentionPlan
+from quire.engines.packed.attention.reference import KV
+from quire.engines.packed.attention.scoring import Scoring
+from quire.engines.packed.compiling import Pass
+
+
+class Reading:
+    """What layers of as many heads read alike: it takes the plan of each step anew, for passes that stay.
+
+    inputs   `StepInputs`, as int64
+    threads  how many attend
+    """
+
+    def __init__(self, heads: int, v: torch.Tensor) -> None:
+        self.threads = torch.get_num_threads()
+        self._heads, (self._kv_heads, self._width) = heads, v.shape[2:]
+        self.inputs = np.zeros(len(StepInputs._fields), np.int64)
+        self._held: Any = None
+
+    def take(self, plan: AttentionPlan) -> None:
+        """Take the plan of the step that runs next."""
+        work = plan.work(self._heads // self._kv_heads, self._kv_heads, self.threads)
+        if self._held is not None and work is self._held[0]:
+            return
+        partial = np.empty((len(work.merged), self._heads, 2 + self._width), np.float32)
+        self._held = work, partial, plan.slots
+        self.inputs[:] = StepInputs(
+            _at(work.tables),
+            work.tables.shape[1],
+            _at(work.position),
+            _at(work.seen_from),
+            _at(work.rows),
+            _at(work.tasks),
+            len(work.tasks),
+            _at(work.merged),
+            _at(work.merged_starts),
+            plan.slots.data_ptr(),
+            len(plan.slots),
+            _at(partial),
+        )
+
+
+def attention_pass(
+    reading: Reading,
+    pools: KV,
+    q: torch.Tensor,
+    new: KV,
+    scoring: Scoring,
+    *,
+    out: torch.Tensor,
+) -> Any:
+    """Return the pass that does what `attend` does, to `out`; bfloat16s go there as floats where it has these.
+
+    There may be more rows than a step has.
+    """
+    (k, v), (heads, depth) = pools, q.shape[1:]
+    kv_heads, width = v.shape[2:]
+    group = heads // kv_heads
+    sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
+    cos, sin = (0, 0) if scoring.rotary is None else (each.data_ptr() for each in scoring.rotary)
+    numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
+
+    layer = LayerInputs(
+        0,
+        0,
+        0,
+        kv_heads,
+        group,
+        _at(reading.inputs),
+        *_rows(q),
+        *_rows(new[0]),
+        *_rows(new[1]),
+        cos,
+        sin,
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        *numbers.tolist(),
+    )
+    is_bfloat16, wide = q.dtype == torch.bfloat16, out.dtype != q.dtype
+    shape = Shape(depth, width, 2 - group % 2, k.shape[1], is_bfloat16, wide)
+    held = reading, pools, sinks, scoring, q, new, out
+    return Pass(kernel(shape), layer, reading.threads, held)
+
+
+def _at(array: Any) -> int:
+    return array.ctypes.data
+
+
+def _rows(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return the address of rows, and the bytes from row to row and from head to head."""
+    size = tensor.element_size()
+    return tensor.data_ptr(), tensor.stride(0) * size, tensor.stride(1) * size
