@@ -3,8 +3,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-# A process per core takes files of tests in turn; each computes with one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# A process per core takes files of tests in turn, as tests/conftest.py orders them; each computes with one thread.
+# What Python compiles is kept, whatever the environment says: workers and commands that tests start would do it again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
+    --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
 SYSTEM := redis-server prometheus openssl g++ libibverbs1 libnuma1 libcurl4
