@@ -1,12 +1,13 @@
 """vLLM on a CPU alone, with its own offloading, with LMCache, and with quire: time to first token, throughput, restarts.
 
-    python benchmarks/behind_vllm.py [--rounds 8] [--lmcache FOLDER] [--systems alone,quire]
+    python benchmarks/behind_vllm.py [--rounds 8] [--prompts 16] [--lmcache FOLDER] [--systems alone,quire]
 
 Needs the environment that `benchmarks/peers/vllm_environment.py` makes; FOLDER has the package lmcache and what it needs
 beside that environment (its server runs apart, as it does for engines without CUDA). All engines live at once, each in one
 process, and what is not asked stands still, so each prompt goes to one after the other. The pool holds four prompts of eight:
-what is asked again comes from below it. Medians; `no reuse` are 16 prompts of 480 tokens that no other shares, and 32 tokens
-for each, with the connector and, in turn, in the same process without it: two processes differ by more than a connector costs.
+what is asked again comes from below it. Medians; `no reuse` are 16 prompts (`--prompts`) of 480 tokens that no other shares, and
+32 tokens for each, with the connector and, in turn, in the same process without it: two processes differ by more than a connector
+costs. Behind each round there is a rest, in which quire does what stores it has put off; with more prompts it has to do more beside.
 """
 
 import argparse
@@ -163,7 +164,7 @@ def lmcache_server(folder, port):
     return server
 
 
-def measure(engines, rounds):
+def measure(engines, rounds, prompts):
     """Return figures by system, and by their name."""
     figures = {system: {} for system in engines}
 
@@ -183,9 +184,12 @@ def measure(engines, rounds):
         for attached in (number % 2 == 0, number % 2 == 1):
             name = "no reuse" if attached else "detached"
             seed = f"{name} {number}"
-            note(name, lambda each, at=seed, to=attached: each.ask(at, 16, 480, 32, attached=to))
+            note(
+                name,
+                lambda each, at=seed, to=attached: each.ask(at, prompts, 480, 32, attached=to),
+            )
             for engine in engines.values():
-                engine.work(0.2)
+                engine.work(0.2 * prompts / 16)
     return figures
 
 
@@ -198,7 +202,7 @@ def stored_per_token(place):
     return stats.num_bytes / stats.num_records / BLOCK
 
 
-def show(figures, first_s):
+def show(figures, first_s, prompts):
     """Print the table."""
     print(
         "| system | TTFT miss, ms | TTFT hit, ms | cached | no reuse, tokens/s: best | detached | median ratio | start to first answer, s |"
@@ -207,7 +211,7 @@ def show(figures, first_s):
     for system, each in figures.items():
         miss, hit = (1e3 * statistics.median(each[name]) for name in ("miss", "hit"))
         cached = sum(each["hit cached"]) / (ASKED * PROMPT)
-        rate, plain = (16 * 512 / min(each[name]) for name in ("no reuse", "detached"))
+        rate, plain = (prompts * 512 / min(each[name]) for name in ("no reuse", "detached"))
         pairs = zip(each["detached"], each["no reuse"], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)
         print(
@@ -218,6 +222,7 @@ def show(figures, first_s):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--lmcache")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -239,11 +244,11 @@ def main():
                     engines[system] = Engine(system, place, told.lmcache, port)
                 except RuntimeError as error:
                     print(f"{system} does not start: {error}")
-            figures = measure(engines, told.rounds)
+            figures = measure(engines, told.rounds, told.prompts)
             first_s = {system: engine.first_s for system, engine in engines.items()}
             engines.pop("quire").close()
             again = engines["quire"] = Engine("quire", place, told.lmcache, port)
-            show(figures, first_s)
+            show(figures, first_s, told.prompts)
             print(
                 f"quire again: {again.first['cached']} of {PROMPT} tokens cached in its first answer, after "
                 f"{1e3 * again.first['seconds']:.0f} ms, {again.first_s:.1f} s from its start (cold: {first_s['quire']:.1f} s)"

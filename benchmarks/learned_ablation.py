@@ -101,6 +101,16 @@ class OctaveClasses(Reentry):
         record.kind -= record.kind % 2
 
 
+def with_cells(*kept):
+    """Return the policy whose model has some of its four features: turn, new, turn and new, output."""
+
+    class Fewer(Reentry):
+        def watch(self, record, features):
+            super().watch(record, tuple(features[i] for i in kept))
+
+    return with_mind(with_model(Fewer))
+
+
 def refreshed_every(num_requests):
     """Return a model that computes its ranks more often, or less."""
 
@@ -176,17 +186,6 @@ class NothingShared(Learned):
 
     def _share(self, walk, before, num_lost):
         pass
-
-
-def with_cells(*kept):
-    """Return the policy with some of its four features: turn, new, turn and new, output."""
-
-    class Fewer(Learned):
-        def _cells(self, walk):
-            cells = super()._cells(walk)
-            return tuple(cells[i] for i in kept)
-
-    return Fewer
 
 
 def with_mind(mind):

@@ -1,5 +1,7 @@
 """The scheduler's and the workers' side of the connector, with real tiers and without vLLM."""
 
+import time
+
 import pytest
 import torch
 from sides_help import BLOCK, SmallEngine
@@ -107,6 +109,23 @@ def test_behind_a_gap_nothing_of_a_request_is_stored(tmp_path):
     assert saved(24, 4)[1] == []
     engine.side.ended("r")
     engine.side.close()
+
+
+def test_what_waited_while_requests_ran_is_stored_when_the_last_one_has_ended(tmp_path):
+    engine = SmallEngine([disk(tmp_path)], settings=StackSettings(gate=False, busy_share=1e-9))
+    ids = [list(range(1, 9))]
+    keys = [engine.parts[0].key(each) for each in block_hashes(TEXT, BLOCK)[:6]]
+    engine.side.follow("r", TEXT, Scope())
+    assert engine.loaded("r", TEXT) == 0
+    for start in range(0, 24, 8):
+        copies = engine.side.step({"r": (start, 8)}, lambda _: TEXT, lambda _: ids)
+        engine.side.done(copies.step, 1, 0.0)
+    engine.side.ended("r")
+    until = time.monotonic() + 20
+    while not all(engine.stack.tiers[0].contains(keys)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    engine.close()
 
 
 def test_workers_hear_of_the_steps_that_copy_or_compute_a_prompt(tmp_path):

@@ -5,6 +5,7 @@ import copy
 import sys
 from contextlib import closing
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from quire import ops
 from quire.chunks import AllRows, Chunks, Epic, NoRows, Segments
 from quire.core import Scope
 from quire.engines.loop import Engine, SamplingParams
+from quire.engines.packed import model as packed_model
 from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
 from quire.tensors.copy import gather_into
 
@@ -213,22 +215,30 @@ def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):
 class Changing:
     """Two engines that reuse passages over one model, whose weights go to and fro between two.
 
-    They change between two calls or steps, or while passages are computed: once `due` more of these begin or end.
+    They change between two calls or steps, while passages are computed, or in a step: once `due` more of these begin or
+    end. Of the engines, one computes a step as transformers does, where they change between two layers too.
     """
 
     def __init__(self, model):
-        self.model, self.is_other, self.due = copy.deepcopy(model), False, None
+        self.model, self.is_other, self.due = copy.deepcopy(model), False, []
         self.engines = [engine_of(self.model, NoRows()) for _ in range(2)]
+        self.engines[1]._forward.model.plain = False
         for engine in self.engines:
-            passages = engine._passages
+            passages, packed = engine._passages, engine._forward.model
             passages._runs.feed = self.counted(passages._runs.feed)
-            passages._placed = self.counted(passages._placed)
+            passages._blended = self.counted(passages._blended)
+            packed.forward = self.counted(packed.forward)
             engine._end_outdated = self.counted(engine._end_outdated, after=False)
 
+    @contextlib.contextmanager
+    def between_layers(self):
+        with mock.patch.object(packed_model, "attend", self.counted(packed_model.attend)):
+            yield
+
     def counted(self, call, *, after=True):
-        def counting(*given):
+        def counting(*given, **named):
             self.count()
-            found = call(*given)
+            found = call(*given, **named)
             if after:
                 self.count()
             return found
@@ -236,12 +246,12 @@ class Changing:
         return counting
 
     def count(self):
-        self.due = None if self.due is None else self.due - 1
-        if self.due == 0:
+        self.due = [left - 1 for left in self.due]
+        if 0 in self.due:
             self.change()
 
     def change(self):
-        self.due, self.is_other = None, not self.is_other
+        self.is_other = not self.is_other
         with torch.no_grad():
             for layer in self.model.model.layers:
                 layer.self_attn.k_proj.weight.mul_(2.0 if self.is_other else 0.5)
@@ -275,6 +285,16 @@ class Changing:
         runs.feed(past, text)
         return [past.kv_layers[at].row(0, start, text.size) for at in sorted(past.kv_layers)]
 
+    def is_answer(self, text, tokens):
+        """Whether tokens are what the model says behind a text, one after the other."""
+        ids = torch.tensor([[*text.tolist(), *tokens]])
+        with torch.no_grad():
+            said = self.model(ids).logits[0, len(text) - 1 : -1].argmax(-1)
+        return said.tolist() == list(tokens)
+
+
+DUE = st.lists(st.integers(1, 5) | st.integers(6, 40), max_size=2, unique=True)
+
 
 @settings(max_examples=8)
 @given(data=st.data())
@@ -288,12 +308,16 @@ def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(d
         order = data.draw(st.lists(st.integers(0, 3), min_size=2, max_size=4))
         segments = turned(pool, order)
         texts.append(segments.tokens)
-        world.due = data.draw(st.none() | st.integers(1, 5) | st.integers(6, 24))
+        world.due, was_other = data.draw(DUE), world.is_other
         given = [segments.head, *segments.passages, segments.question]
-        is_plain = data.draw(st.integers(0, 3)) == 0
-        with contextlib.suppress(RequestFailed):
-            engine.generate([segments.tokens.tolist() if is_plain else {"segments": given}], GREEDY)
-        world.due = None
+        is_plain = data.draw(st.booleans())
+        asked_for = segments.tokens.tolist() if is_plain else {"segments": given}
+        with contextlib.suppress(RequestFailed), world.between_layers():
+            (output,) = engine.generate([asked_for], GREEDY)
+            is_as_before = world.is_other == was_other
+            if is_plain and is_as_before:
+                assert world.is_answer(segments.tokens, output.outputs[0].token_ids)
+        world.due = []
         ops.check(engine.manager)
         engine._passages.passages.store.check()
         assert engine.manager.num_active == 0
@@ -311,8 +335,34 @@ def test_a_request_whose_model_changes_while_its_passages_are_placed_ends_with_i
     asked(engine, segments)
     other = turned(segments, [2, 0])
     known = engine.manager.probe(other.tokens, before).num_tokens
-    world.due = 2  # behind the look at the model that begins a step, before what is placed in it
+    world.due = [2]  # behind the look at the model that begins a step, before what is placed in it
     with pytest.raises(RequestFailed, match="while passages were placed"):
         asked(engine, other)
     assert world.is_other
     assert engine.manager.probe(other.tokens, before).num_tokens == known
+
+
+@pytest.mark.parametrize(
+    ("is_plain", "due"),
+    [(True, [2]), (True, [2, 3]), (True, [5, 6]), (False, [4]), (False, [4, 5]), (False, [12, 15])],
+)
+def test_a_step_over_which_the_model_changes_is_computed_again_or_keeps_nothing(is_plain, due):
+    """Changed for good, the request ends; changed to and fro, it goes on as if nothing had been."""
+    world, text = Changing(made("Llama", {})), prompt(seed=3, sizes=(20, 24, 5))
+    engine = world.engines[0 if is_plain else 1]
+    ids = text.tokens.tolist()
+    for _ in range(2):  # from here on all values are in the model's name
+        world.change()
+        engine.scope()
+    engine.generate([ids], GREEDY)
+    world.due, other = due, [*ids[:20], *ids[:-1]]
+    with world.between_layers():
+        if len(due) == 1:
+            with pytest.raises(RequestFailed, match="changed"):
+                engine.generate([other], GREEDY)
+        else:
+            (output,) = engine.generate([other], GREEDY)
+            assert world.is_answer(np.array(other), output.outputs[0].token_ids)
+    for _ in range(2):
+        world.check([text.tokens, np.array(other, np.int32)])
+        world.change()

@@ -6,7 +6,7 @@ import pytest
 from stack_help import KEYS, SIZE, Stacked, store, wanted
 
 from quire.tiers import StackSettings
-from quire.tiers.stack.feeding import FIRST_S, LOOK_S, MOST_S, PATIENCE_S
+from quire.tiers.stack.feeding import FIRST_S, LOOK_S, MOST_S, PATIENCE_S, REST_S
 
 MUCH = 1000
 """Bytes that may wait."""
@@ -177,6 +177,75 @@ def test_with_all_of_the_time_nothing_is_passed_over():
         assert len(fed.ran) == 20
 
     fed_in(scenario, budget_s=-10.0, busy_share=1.0)
+
+
+def test_while_the_engine_rests_all_is_done_and_costs_no_budget():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.5
+        stack.feeding.engine_computes()
+        for number in range(8):
+            fed.feed(number)
+        lanes.sleep(1.0)
+        assert len(fed.ran) == 1
+        stack.feeding.engine_rests()
+        lanes.sleep(8 * fed.took_s)
+        assert len(fed.ran) == 8
+        # The first one alone was paid for, and rests do not count: after so long computing the budget is made good.
+        stack.feeding.engine_computes()
+        lanes.sleep(0.9 * (fed.took_s / SHARE - 1.5))
+        assert not stack.feeding.has_room(0)
+        lanes.sleep(0.2 * fed.took_s / SHARE)
+        assert stack.feeding.has_room(0)
+
+    fed_in(scenario)
+
+
+def test_what_comes_while_the_engine_computes_waits_for_a_rest_but_not_for_ever():
+    def scenario(fed, stack, lanes):
+        stack.feeding.engine_computes()
+        stack.feeding.adjust_budget(1.0)
+        assert stack.feeding.has_room(MUCH)
+        fed.feed(0)
+        lanes.sleep(1.0)
+        assert fed.ran == []
+        stack.feeding.engine_rests()
+        lanes.sleep(0.1)
+        assert fed.order == [(0,)]
+        stack.feeding.engine_computes()
+        fed.feed(1)
+        lanes.sleep(REST_S - 0.1)
+        assert len(fed.ran) == 1
+        lanes.sleep(0.2)
+        assert fed.order == [(0,), (1,)]
+
+    fed_in(scenario)
+
+
+def test_where_half_of_what_may_wait_does_nothing_waits_for_a_rest():
+    def scenario(fed, stack, lanes):
+        stack.feeding.engine_computes()
+        stack.feeding.adjust_budget(1.0)
+        assert stack.feeding.has_room(MUCH)
+        for number in range(4):
+            fed.feed(number, num_bytes=MUCH // 8 + 1)
+            lanes.sleep(0.1)
+            assert bool(fed.ran) == (number == 3)
+
+    fed_in(scenario)
+
+
+def test_beside_an_engine_that_says_when_it_computes_nothing_is_done_in_advance():
+    def scenario(fed, stack, lanes):
+        fed.took_s = 0.01
+        stack.feeding.engine_rests()
+        lanes.sleep(1000.0)
+        stack.feeding.engine_computes()
+        for number in range(32):
+            fed.feed(number)
+        lanes.sleep(3.5 * fed.took_s / SHARE)
+        assert len(fed.ran) == 4
+
+    fed_in(scenario)
 
 
 @pytest.mark.parametrize("asking", SOON.values(), ids=SOON)

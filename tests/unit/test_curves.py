@@ -1,5 +1,7 @@
 """Hit-ratio curves: exact, against caches that are written out block by block."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from curves_help import SmallTrace, belady_hits, best_possible, growing, lru_hits, prompts, tails
@@ -7,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError
+from quire.sim import optimum, reuse
 from quire.sim.curves import curves
 from quire.sim.trace.rows import TraceRequest
+from quire.sim.workload import Chat, Traffic, Workload
 
 tries = st.one_of(prompts, growing)
 
@@ -181,3 +185,25 @@ def test_memory_grows_with_different_blocks_and_not_with_references():
     assert len(read.earlier) == 999
     assert read.num_unique == 1_000_000
     assert curves(Long()).lru.at(500_000) == pytest.approx(0.4995)
+
+
+def test_steps_that_are_added_up_a_few_at_a_time_give_the_same_curves(monkeypatch):
+    trace = Workload({"chat": Traffic(Chat())}, 400, seed=1)
+    whole = curves(trace, count_from=100)
+    for module in (optimum, reuse):
+        monkeypatch.setattr(module, "STEPS_AT_ONCE", 7)
+    parts = curves(trace, count_from=100)
+    for name in ("lru", "optimum", "reachable"):
+        expected, got = getattr(whole, name), getattr(parts, name)
+        assert got.capacities.tolist() == expected.capacities.tolist()
+        assert got.hit_tokens.tolist() == expected.hit_tokens.tolist()
+
+
+def test_a_request_costs_the_numbers_of_its_reuses_and_no_objects():
+    requests = list(Workload({"chat": Traffic(Chat())}, 4_000, seed=1))
+    tracemalloc.start()
+    try:
+        reuse.reuses(requests, 16)
+        assert tracemalloc.get_traced_memory()[1] < 150 * len(requests)
+    finally:
+        tracemalloc.stop()

@@ -123,16 +123,18 @@ def _nested(starts: Ints, weights: Ints, after: Ints, until: Ints) -> Ints:
     intervals that begin later than `after` are told apart.
     """
     total = np.zeros(len(until), np.int64)
-    low, high = np.zeros(len(until), np.int64), until
-    for bit in reversed(range(int(starts.max()).bit_length())):
-        is_one = (starts >> bit) & 1 == 1
-        ones = np.concatenate(([0], is_one.cumsum()))
-        num_zeros = len(starts) - ones[-1]
-        starts = np.concatenate((starts[~is_one], starts[is_one]))
+    begins, bounds, high = (column.astype(np.int32) for column in (starts, after, until))
+    low = np.zeros(len(until), np.int32)
+    for bit in reversed(range(int(begins.max()).bit_length())):
+        is_one = (begins >> bit) & 1 == 1
+        ones = np.zeros(len(begins) + 1, np.int32)
+        is_one.cumsum(dtype=np.int32, out=ones[1:])
+        num_zeros = len(begins) - ones[-1]
+        begins = np.concatenate((begins[~is_one], begins[is_one]))
         weights = np.concatenate((weights[~is_one], weights[is_one]))
         summed = np.concatenate(([0], weights.cumsum()))
         first, stop = num_zeros + ones[low], num_zeros + ones[high]
-        goes_up = (after >> bit) & 1 == 1
+        goes_up = (bounds >> bit) & 1 == 1
         total += np.where(goes_up, 0, summed[stop] - summed[first])
         low = np.where(goes_up, first, low - ones[low])
         high = np.where(goes_up, stop, high - ones[high])

@@ -210,6 +210,8 @@ class Trail(Watcher):
         """Return the marks of the whole blocks of a key: the sums of their tokens, each times its place's factor."""
         block = len(self._factors)
         tokens = np.frombuffer(key, _TOKEN, len(key) // self._size * block)
+        if block == 1:
+            return (tokens * self._factors).tobytes()
         return (tokens.reshape(-1, block) @ self._factors).tobytes()
 
     def _follow(self, run: Stretch, start: int, key: Key) -> tuple[Stretch, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -148,7 +148,7 @@ def curves_of(read: Reuses, *, count_from: int = 0) -> Curves:
     """Return the curves of a trace that was read already; see `curves`."""
     begun = time.process_time()
     _check_count_from(count_from, read.num_requests)
-    lru = _curve(lru_steps(read), read, count_from)
+    lru = _curve(lru_steps(read).parts(), read, count_from)
     optimum = _curve(optimum_steps(read), read, count_from)
     reachable = _curve(reachable_steps(read), read, count_from)
     seconds = time.process_time() - begun
@@ -156,30 +156,44 @@ def curves_of(read: Reuses, *, count_from: int = 0) -> Curves:
     return Curves(lru, optimum, reachable, *facts)
 
 
-def _curve(steps: Steps, read: Reuses, count_from: int) -> Curve:
+def _curve(parts: Iterable[Steps], read: Reuses, count_from: int) -> Curve:
     """Add up steps: each is a slope of one block per block of capacity, for its width."""
-    counted = steps.request >= count_from
-    below, width, request = steps.below[counted], steps.width[counted], steps.request[counted]
-    short_at, short_by = _partial_blocks(Steps(below, width, request), read)
-    # A rise or a fall of the slope at each turn, in the lowest bit, and a drop of the hits at some.
-    turns = np.concatenate((below << 1 | 1, (below + width) << 1))
-    turns.sort()
-    corners = np.unique(np.concatenate(([0], turns >> 1, short_at - 1, short_at)))
-    slopes = np.concatenate(([0], (2 * (turns & 1) - 1).cumsum()))
-    slopes = slopes[(turns >> 1).searchsorted(corners, side="right")] * read.block_size
+    corners, rises = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    found, whole = (np.zeros(read.num_requests, np.int64) for _ in range(2))
+    for steps in parts:
+        counted = steps.request >= count_from
+        below, request = steps.below[counted], steps.request[counted]
+        stop = below + steps.width[counted]
+        np.add.at(found, request, stop - below)
+        np.maximum.at(whole, request, stop)
+        corners, rises = _with_turns(corners, rises, below, stop)
+    short_at, short_by = _partial_blocks(found, whole, read)
+    rises_at, corners = corners, np.unique(np.concatenate((corners, short_at - 1, short_at)))
+    slopes = np.zeros(len(corners), np.int64)
+    slopes[corners.searchsorted(rises_at)] = rises
+    slopes = slopes.cumsum() * read.block_size
     drops = sums(corners.searchsorted(short_at), short_by, len(corners))
     hits = np.concatenate(([0], (slopes[:-1] * np.diff(corners)).cumsum())) - drops.cumsum()
     return Curve(corners, hits, int(read.prompt_tokens[count_from:].sum()))
 
 
-def _partial_blocks(steps: Steps, read: Reuses) -> tuple[Counts, Counts]:
+def _with_turns(
+    corners: Counts, rises: Counts, begin: Counts, stop: Counts
+) -> tuple[Counts, Counts]:
+    """Return the capacities at which the slope changes, and by how much, with steps that begin and stop at more."""
+    merged = np.unique(np.concatenate((corners, begin, stop)))
+    changed = np.bincount(merged.searchsorted(begin), minlength=len(merged))
+    changed -= np.bincount(merged.searchsorted(stop), minlength=len(merged))
+    changed[merged.searchsorted(corners)] += rises
+    return merged, changed
+
+
+def _partial_blocks(found: Counts, whole: Counts, read: Reuses) -> tuple[Counts, Counts]:
     """Return from which capacity a last, partial block is found, and the tokens it lacks.
 
-    It is the deepest block of its chain, so it hits where the whole chain does.
+    It is the deepest block of its chain, so it hits where the whole chain does: requests find `found` blocks,
+    all of them from a capacity of `whole` on.
     """
-    found = sums(steps.request, steps.width, read.num_requests)
-    whole = np.zeros(read.num_requests, np.int64)
-    np.maximum.at(whole, steps.request, steps.below + steps.width)
     lacking = np.maximum(read.prompt_blocks * read.block_size - read.prompt_tokens, 0)
     at = np.flatnonzero((found == read.prompt_blocks) & (lacking > 0))
     return whole[at], lacking[at]

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from quire.sim.replay import HitTally, Observer, ReplayResult, check_capacity
-from quire.sim.reuse import Counts, Reuses, Steps, reuses
+from quire.sim.reuse import STEPS_AT_ONCE, Reuses, Steps, reuses
 from quire.sim.trace.rows import Trace
 
 OPTIMUM, REACHABLE = "optimum", "reachable"
@@ -31,8 +31,6 @@ COMPACT_AT = 256
 REQUESTS_AT_ONCE = 1 << 12
 """Requests whose next uses are listed together."""
 
-PACK_AT = 1 << 18
-"""Numbers of the hits counted before they are packed."""
 
 Piece: TypeAlias = tuple[int, int]
 """A next use, and the number of blocks that have it."""
@@ -55,7 +53,10 @@ def optimum_results(
         check_capacity(capacity)
     begun = time.process_time()
     read = reuses(trace, trace.block_size)
-    steps = BOUNDS[bound](read)
+    hit_blocks = np.zeros((len(capacities), read.num_requests), np.int64)
+    for steps in BOUNDS[bound](read):
+        for row, capacity in zip(hit_blocks, capacities, strict=True):
+            np.add.at(row, steps.request, steps.found(capacity))
     columns = [
         column[count_from:].tolist()
         for column in (read.prompt_tokens, read.prompt_blocks, read.seen_blocks)
@@ -64,7 +65,7 @@ def optimum_results(
     results: list[ReplayResult] = []
     for number, capacity in enumerate(capacities):
         begun = time.process_time()
-        hits = steps.found_by(capacity, read.num_requests).tolist()
+        hits = hit_blocks[number].tolist()
         tally = HitTally(read.block_size, capacity)
         for row in zip(*columns, hits[count_from:], strict=True):
             tally.add(*row)
@@ -76,8 +77,8 @@ def optimum_results(
     return results
 
 
-def optimum_steps(reuses: Reuses) -> Steps:
-    """Return the stack distances of all reuses under the optimum: Belady's rule with bypass.
+def optimum_steps(reuses: Reuses) -> Iterator[Steps]:
+    """Yield the stack distances of all reuses under the optimum, some at a time: Belady's rule with bypass.
 
     A cache of C blocks keeps, of what it held and what the request just used, the C blocks
     that are used again soonest (L. A. Belady, *A study of replacement algorithms for a
@@ -93,12 +94,13 @@ def optimum_steps(reuses: Reuses) -> Steps:
     for now, pieces in enumerate(_next_uses(reuses)):
         if pieces:
             stack.use(now, pieces)
+        yield from stack.steps(at_least=STEPS_AT_ONCE)
     stack.collect(reuses.num_requests)
-    return stack.steps()
+    yield from stack.steps()
 
 
-def reachable_steps(reuses: Reuses) -> Steps:
-    """Return the stack distances of all reuses under Belady's rule without bypass: the most that a pool can find.
+def reachable_steps(reuses: Reuses) -> Iterator[Steps]:
+    """Yield the same under Belady's rule without bypass: the most that a pool can find.
 
     A request holds all blocks of its prompt while it runs, so what is kept beside them is chosen from the room that they
     leave; a cache smaller than a prompt has its first blocks. This is a stack algorithm as well: the prompt's blocks are the
@@ -109,8 +111,9 @@ def reachable_steps(reuses: Reuses) -> Steps:
     for now, (num_blocks, pieces) in enumerate(prompts):
         rest = num_blocks - sum([count for _, count in pieces])
         stack.hold(now, [*pieces, (GONE, rest)] if rest else pieces)
+        yield from stack.steps(at_least=STEPS_AT_ONCE)
     stack.collect(reuses.num_requests)
-    return stack.steps()
+    yield from stack.steps()
 
 
 def _next_uses(reuses: Reuses) -> Iterator[list[Piece]]:
@@ -129,7 +132,7 @@ def _next_uses(reuses: Reuses) -> Iterator[list[Piece]]:
             start = stop
 
 
-BOUNDS: dict[str, Callable[[Reuses], Steps]] = {
+BOUNDS: dict[str, Callable[[Reuses], Iterator[Steps]]] = {
     OPTIMUM: optimum_steps,
     REACHABLE: reachable_steps,
 }
@@ -143,7 +146,6 @@ class _NextUses:
         self._uses: list[int] = []
         self._sizes: list[int] = []
         self._found: list[int] = []
-        self._packed: list[Counts] = []
         self._compact_at = COMPACT_AT
 
     def hold(self, now: int, chain: list[Piece]) -> None:
@@ -179,21 +181,26 @@ class _NextUses:
 
     def _sink(self, now: int, carried: list[Piece], at: int, level: int) -> None:
         """Let a heap of blocks go down the stack, from piece `at` on, which is below `level` levels."""
+        if not carried:
+            return
         uses, sizes, found = self._uses, self._sizes, self._found
-        soonest, count = heappop(carried) if carried else (GONE, 0)
-        end = len(uses) if count else at
+        soonest, count = heappop(carried)
+        end, summed = len(uses), at
         while at < end:
-            use, size = uses[at], sizes[at]
+            use = uses[at]
             if now < use <= soonest:
-                level += size
                 at += 1
                 continue
-            kept = min(size, count)
+            size = sizes[at]
+            kept = min(count, size)
             if use <= now and use != GONE:
+                level += sum(sizes[summed:at])
+                summed = at
                 found += (level, kept, use)
-            level += kept
             if at and uses[at - 1] == soonest:
                 sizes[at - 1] += kept
+                if at == summed:
+                    level += kept
                 if kept == size:
                     del uses[at], sizes[at]
                     end -= 1
@@ -212,6 +219,18 @@ class _NextUses:
                 if kept < count:
                     heappush(carried, (use, kept))
                     count -= kept
+                    continue
+                if not carried:
+                    soonest = use
+                    if kept < size:
+                        # Each piece that follows gives as much as it takes, as long as they rise.
+                        first = at
+                        at += 1
+                        while at < end and uses[at] > soonest and sizes[at] > count:
+                            soonest = uses[at]
+                            at += 1
+                        sizes[first] += count
+                        sizes[at - 1] -= count
                     continue
                 soonest, count = heappushpop(carried, (use, kept))
             elif kept < count:
@@ -252,16 +271,10 @@ class _NextUses:
             del uses[-1], sizes[-1]
         self._uses, self._sizes = uses, sizes
         self._compact_at = max(COMPACT_AT, 2 * len(uses))
-        if len(self._found) > PACK_AT:
-            self._pack()
 
-    def steps(self) -> Steps:
-        """Return the hits counted so far."""
-        self._pack()
-        below, width, request = np.concatenate(self._packed).reshape(-1, 3).T
-        return Steps(below, width, request)
-
-    def _pack(self) -> None:
-        """Keep the hits as eight bytes a number."""
-        self._packed.append(np.array(self._found, np.int64))
-        self._found = []
+    def steps(self, at_least: int = 0) -> Iterator[Steps]:
+        """Yield the hits counted since the last time, if they are so many."""
+        if len(self._found) >= 3 * at_least:
+            below, width, request = np.array(self._found, np.int64).reshape(-1, 3).T
+            self._found.clear()
+            yield Steps(below, width, request)

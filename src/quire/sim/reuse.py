@@ -14,7 +14,8 @@ every capacity.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
@@ -31,6 +32,10 @@ Bools: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool]]
 
 NUM_GAPS = 32
 """Bins of times between uses, each twice as long as the one before: up to 34 years."""
+
+
+STEPS_AT_ONCE = 1 << 16
+"""Steps of a curve that are added up together."""
 
 
 class Reuses(msgspec.Struct, frozen=True, eq=False):
@@ -95,6 +100,12 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     width: Counts
     request: Counts
 
+    def parts(self) -> Iterator[Steps]:
+        """Yield the steps, some at a time."""
+        for at in range(0, len(self.below), STEPS_AT_ONCE):
+            some = slice(at, at + STEPS_AT_ONCE)
+            yield Steps(self.below[some], self.width[some], self.request[some])
+
     def found(self, capacity: int) -> Counts:
         """Return the blocks of each step that a cache of so many finds, int64 [n]."""
         return np.clip(capacity - self.below, 0, self.width)
@@ -121,33 +132,37 @@ def sums(where: Counts, values: Counts, length: int) -> Counts:
 def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
     """Return the reuses of a trace's requests. O(runs) time, O(unique runs + requests) memory.
 
-    A *strand* is a stretch of a chain whose ids rise by one. It is cut into pieces by who used
-    them last, each its end and its user; the piece nearest to the root, used last, is at the end of the list.
+    A *strand* is a stretch of a chain whose ids rise by one; strands begin with ever higher ids. It is cut into pieces by
+    who used them last, each its end and its user. The piece nearest to the root, used last, is on top of the others.
     """
-    strands: dict[int, list[int]] = {}
+    heads, tops = array("i"), array("i")
+    ends, users, under = array("i"), array("i"), array("i")
+    spare = -1
     earlier, later, counts = array("i"), array("i"), array("i")
     tokens, blocks, came_s = array("q"), array("q"), array("d")
     for now, request in enumerate(requests):
         came_s.append(request.time_s)
         total, before, end = 0, -1, -1
-        pieces: list[int] = []
+        strand = top = -1
         numbers = iter(request.runs.ravel().tolist())
         for first, length in zip(numbers, numbers, strict=True):
             total += length
             at = 0
             if first == end:
-                at = pieces[-2]
+                at = ends[top]
                 length += at  # noqa: PLW2901 - the run goes on
-                del pieces[-2:]
-            elif first in strands:
-                pieces = strands[first]
+                under[top], spare, top = spare, top, under[top]
             else:
-                strands[first] = pieces = []
+                strand = bisect_left(heads, first, strand + 1)
+                if strand == len(heads):
+                    heads.append(first)
+                    tops.append(-1)
+                top = tops[strand]
             end = first + length - at
-            while pieces and at < length:
-                stop, user = pieces[-2:]
+            while top >= 0 and at < length:
+                stop, user = ends[top], users[top]
                 if stop <= length:
-                    del pieces[-2:]
+                    under[top], spare, top = spare, top, under[top]
                 else:
                     stop = length
                 if user == before:
@@ -158,9 +173,17 @@ def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
                     counts.append(stop - at)
                     before = user
                 at = stop
-            pieces += (length, now)
+            if spare < 0:
+                spare = len(ends)
+                ends.append(0)
+                users.append(0)
+                under.append(-1)
+            tops[strand] = piece = spare
+            ends[piece], users[piece] = length, now
+            spare, under[piece], top = under[piece], top, piece
         tokens.append(request.prompt_tokens)
         blocks.append(total)
+    del heads, tops, ends, users, under
     return Reuses(
         _counts(earlier),
         _counts(later),

@@ -178,7 +178,7 @@ class PrefixCache(ModelFace):
                     **plan.extra,
                 )
             texts = returned(prompts, plan, past, output)
-            self.last = calls.end(request, recorder, texts, started, by_itself=True)
+            self.last = calls.end(request, recorder, texts, started, is_same or request.has_stayed)
             if asked is not None:
                 self.last = asked.ended(calls, request, recorder.cache, self.last)
         return output
@@ -234,12 +234,13 @@ class PrefixCache(ModelFace):
             with calls.opened(prompts, declared, scope, terms) as request:
                 past = request.start(calls.making, calls.feed(None))
                 self.kept.store.transfers.join()
-                recorder = calls.recorder(request, past, calls.is_same_model(request))
+                is_same = calls.is_same_model(request)
+                recorder = calls.recorder(request, past, is_same)
                 try:
                     with recorder, calls.watched.lending(), self._turn.lending():
                         yield past
                 finally:
-                    self.last = calls.end(request, recorder, recorded(past), started)
+                    self.last = calls.end(request, recorder, recorded(past), started, is_same)
 
     @in_turn
     def explain(

@@ -106,8 +106,11 @@ class Calls:
         self, prompts: Prompts, media: Media, scope: Scope | None, terms: RequestTerms
     ) -> Generator[Request, None, None]:
         """Open the sequences of a call, and close them at the end of the block."""
-        bound = self._kept.identity.scope(scope)
+        identity = self._kept.identity
+        bound = identity.scope(scope)
+        seen = identity.sight
         request = Request(self._kept.store, prompts, media, bound, **terms)
+        request.has_stayed = lambda: seen is not None and identity.stayed(bound, seen)
         try:
             yield request
         finally:
@@ -124,7 +127,10 @@ class Calls:
             )
 
     def is_same_model(self, request: Request, *, by_itself: bool = False) -> Callable[[], bool]:
-        """Return a function that tells whether the model is the one that a call began with."""
+        """Return a function that tells whether the model is the one that a call began with, whatever it was meanwhile.
+
+        `by_itself`: only the model has run meanwhile; see `Identity.is_unchanged`.
+        """
         bound = request.scope
         return lambda: self._kept.identity.is_unchanged(bound, by_itself=by_itself)
 
@@ -189,15 +195,11 @@ class Calls:
         recorder: KVRecorder,
         texts: Iterable[Kept],
         started: float,
-        *,
-        by_itself: bool = False,
+        is_same_model: Callable[[], bool],
     ) -> CallReport:
-        """Keep texts that a call has left in its working cache, unless the model changed; report.
-
-        `by_itself`: only the model has run meanwhile; see `Identity.is_unchanged`.
-        """
+        """Keep texts that a call has left in its working cache, unless the model changed; report."""
         refused = self.first is not None and self.first.refusal is not None
-        keeps = not refused and self.is_same_model(request, by_itself=by_itself)()
+        keeps = not refused and is_same_model()
         stored = request.keep(recorder.cache, texts) if keeps else 0
         first, ledger = recorder.first_token_at, recorder.ledger
         return CallReport(

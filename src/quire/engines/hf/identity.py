@@ -7,7 +7,7 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import transformers
@@ -24,6 +24,21 @@ Read = Callable[[torch.Tensor], bytes]
 """Turns a tensor into bytes that stand for its values."""
 
 _NUM_SIGHTS = 8
+_NUM_TRIES = 3
+
+_T = TypeVar("_T")
+Compute = Callable[[Sight], _T]
+"""Computes something with a model, of which it is given a sight that holds."""
+
+
+class Computed(Protocol):
+    """`Identity.computed`, or what does the same under a lock."""
+
+    def __call__(
+        self, bound: Scope, compute: Compute[_T], seen: Sight | None = None, /
+    ) -> _T | None:
+        """Return what `compute` makes of the model that a scope is bound to; None where that is another one."""
+        ...
 
 
 _Parts = dict[str, tuple[str | None, bytes]]
@@ -118,6 +133,35 @@ class Identity:
         changes = before.changes(Sight(self._model))
         self._let_go(parts, [path for path, is_note in changes.items() if is_note])
         return self._now()[0] == bound.model
+
+    def stayed(self, bound: Scope, seen: Sight) -> bool:
+        """Whether the model has been what a scope is bound to ever since a sight: only it has run meanwhile.
+
+        A parameter that was written is another one, whatever it holds; other tensors a model may write in its own forward.
+        """
+        if seen.holds(sampled=False):
+            return True
+        parameters = {weight.path for weight in seen.weights if weight.owner is None}
+        changed = seen.changes(Sight(self._model))
+        return parameters.isdisjoint(changed) and self.is_unchanged(bound, by_itself=True)
+
+    def computed(self, bound: Scope, compute: Compute[_T], seen: Sight | None = None) -> _T | None:
+        """Return what `compute` makes of the model that a scope is bound to; None where that is another one.
+
+        Where weights were written meanwhile, and are what they were, it is computed again.
+
+        seen  a sight of the model that holds now; None: it is looked at
+        """
+        for _ in range(_NUM_TRIES):
+            if seen is None and self.is_unchanged(bound, by_itself=True):
+                seen = self.sight
+            if seen is None:
+                break
+            found = compute(seen)
+            if seen.is_unwritten() or self.stayed(bound, seen):
+                return found
+            seen = None
+        return None
 
     def base(self, read: Read | None = None) -> str:
         """Return the name of the model as it is now, without adapters."""

@@ -37,7 +37,11 @@ class Request:
 
     Columns and tokens of row r: column = pads[r] + token position. The rows of a batch advance
     together, so all start at the same column. `num_reused` tokens of all rows came from the cache.
+
+    has_stayed  tells whether the model has been all along what the scope is bound to
     """
+
+    has_stayed: Callable[[], bool]
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
 from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
-from quire.engines.hf.stamps import Place, places_of, samples_of, stamps_of, values_of
+from quire.engines.hf.stamps import Place, places_of, samples_of, stamps_of, values_of, writes_of
 from quire.engines.hf.watched import SeenForward
 
 Stamp = tuple[Place, bytes, tuple[str, ...] | None]
@@ -145,6 +145,13 @@ class Sight:
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return False  # tensors and arrays that are no longer the same object do not compare
 
+    def is_unwritten(self) -> bool:
+        """Whether tensors lie where they lay, and torch has counted no write to them: a fifth of what `holds` takes."""
+        try:
+            return writes_of(self._tensors()) == self._writes
+        except (RuntimeError, NotImplementedError):
+            return False
+
     def forget_tensors(self) -> "Sight":
         """Keep the stamps alone, so that weights which are replaced can be freed."""
         self.weights = [weight._replace(tensor=_GONE) for weight in self.weights]
@@ -194,6 +201,7 @@ class Sight:
         self._names: list[str] = list(chain.from_iterable(self._holders))
         tensors = self._tensors()
         self._places, self._samples = places_of(tensors), samples_of(tensors)
+        self._writes = writes_of(tensors)
         self._values = values_of(tensors, self._samples)
 
     def _tensors(self) -> list[torch.Tensor]:

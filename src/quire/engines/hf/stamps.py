@@ -19,12 +19,17 @@ _version, _shape = attrgetter("_version"), attrgetter("shape")
 
 def places_of(tensors: Sequence[torch.Tensor]) -> list[Place]:
     """Return the place of each tensor."""
+    strides = map(torch.Tensor.stride, tensors)
+    return list(zip(*writes_of(tensors), map(_shape, tensors), strides, strict=True))
+
+
+def writes_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    """Return the addresses of tensors, and their versions."""
     try:
         versions = list(map(_version, tensors))
     except RuntimeError:  # torch counts no writes to tensors made in inference mode
         versions = [0 if each.is_inference() else _version(each) for each in tensors]
-    addresses, strides = map(torch.Tensor.data_ptr, tensors), map(torch.Tensor.stride, tensors)
-    return list(zip(addresses, versions, map(_shape, tensors), strides, strict=True))
+    return list(map(torch.Tensor.data_ptr, tensors)), versions
 
 
 def samples_of(tensors: Sequence[torch.Tensor]) -> list[Sample]:

@@ -1,15 +1,19 @@
 """The forward of one step: its copies, its block tables, its rows."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 
-from quire.core import CacheManager
+from quire.core import CacheManager, Scope
 from quire.core.tokens import INT32, IntArray
+from quire.engines.hf.identity import Computed
 from quire.engines.hf.sight import Sight
 from quire.engines.packed.attention import Packed
 from quire.engines.packed.model import PackedModel
+from quire.errors import ConfigError
 from quire.scheduling import Step
 from quire.tensors.copy import apply_plan
 from quire.tensors.pool import KVPool
@@ -61,11 +65,21 @@ class Forward:
             apply_plan(self.pools, copies)
             self._moved = True
 
-    def logits(self, step: Step, seen: Sight | None = None) -> torch.Tensor:
-        """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned.
+    def logits(self, step: Step, computed: Computed, seen: Sight | None) -> torch.Tensor:
+        """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned, of one model from end to end.
 
-        seen  a sight of the model that holds now; None: it is looked at again
+        computed  what has the model compute (`Identity.computed`)
+        seen      a sight of the model that holds now; None: it is looked at again
+
+        Raises `ConfigError` where the model is another one meanwhile.
         """
+        logits = computed(cast("Scope", step.jobs[0].scope), partial(self._logits, step), seen)
+        if logits is None:
+            raise ConfigError("the model was changed while the step was computed")
+        return logits
+
+    def _logits(self, step: Step, seen: Sight) -> torch.Tensor:
+        """Compute a step, which may be done again: its rows come into the same places."""
         self.copy()
         starts, lengths = step.starts.astype(np.int64), step.lengths.astype(np.int64)
         self._update_tables(step)

@@ -5,10 +5,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from time import perf_counter
-from typing import Any, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from quire.core import CacheManager, Scope
-from quire.engines.hf.identity import Identity, checksum
+from quire.engines.hf.identity import Compute, Identity, checksum
 from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
 from quire.engines.hf.sight import Sight
@@ -40,6 +40,7 @@ from quire.engines.packed.proof import proven
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
 from quire.scheduling import Job, Scheduler
 
+_T = TypeVar("_T")
 _CONTEXT = 8
 """Tokens at the end of a prompt that say how the text of its answer begins."""
 
@@ -91,8 +92,9 @@ class Engine:
             self._passages = None
             if settings.chunks is not None:
                 self._passages = EnginePassages(
-                    self._forward, self.scope, self._is_current, self._turn, settings.chunks
+                    self._forward, self.scope, self._computed, self._turn, settings.chunks
                 )
+                opened.callback(self._passages.close)
             self.scheduler = Scheduler(
                 self.manager,
                 settings,
@@ -211,8 +213,6 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
         self._is_closed = True
-        if self._passages is not None:
-            self._passages.close()
         if self._below is not None:
             self._below.close()
         self._opened.close()
@@ -300,7 +300,7 @@ class Engine:
         try:
             if self._passages is not None:
                 self._passages.check_unchanged()
-            logits = self._forward.logits(step, self._identity.sight)
+            logits = self._forward.logits(step, self._computed, self._identity.sight)
             if step.spread is not None:
                 logits = logits[step.spread]
             sampled = self._sampler.sample(self._batch.rules, logits, step.drafts)
@@ -334,10 +334,10 @@ class Engine:
         if self._passages is not None and prompt is not None:
             self._passages.opened(job, prompt)
 
-    def _is_current(self, bound: Scope) -> bool:
-        """Whether the model is what a scope was bound to, but for what it notes when it runs."""
+    def _computed(self, bound: Scope, compute: Compute[_T], seen: Sight | None = None) -> _T | None:
+        """Do what `Identity.computed` does, while no other engine changes how the model computes."""
         with locked(self._model):
-            return self._identity.is_unchanged(bound, by_itself=True)
+            return self._identity.computed(bound, compute, seen)
 
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
@@ -345,8 +345,9 @@ class Engine:
         if not scopes:
             return
         (bound, *others) = scopes.values()
-        if not others and self._is_current(bound):
-            return
+        with locked(self._model):
+            if not others and self._identity.is_unchanged(bound, by_itself=True):
+                return
         try:
             now = self.scope().model
         except ConfigError:

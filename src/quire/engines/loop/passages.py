@@ -1,8 +1,9 @@
 """Passages in an engine: prompts in segments have K and V of theirs placed in their blocks as they are admitted."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -15,12 +16,15 @@ from quire.chunks import (
     Variant,
     report_of,
 )
+from quire.chunks.segments import Tokens
 from quire.chunks.selectors import Rows
 from quire.core import Scope
 from quire.engines.hf.chunks.blending import Blending
 from quire.engines.hf.chunks.capture import ChunkKV, captured, grow
 from quire.engines.hf.chunks.passages import Passages
 from quire.engines.hf.chunks.runs import Runs
+from quire.engines.hf.identity import Computed
+from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn
 from quire.engines.hf.working import WorkingCache
 from quire.engines.loop.computing import Forward
@@ -57,14 +61,14 @@ class EnginePassages:
     `ConfigError` for settings that an engine cannot keep.
 
     bind        what binds a scope to the model as it is now
-    is_current  whether the model is still what a bound scope says
+    computed    what has a model that stays as a scope says compute something (`Identity.computed`)
     """
 
     def __init__(
         self,
         forward: Forward,
         bind: Callable[[Scope | None], Scope],
-        is_current: Callable[[Scope], bool],
+        computed: Computed,
         turn: Turn,
         settings: Chunks,
     ) -> None:
@@ -78,13 +82,13 @@ class EnginePassages:
         self._manager = forward.manager
         self._model = model
         self._runs = Runs(model, layer_kinds(model.config))
-        self._is_current = is_current
+        self._computed = computed
         self._settings = settings
         self._refusal = _refusal(forward)
         self._pending: deque[tuple[Scope, Segments]] = deque()
-        self._head: tuple[Scope, bytes, ChunkKV] | None = None
+        self._head: tuple[Sight, bytes, ChunkKV] | None = None
         self._has_changed = False
-        self.passages = Passages(self._runs, bind, turn, settings)
+        self.passages = Passages(self._runs, bind, computed, turn, settings)
 
     def bring_up(self, job: Job, prompt: PassagePrompt) -> None:
         """Plan a prompt before its blocks are looked up: of one that reuses chunks only what is exact is to be stored."""
@@ -143,9 +147,6 @@ class EnginePassages:
         """Compute and keep one passage of those that wait."""
         while self._pending:
             scope, segments = self._pending[0]
-            if not self._is_current(scope):
-                self._pending.popleft()
-                continue
             blending = self._tried(scope)
             missing = (
                 []
@@ -155,16 +156,12 @@ class EnginePassages:
             if len(missing) < 2:
                 self._pending.popleft()
             if missing:
-                with locked(self._model):
-                    head = self._head_of(scope, segments)
-                    found = self._runs.isolated(segments.head, missing[:1], head)
-                if not self._is_current(scope):  # it changed meanwhile
-                    self._head = None
-                    continue
-                kept = self.passages.keep(scope, found)
+                found = self._computed(scope, partial(self._captured, segments, missing[:1]))
+                kept = self.passages.keep(scope, found or ())
                 if not kept and self._pending and self._pending[0][1] is segments:
-                    self._pending.popleft()  # the store has no room for it
-                return
+                    self._pending.popleft()  # the store has no room for it, or the model is another
+                if found:
+                    return
 
     def close(self) -> None:
         """Let go what waits to be captured, and close the warm tier."""
@@ -191,10 +188,24 @@ class EnginePassages:
 
         Returns the rows of moved passages that were computed again.
         """
-        seq, tokens, pool = job.open_seq, plan.segments.tokens, self._forward.pools[0]
-        start, stop = seq.computed, tokens.size - 1
+        seq, scope, pool = job.open_seq, cast("Scope", job.scope), self._forward.pools[0]
+        start, stop = seq.computed, plan.segments.tokens.size - 1
         self._manager.reserve(seq, stop - start)
         self._forward.copy()
+        found = self._computed(scope, lambda _: self._blended(job, plan, start, stop))
+        if found is None:
+            self._has_changed = True
+            raise ConfigError("the model was changed meanwhile")
+        past, rows = found
+        scatter(pool, seq.block_ids(0), start, _rows(past, start, stop))
+        self._manager.commit(seq, job.known(start, stop))
+        return rows
+
+    def _blended(
+        self, job: Job, plan: ChunkPlan, start: int, stop: int
+    ) -> tuple[WorkingCache, Rows]:
+        """Return a working cache of a prompt's tokens up to `stop`, and the rows that were computed again."""
+        seq, tokens, pool = job.open_seq, plan.segments.tokens, self._forward.pools[0]
         past = self._runs.past(stop)
         if start:
             kv = cast("ChunkKV", cast("Variant", plan.placed[0].variant).kv)
@@ -205,24 +216,25 @@ class EnginePassages:
             self._runs.feed(past, tokens[start : plan.exact_until], start)
         blending = cast("Blending", self.passages.tried(cast("Scope", job.scope)))
         rows, _ = blending.fill(past, plan, stop)
-        if not self._is_current(cast("Scope", job.scope)):
-            self._has_changed = True
-            raise ConfigError("the model was changed meanwhile")
-        scatter(pool, seq.block_ids(0), start, _rows(past, start, stop))
-        self._manager.commit(seq, job.known(start, stop))
-        return rows
+        return past, rows
 
-    def _head_of(self, scope: Scope, segments: Segments) -> ChunkKV | None:
-        """Return K and V of a head, computed once for passages that are captured one by one."""
-        text = segments.head.tobytes()
+    def _captured(
+        self, segments: Segments, passages: Sequence[Tokens], seen: Sight
+    ) -> list[Variant]:
+        """Return captures of passages behind a head."""
+        return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
+
+    def _head_of(self, head: Tokens, seen: Sight) -> ChunkKV | None:
+        """Return K and V of a head, computed once under a sight of the model, for passages that are captured one by one."""
+        text = head.tobytes()
         if not text:
             return None
-        if self._head is None or self._head[:2] != (scope, text):
-            past = self._runs.past(segments.head.size)
-            self._runs.feed(past, segments.head)
-            kv = captured(past, 0, segments.head.size)
+        if self._head is None or self._head[0] is not seen or self._head[1] != text:
+            past = self._runs.past(head.size)
+            self._runs.feed(past, head)
+            kv = captured(past, 0, head.size)
             assert kv is not None
-            self._head = scope, text, kv
+            self._head = seen, text, kv
         return self._head[2]
 
 

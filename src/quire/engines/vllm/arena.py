@@ -53,9 +53,9 @@ class SharedArena:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Take so many slots, or as many as there are."""
+        """Take so many slots, or as many as there are, in order: those side by side are copied in one go."""
         with self._lock:
-            slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
+            slots = sorted(self._free.pop() for _ in range(min(count, len(self._free))))
             self._taken.update(slots)
         return slots
 

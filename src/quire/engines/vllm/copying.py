@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -54,34 +54,32 @@ class WorkerSide:
 
     def load(self, copies: StepCopies) -> None:
         """Copy what a step reads into its blocks."""
-        for group, chosen in self._by_group(copies.loads):
-            slots, blocks = self._indices(chosen)
-            for at, layer in enumerate(self._layers[group]):
-                payloads = self._slots(copies.place, group, at).index_select(0, slots)
-                layer.index_copy_(0, blocks.to(layer.device), payloads.to(layer.device))
+        for slots, blocks, layer in self._runs(copies.place, copies.loads):
+            layer.index_copy_(0, blocks, slots.to(layer.device))
         self.begin()
 
     def save(self, copies: StepCopies) -> float:
         """Copy what a step has computed out of its blocks; return the seconds of its forward, 0 where it is not known."""
         seconds = time.perf_counter() - self._began_s if self._is_host else 0.0
-        for group, chosen in self._by_group(copies.saves):
-            slots, blocks = self._indices(chosen)
-            for at, layer in enumerate(self._layers[group]):
-                payloads = layer.index_select(0, blocks.to(layer.device)).cpu()
-                self._slots(copies.place, group, at).index_copy_(0, slots, payloads)
+        for slots, blocks, layer in self._runs(copies.place, copies.saves):
+            if self._is_host:
+                torch.index_select(layer, 0, blocks, out=slots)
+            else:
+                slots.copy_(layer.index_select(0, blocks))
         return seconds
 
-    def _by_group(self, copies: Sequence[Copy]) -> list[tuple[int, list[Copy]]]:
-        chosen = [
-            (group, [each for each in copies if each.group == group])
-            for group in range(len(self.shapes))
-        ]
-        return [each for each in chosen if each[1]]
-
-    def _indices(self, copies: Sequence[Copy]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor([each.slot for each in copies]), torch.tensor(
-            [each.block for each in copies]
-        )
+    def _runs(
+        self, place: ArenaPlace, copies: Sequence[Copy]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield slots side by side, the blocks that belong to them, and the layer, so that each is copied once."""
+        for group, layers in enumerate(self._layers):
+            chosen = sorted((each.slot, each.block) for each in copies if each.group == group)
+            for first, stop in _side_by_side([slot for slot, _ in chosen]):
+                ids = torch.tensor([block for _, block in chosen[first:stop]])
+                begin = chosen[first][0]
+                for at, layer in enumerate(layers):
+                    slots = self._slots(place, group, at)[begin : begin + stop - first]
+                    yield slots, ids.to(layer.device), layer
 
     def _slots(self, place: ArenaPlace, group: int, layer: int) -> torch.Tensor:
         """View this worker's heads of one layer in every slot: `[slots, heads, ...]`."""
@@ -92,6 +90,15 @@ class WorkerSide:
         first = self._rank * shape.heads * shape.head_bytes
         mine = self._arena[:, first : first + shape.heads * shape.head_bytes].view(tensor.dtype)
         return mine.view(place.num_slots, shape.heads, -1, *shape.inner)[:, :, layer]
+
+
+def _side_by_side(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where each run of numbers that follow each other begins and ends."""
+    first = 0
+    for at in range(1, len(slots) + 1):
+        if at == len(slots) or slots[at] != slots[at - 1] + 1:
+            yield first, at
+            first = at
 
 
 def _blocks(cache: torch.Tensor, name: str, num_blocks: int) -> torch.Tensor:

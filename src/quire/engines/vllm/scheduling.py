@@ -98,6 +98,7 @@ class SchedulerSide:
         self._acknowledged: Counter[int] = Counter()
         self._num_steps = 0
         self._under_way: set[bytes] = set()
+        stack.feeding.engine_rests()
 
     # Requests
 
@@ -168,6 +169,8 @@ class SchedulerSide:
         following = self._requests.pop(request, None)
         if following is not None:
             self._end_load(following)
+        if not self._requests:
+            self.stack.feeding.engine_rests()
 
     def rename(self, parts: Sequence[GroupPart]) -> None:
         """Keep what is computed from now on under other keys: nothing that is stored is found any more."""
@@ -195,6 +198,8 @@ class SchedulerSide:
         `tokens_of`  all tokens of a request that are known
         `blocks_of`  ids of its blocks by group and place; `null_block` stands where there is none any more
         """
+        if scheduled:
+            self.stack.feeding.engine_computes()
         saved: list[_Saved] = []
         longest, total = (0, 0), 0
         for request, (start, count) in scheduled.items():

@@ -23,6 +23,9 @@ MOST_S = 60.0
 PATIENCE_S = 30.0
 """So long work waits for a tier that is behind with writing."""
 
+REST_S = 5.0
+"""So long work waits for the engine to rest, where the engine says when it does, before it is done beside it."""
+
 LOOK_S = 0.03
 """How often that is looked at."""
 
@@ -36,6 +39,7 @@ class FeedJob:
         self.error: BaseException | None = None
         self.is_over = False
         self.patience = Deadline(feeding.lanes, PATIENCE_S)
+        self.rest = Deadline(feeding.lanes, REST_S)
         self.done = feeding.lanes.signal()
         self._feeding = feeding
         self._work = work
@@ -70,7 +74,9 @@ class Feeding:
     `passed_over`  prompts that were not stored, or not to the end, for want of time
 
     Without hits, and with a `busy_share` below 1, the jobs that nobody waited for take at most `FIRST_S`, that share of
-    the time that has gone by, and one job more.
+    the time that has gone by, and one job more. Of an engine that says when it computes, no `FIRST_S`: that share of the
+    time that it has computed, and one job more; while it rests, all that waits is done, and costs no budget. What comes
+    while it computes waits for that, up to `REST_S`, and as long as not half of what may wait does.
     """
 
     def __init__(self, shared: Shared, placing: Placing) -> None:
@@ -83,6 +89,8 @@ class Feeding:
         self._waiting: dict[FeedJob, None] = {}
         self._running: dict[FeedJob, None] = {}
         self._is_awake = False
+        self._is_resting: bool | None = None  # not known
+        self._most_bytes = 0
         self._share = shared.settings.busy_share
         self._budget_s, self._counted_s = FIRST_S, shared.lanes.now()
 
@@ -91,8 +99,8 @@ class Feeding:
         if self._shared.is_closed:
             return False
         with self._shared.lock:
-            waiting_bytes = sum(job.num_bytes for job in self._waiting)
-            has_room = waiting_bytes < most_bytes or self._has_time()
+            self._most_bytes = most_bytes
+            has_room = self._waiting_bytes() < most_bytes or self._has_time()
             self.passed_over += not has_room
         return has_room
 
@@ -105,8 +113,11 @@ class Feeding:
         with self._shared.lock:
             self._waiting[job] = None
             is_first, self._is_awake = not self._is_awake, True
+            is_full = self._is_filling()
         if is_first:
             self._lane.submit(self, self._feed, self._drop)
+        elif is_full:
+            self._wake.set()
         return job
 
     def finish(self, job: FeedJob) -> None:
@@ -128,6 +139,14 @@ class Feeding:
         with self._shared.lock:
             self._budget_s = min(self._budget_s + seconds, MOST_S)
         self._wake.set()
+
+    def engine_computes(self) -> None:
+        """Say that the engine computes from now on, for an engine that also says when it rests."""
+        self._engine_turns(is_resting=False)
+
+    def engine_rests(self) -> None:
+        """Say that the engine has nothing to compute: work disturbs nobody until it has."""
+        self._engine_turns(is_resting=True)
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return the keys that jobs will store or are storing: bool [keys]. They need not be given again."""
@@ -204,9 +223,20 @@ class Feeding:
             if pause_s:
                 self._wake.wait(pause_s)
             else:
-                begun_s = self.lanes.now()
+                begun_s, is_free = self.lanes.now(), self._is_resting
                 self._run(job)
-                self.adjust_budget(begun_s - self.lanes.now())
+                if not is_free:
+                    self.adjust_budget(begun_s - self.lanes.now())
+
+    def _engine_turns(self, *, is_resting: bool) -> None:
+        if self._is_resting is is_resting:
+            return
+        with self._shared.lock:
+            if self._is_resting is None:
+                self._budget_s -= FIRST_S
+            self._count_time()
+            self._is_resting = is_resting
+        self._wake.set()
 
     def _run(self, job: FeedJob) -> None:
         try:
@@ -224,17 +254,34 @@ class Feeding:
     def _under_way(self) -> list[FeedJob]:
         return [*self._running, *self._waiting]
 
-    def _has_time(self) -> bool:
-        """Count the time that went by, and return whether the budget is not spent."""
+    def _waiting_bytes(self) -> int:
+        return sum(job.num_bytes for job in self._waiting)
+
+    def _is_filling(self) -> bool:
+        """Whether half of what may wait does, or more."""
+        return 2 * self._waiting_bytes() >= self._most_bytes
+
+    def _waits_for_rest(self, job: FeedJob) -> bool:
+        is_computing = self._is_resting is False and self._share < 1
+        return is_computing and not job.rest.passed and not self._is_filling()
+
+    def _count_time(self) -> None:
+        """Let the budget grow by the time that went by, unless the engine rested."""
         now_s = self.lanes.now()
-        self._budget_s = min(
-            self._budget_s + self._share * max(0.0, now_s - self._counted_s), MOST_S
-        )
+        if not self._is_resting:
+            grown_s = self._share * max(0.0, now_s - self._counted_s)
+            self._budget_s = min(self._budget_s + grown_s, MOST_S)
         self._counted_s = now_s
-        return self._budget_s > 0 or self._share >= 1
+
+    def _has_time(self) -> bool:
+        """Count the time that went by, and return whether work may be done now."""
+        self._count_time()
+        return bool(self._is_resting) or self._budget_s > 0 or self._share >= 1
 
     def _pause_s(self, job: FeedJob) -> float:
         """Return how long to wait before this is looked at again; 0 where it may begin."""
         if self._placing.is_filling and not job.patience.passed:
             return LOOK_S
+        if self._waits_for_rest(job):
+            return max(LOOK_S, job.rest.left_s)
         return 0.0 if self._has_time() else max(LOOK_S, -self._budget_s / self._share)

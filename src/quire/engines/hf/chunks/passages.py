@@ -30,6 +30,7 @@ from quire.engines.hf.chunks.remembered import GateMemory
 from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.warm import WarmPassages
 from quire.engines.hf.chunks.weighing import masses_of
+from quire.engines.hf.identity import Computed
 from quire.engines.hf.inputs import Plan as HowToGenerate
 from quire.engines.hf.keeping import KeptBlocks
 from quire.engines.hf.request import Request
@@ -47,6 +48,7 @@ class Passages:
 
     runs      plain forwards of the model
     bind      what binds a scope to the model as it is now
+    computed  what has a model that stays as a scope says compute something (`Identity.computed`)
     turn      of the cache or engine
     store     the variants
     settings  how they are kept and reused
@@ -59,6 +61,7 @@ class Passages:
         self,
         runs: Runs,
         bind: Callable[[Scope | None], Scope],
+        computed: Computed,
         turn: Turn,
         settings: Chunks,
     ) -> None:
@@ -66,6 +69,7 @@ class Passages:
         self.store = ChunkStore(settings.capacity)
         self.runs = runs
         self._bind = bind
+        self._computed = computed
         self._turn = turn
         self._warm = None
         if settings.warm is not None:
@@ -134,14 +138,15 @@ class Passages:
     def capture_alone(
         self, segments: Segments, bound: Scope, blending: Blending, head: ChunkKV | None
     ) -> int:
-        """Compute the passages that the store lacks behind this head; how many fitted.
+        """Compute the passages that the store lacks behind this head; how many fitted: none where the model changes.
 
         head  K and V of the head, where they are there
         """
         missing = self.missing(segments, bound, blending)
         if not missing:
             return 0
-        return self.keep(bound, self.runs.isolated(segments.head, missing, head))
+        found = self._computed(bound, lambda _: self.runs.isolated(segments.head, missing, head))
+        return self.keep(bound, found or ())
 
     def missing(self, segments: Segments, bound: Scope, blending: Blending) -> list[Tokens]:
         """Return the passages of a prompt, each once, of which the store has no capture behind this head."""
@@ -253,10 +258,7 @@ class AskedSegments:
         assert self._report is not None
         blending = self._passages.tried(request.scope)
         count = 0
-        if (
-            not isinstance(blending, NotRelocatable)
-            and calls.is_same_model(request, by_itself=True)()
-        ):
+        if not isinstance(blending, NotRelocatable) and request.has_stayed():
             count = self._captured(request, past, blending)
         return replace(report, chunks=replace(self._report, captured=count))
 
@@ -299,7 +301,8 @@ def passages_of(
     """Return the passages of a cache, where its settings ask for them."""
     if settings is None:
         return None
-    return Passages(Runs(kept.model, kinds), kept.identity.scope, turn, settings)
+    identity = kept.identity
+    return Passages(Runs(kept.model, kinds), identity.scope, identity.computed, turn, settings)
 
 
 def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> AskedSegments | None:

@@ -8,6 +8,7 @@ scale for each channel, values one for each token (`quire.tensors.quant`); a lay
 What comes back is rounded, so it is never taken for exact, and never stored a second time.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from math import prod
@@ -34,6 +35,8 @@ from quire.tiers.format import (
 )
 
 _TIMEOUT_S = 5.0
+_MOST_REFUSED = 4096
+_TAKEN = frozenset({Outcome.STORED, Outcome.PRESENT})
 _KEYS, _VALUES = 1, 2
 """The dimension of `[heads, tokens, width]` over which a scale is shared: K per channel, V per token."""
 
@@ -52,6 +55,7 @@ class WarmPassages:
             for each in kv_shapes(model.config)
         ]
         self._shared = shared
+        self._refused: OrderedDict[bytes, Outcome] = OrderedDict()
 
     def put(self, bound: Scope, variants: Iterable[Variant]) -> int:
         """Store isolated captures that were computed here; how many the tier has taken."""
@@ -68,15 +72,21 @@ class WarmPassages:
             seal(record, Header(key, digest, len(payload), each.num_tokens, dtype=DType.INT8))
             keys.append(key)
             records.append(record)
-        stored = self.tier.put(keys, records, _TIMEOUT_S) if keys else []
-        return sum(each in (Outcome.STORED, Outcome.PRESENT) for each in stored)
+        outcomes = self.tier.put(keys, records, _TIMEOUT_S) if keys else []
+        for key, outcome in zip(keys, outcomes, strict=True):
+            self._refused.pop(key, None)
+            if outcome not in _TAKEN:
+                self._refused[key] = outcome
+        while len(self._refused) > _MOST_REFUSED:
+            self._refused.popitem(last=False)
+        return sum(map(_TAKEN.__contains__, outcomes))
 
     def fetch(
         self, bound: Scope, passages: Sequence[bytes], head: bytes
     ) -> tuple[list[Variant], dict[bytes, str]]:
         """Return variants of passages (ids as bytes) behind a head, and why there is none of the others.
 
-        Passages that were never stored have no reason.
+        Passages that nobody has tried to store have no reason.
         """
         keys = [self._key(bound, ids, head) for ids in passages]
         sizes = [self._payload_bytes(len(ids) // 4) for ids in passages]
@@ -84,12 +94,16 @@ class WarmPassages:
         found: list[Variant] = []
         reasons: dict[bytes, str] = {}
         outcomes = self.tier.get(keys, buffers, _TIMEOUT_S) if keys else []
-        for ids, size, buffer, outcome in zip(passages, sizes, buffers, outcomes, strict=True):
+        for key, ids, size, buffer, outcome in zip(
+            keys, passages, sizes, buffers, outcomes, strict=True
+        ):
             if outcome is Outcome.HIT:
                 kv = self._decoded(payload_of(buffer, size), len(ids) // 4)
                 found.append(Variant(ids, head, "isolated", kv, rounded=True))
             elif outcome is not Outcome.ABSENT:
                 reasons[ids] = f"its record in tier {self.tier.name} is of no use: {outcome}"
+            elif key in self._refused:
+                reasons[ids] = f"tier {self.tier.name} has not taken it: {self._refused[key]}"
         # A key names all that its record's size depends on, so that one of another size is a damaged one.
         self.tier.delete(
             [key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.FOREIGN]
