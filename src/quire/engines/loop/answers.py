@@ -168,7 +168,7 @@ class Answer(Job):
     def __init__(
         self, request: EngineRequest, rules: AnswerRules | None, stream: TextStream, **job: Any
     ) -> None:
-        super().__init__(request.prompt_ids, **job)
+        super().__init__(**job)
         self.request = request
         self.rules = rules
         self.num_told = 0

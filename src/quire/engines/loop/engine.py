@@ -152,13 +152,13 @@ class Engine:
             raise ConfigError(
                 "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
             )
-        text, ids = read_prompt(prompt, self.tokenizer)
-        segments = read_segments(prompt, ids)
-        if ids and max(ids) >= self._vocab_size:
+        text, tokens = read_prompt(prompt, self.tokenizer)
+        segments = read_segments(prompt, tokens)
+        if (highest := int(tokens.max(initial=0))) >= self._vocab_size:
             raise TokensError(
-                f"token id {max(ids)} is none of this model's, which are below {self._vocab_size}"
+                f"token id {highest} is none of this model's, which are below {self._vocab_size}"
             )
-        room = self.max_model_len - len(ids)
+        ids, room = tokens.tolist(), self.max_model_len - tokens.size
         if room < 1:
             raise TokensError(
                 f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
@@ -166,7 +166,7 @@ class Engine:
             )
         now = self._clock()
         job = job_terms(options, now)
-        job.update(scope=bound, max_tokens=min(params.max_tokens or room, room))
+        job.update(prompt=tokens, scope=bound, max_tokens=min(params.max_tokens or room, room))
         own_stops = () if params.ignore_eos else self.eos_ids
         request = EngineRequest(request_id, (text, ids), params, bound, own_stops, now=now)
         for rules in self._sampler.rules(params, ids):

@@ -7,7 +7,7 @@ import numpy as np
 
 from quire.chunks import Segments
 from quire.core import Hint, Scope
-from quire.core.tokens import array_of, key_of
+from quire.core.tokens import IntArray, array_of, key_of
 from quire.errors import ConfigError, TokensError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -55,38 +55,38 @@ def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
     }
 
 
-def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, list[int]]:
+def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray]:
     """Return the text of a prompt, if it is one, and its token ids. Raises `ConfigError`, `TokensError`."""
     if isinstance(prompt, Mapping):
         text: Any = prompt.get("prompt")
         ids = prompt.get("prompt_token_ids")
         if prompt.get("segments") is not None:
-            return text, Segments.of(prompt["segments"]).tokens.tolist()
+            return text, Segments.of(prompt["segments"]).tokens
         if text is None and ids is None:
             raise ConfigError(f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
         return text, read_prompt(cast("str", text) if ids is None else ids, tokenizer)[1]
     if not isinstance(prompt, str):
-        return None, array_of(key_of(prompt)).tolist()
+        return None, array_of(key_of(prompt))
     if tokenizer is None:
         raise ConfigError(
             "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
         )
     try:
-        return prompt, list(tokenizer(prompt)["input_ids"])
+        return prompt, array_of(key_of(tokenizer(prompt)["input_ids"]))
     except (TypeError, UnicodeError) as error:  # a lone surrogate, for instance
         raise TokensError(f"the tokenizer cannot read {prompt[:SEEN]!r}: {error}") from None
 
 
-def read_segments(prompt: Prompt, ids: Sequence[int]) -> Segments | None:
+def read_segments(prompt: Prompt, ids: IntArray) -> Segments | None:
     """Return the segments of a prompt of these ids, if it has some. Raises `TokensError` for those of another prompt."""
     named = prompt.get("segments") if isinstance(prompt, Mapping) else None
     parts = getattr(prompt, "segments", None) if named is None else named
     if parts is None:
         return None
     segments = Segments.of(cast("Iterable[Any]", parts))
-    if segments.tokens.tolist() != list(ids):
+    if not np.array_equal(segments.tokens, ids):
         raise TokensError(
-            f"segments of {segments.tokens.size} tokens are no parts of a prompt of {len(ids)}"
+            f"segments of {segments.tokens.size} tokens are no parts of a prompt of {ids.size}"
         )
     return segments
 
