@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -46,13 +47,31 @@ class EventStream(StreamingResponse):
         self._events, self._slow_s = events, slow_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(self._slow_s):
-                await send(message)
+        loop, since = asyncio.get_running_loop(), inf
 
-        with suppress(TimeoutError):
-            async with aclosing(self._events):  # whatever ends it, its requests end too
-                await super().__call__(scope, receive, bounded)
+        async def noted(message: Message) -> None:
+            nonlocal since
+            since = loop.time()
+            await send(message)
+            since = inf
+
+        def look() -> None:
+            """End the stream if what it waits for takes too long: one timer, one for each event would cost as much as sending it."""
+            nonlocal timer
+            left_s = min(since + self._slow_s - (now := loop.time()), self._slow_s)
+            if left_s > 0:
+                timer = loop.call_later(left_s, look)
+            else:
+                limit.reschedule(now)
+
+        timer = loop.call_later(self._slow_s, look)
+        try:
+            with suppress(TimeoutError):
+                # Whatever ends it, its requests end too.
+                async with asyncio.timeout(None) as limit, aclosing(self._events):
+                    await super().__call__(scope, receive, noted)
+        finally:
+            timer.cancel()
 
 
 async def merged(streams: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[tuple[int, Item]]:

@@ -146,11 +146,13 @@ class AsyncEngine:
         return True
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
-        """Hand out news, with one call into each event loop."""
+        """Hand out news, with one call into each event loop: first those of who has heard nothing yet."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, RequestOutput]]] = {}
         for output in outputs:
             if (reader := self._readers.get(output.request_id)) is not None:
-                news.setdefault(reader.loop, []).append((reader, output))
+                told = news.setdefault(reader.loop, [])
+                told.insert(len(told) if reader.has_heard else 0, (reader, output))
+                reader.has_heard = True
                 if output.finished:
                     del self._readers[output.request_id]
         for loop, told in news.items():
@@ -174,6 +176,7 @@ class _Reader:
         self.loop = asyncio.get_running_loop()
         self.news: asyncio.Queue[RequestOutput | QuireError] = asyncio.Queue()
         self.request_id = ""
+        self.has_heard = False
 
 
 def _tell(
