@@ -137,13 +137,16 @@ class Identity:
     def stayed(self, bound: Scope, seen: Sight) -> bool:
         """Whether the model has been what a scope is bound to ever since a sight: only it has run meanwhile.
 
-        A parameter that was written is another one, whatever it holds; other tensors a model may write in its own forward.
+        A parameter that was written is another one, whatever it holds; other tensors a model may write in its own forward,
+        and parameters too where adapters take part: PEFT sets those that it adapts anew in each.
         """
         if seen.holds(sampled=False):
             return True
-        parameters = {weight.path for weight in seen.weights if weight.owner is None}
-        changed = seen.changes(Sight(self._model))
-        return parameters.isdisjoint(changed) and self.is_unchanged(bound, by_itself=True)
+        if not seen.names:
+            parameters = {weight.path for weight in seen.weights if weight.owner is None}
+            if not parameters.isdisjoint(seen.changes(Sight(self._model))):
+                return False
+        return self.is_unchanged(bound, by_itself=True)
 
     def computed(self, bound: Scope, compute: Compute[_T], seen: Sight | None = None) -> _T | None:
         """Return what `compute` makes of the model that a scope is bound to; None where that is another one.
