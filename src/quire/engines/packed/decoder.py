@@ -9,8 +9,8 @@ MLP (Llama, Mistral, Qwen 2). Its modules' weights are read as they are at each 
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from operator import is_
 from typing import Any, cast
+from weakref import ref
 
 import torch
 
@@ -57,7 +57,10 @@ def is_plain(model: Any) -> bool:
 
 
 class PlainDecoder:
-    """Computes a model that is plain, by passes that stay for as long as model and pools are the same."""
+    """Computes a model that is plain, by passes that stay for as long as model and pools are the same.
+
+    Pools are not kept alive: memory that a pool has given up is free before the next step.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -111,14 +114,14 @@ class PlainDecoder:
             passes is None
             or passes.threads != threads
             or passes.most_rows < num_rows
-            or not all(map(is_, key, held))
+            or not all(was() is now for was, now in zip(key, held, strict=True))
         ):
             rooms = [
                 (group, (pools[group].k[index], pools[group].v[index]))
                 for group, index in (places[each.self_attn] for each in self._model.model.layers)
             ]
             passes = Passes(self._model, inputs, rooms, 1 << (num_rows - 1).bit_length())
-            self._kept = held, passes
+            self._kept = [ref(each) for each in held], passes
         return passes
 
 

@@ -111,7 +111,9 @@ class Passes:
         modules = attention.q_proj, attention.k_proj, attention.v_proj
         widths = [each.out_features for each in modules]
         width = sum(widths)
-        heads = self._heads.setdefault(width, self._hidden.new_empty(self.most_rows, width))
+        if width not in self._heads:
+            self._heads[width] = self._hidden.new_empty(self.most_rows, width)
+        heads = self._heads[width]
         self._multiply(self._states, modules, heads, "plain")
         by_heads = (-1, attention.head_dim)
         q, k, v = (each.unflatten(1, by_heads) for each in heads.split(widths, 1))

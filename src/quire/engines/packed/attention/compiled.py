@@ -62,7 +62,7 @@ def attention_pass(
 ) -> Any:
     """Return the pass that does what `attend` does, to `out`; bfloat16s go there as floats where it has these.
 
-    There may be more rows than a step has.
+    There may be more rows than a step has. The pass does not keep pools alive.
     """
     (k, v), (heads, depth) = pools, q.shape[1:]
     kv_heads, width = v.shape[2:]
@@ -91,7 +91,7 @@ def attention_pass(
     )
     is_bfloat16, wide = q.dtype == torch.bfloat16, out.dtype != q.dtype
     shape = Shape(depth, width, 2 - group % 2, k.shape[1], is_bfloat16, wide)
-    held = reading, pools, sinks, scoring, q, new, out
+    held = reading, sinks, scoring, q, new, out
     return Pass(kernel(shape), layer, reading.threads, held)
 
 
