@@ -3,7 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from quire.engines.packed.attention import (
 )
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.layer import Shape
-from quire.engines.packed.compiling import compiled
+from quire.engines.packed.compiling import Cpu
 from quire.engines.packed.tiles import TILES
 from quire.engines.packed.vectors import HAS_PAIRS
 from quire.errors import ConfigError
@@ -347,7 +346,7 @@ def test_a_child_of_a_process_that_attended_attends():
 @pytest.fixture
 def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
-    monkeypatch.setattr(compiling, "compiled", partial(compiled, host=False))
+    monkeypatch.setattr(compiling, "this_cpu", lambda: Cpu("", ""))
     multiply(monkeypatch, paired=False, tiled=False)
     kernel.kernel.cache_clear()
     yield
