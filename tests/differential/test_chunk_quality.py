@@ -72,7 +72,13 @@ def test_the_check_layer_is_as_deep_as_repair_takes_and_no_deeper(facts):
     # Facts that are said again take three layers of four; the layer before leaves some of them stale.
     assert opened("facts", 2)[1].relocation.check_layer == 3
     assert facts["kv_deviation_15%_at_2"]["agree_rate"] < 0.98
+    assert opened("quotes", 2)[1].relocation.check_layer == 3
     assert opened("tiny", 2)[1].relocation.check_layer == 1
+
+
+def test_random_weights_have_nothing_to_repair():
+    model, _ = next(each for each in WORKLOADS if each.name == "time").load()
+    assert ChunkModel(model, positions=512).relocation.check_layer == 1
 
 
 def test_the_default_beats_as_many_rows_by_chance(facts):

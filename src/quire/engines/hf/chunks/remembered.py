@@ -15,7 +15,7 @@ from quire.engines.hf.chunks.relocation import Relocation
 from quire.errors import NotRelocatable
 from quire.tensors.rotary import Pairs, Rotation
 
-_FORM = "quire-gate-1"
+_FORM = "quire-gate-2"
 
 
 class _Turn(msgspec.Struct, frozen=True):
