@@ -109,11 +109,13 @@ class SchedulerSide:
         if request not in self._requests:
             names = PromptNames(tokens, self._block_size, scope, media)
             self._requests[request] = Following(names)
+            self._loading.count_use(names.digests)
 
     def matched(self, request: str, num_tokens: int, num_computed: int) -> int | None:
         """Return the tokens behind `num_computed` that are loaded, or None while they are looked for.
 
-        At least one of `num_tokens` is left to compute.
+        At least one of `num_tokens` is left to compute. A prompt of which the tiers have nothing, as far as that is known at
+        once, waits for nobody: vLLM would go a step without it.
         """
         following = self._requests.get(request)
         if following is None:
@@ -123,13 +125,12 @@ class SchedulerSide:
         if load is not None and first < load.first:  # vLLM has lost blocks since
             self._end_load(following)
             load = None
-        most = max((num_tokens - 1) // self._block_size, first)
         if load is None:
-            digests = following.names.digests[:most]
+            digests = following.names.digests[: (num_tokens - 1) // self._block_size]
+            if len(digests) <= first or self._loading.surely_lacks(digests[first]):
+                return 0
             load = following.load = self._loading.begin(digests, first, num_tokens)
             following.asked_at_s = self._now()
-        if most == first:
-            return 0  # nothing could come; its use is counted beside
         if not load.done.is_set():
             if self._now() - following.asked_at_s < self._loading.deadline_s:
                 return None

@@ -117,6 +117,12 @@ class TierStack:
         saved_s = saved_s if self.settings.gate else math.inf
         return self._lookup.find(keys, contiguous=contiguous, saved_s=saved_s, num_bytes=num_bytes)
 
+    def surely_lacks(self, key: bytes) -> bool:
+        """Return whether it is known at once, without a wait or a question to others, that no tier has a key."""
+        if self._shared.is_closed:
+            return True
+        return not self.feeding.has([key]).any() and self._lookup.surely_lacks(key)
+
     def choose(
         self,
         keys: Keys,
