@@ -174,18 +174,18 @@ def test_a_prompt_that_no_tier_has_waits_for_nobody_where_that_is_known_at_once(
     assert engine.side.matched("cold", len(TEXT), 0) == 0
     engine.run(TEXT)
     engine.settle()
-    assert engine.side.matched("cold", len(TEXT), 0) is None, "it is there by now"
-    assert engine.loaded("cold", TEXT) == WHOLE
+    assert engine.loaded("cold", TEXT) == WHOLE, "it is there by now"
     engine.side.follow("behind", [*TEXT[:8], *TEXT], Scope())
     assert engine.side.matched("behind", len(TEXT) + 8, 2 * BLOCK) == 0
     for name in ("cold", "behind"):
         engine.side.ended(name)
     engine.close()
-    unsure = SmallEngine([Faulty(disk(tmp_path), FaultPlan())])
+    unsure = SmallEngine([Faulty(disk(tmp_path), FaultPlan(hangs=1.0, hang_s=0.2))])
     unsure.side.follow("cold", [99, *TEXT], Scope())
     assert unsure.side.matched("cold", len(TEXT), 0) is None
     unsure.side.ended("cold")
-    unsure.close()
+    unsure.stack.drain(10)
+    unsure.side.close()
 
 
 def test_what_vllm_has_itself_is_not_loaded(tmp_path):

@@ -96,9 +96,10 @@ class Loading:
         self._threads = ThreadPoolExecutor(THREADS, "quire vllm load")
         self._block_size = parts[0].namespace.block_size
 
-    def count_use(self, digests: Sequence[bytes]) -> None:
-        """Count that a prompt was asked for."""
-        self._stack.count_use([part.key(each) for each in digests for part in self._parts])
+    def count_use(self, digests: Sequence[bytes], *, is_new: bool) -> None:
+        """Count that a prompt was asked for; no record of a new one is there to be kept from ageing."""
+        if not is_new or self._stack.counts_uses:
+            self._stack.count_use([part.key(each) for each in digests for part in self._parts])
 
     def surely_lacks(self, digest: bytes) -> bool:
         """Return whether it is known at once that nothing comes of this block, and so nothing of those behind it."""

@@ -61,6 +61,7 @@ class Following:
         self.load: PromptLoad | None = None
         self.asked_at_s = 0.0
         self.num_saved = 0
+        self.is_counted = False
         self.is_passed_over = False
 
 
@@ -92,6 +93,7 @@ class SchedulerSide:
         self._loading = Loading(stack, parts, self._arena, self._cost)
         self._num_workers = num_workers
         self._now = now
+        self._alive: set[str] = set()
         self._requests: dict[str, Following] = {}
         self._loads: list[Copy] = []
         self._steps: dict[int, _Step] = {}
@@ -102,14 +104,19 @@ class SchedulerSide:
 
     # Requests
 
+    def arrived(self, request: str) -> None:
+        """Note that vLLM has a request, which may wait for others: until all have ended it does not rest."""
+        self._alive.add(request)
+        self.stack.feeding.engine_computes()
+
     def follow(
         self, request: str, tokens: Sequence[int], scope: Scope, media: Sequence[MediaItem] = ()
     ) -> None:
         """Begin to follow a request; one that is followed already is left alone."""
+        self.arrived(request)
         if request not in self._requests:
             names = PromptNames(tokens, self._block_size, scope, media)
             self._requests[request] = Following(names)
-            self._loading.count_use(names.digests)
 
     def matched(self, request: str, num_tokens: int, num_computed: int) -> int | None:
         """Return the tokens behind `num_computed` that are loaded, or None while they are looked for.
@@ -127,7 +134,11 @@ class SchedulerSide:
             load = None
         if load is None:
             digests = following.names.digests[: (num_tokens - 1) // self._block_size]
-            if len(digests) <= first or self._loading.surely_lacks(digests[first]):
+            is_cold = len(digests) <= first or self._loading.surely_lacks(digests[first])
+            if not following.is_counted:
+                following.is_counted = True
+                self._loading.count_use(digests, is_new=is_cold and not first)
+            if is_cold:
                 return 0
             load = following.load = self._loading.begin(digests, first, num_tokens)
             following.asked_at_s = self._now()
@@ -170,7 +181,8 @@ class SchedulerSide:
         following = self._requests.pop(request, None)
         if following is not None:
             self._end_load(following)
-        if not self._requests:
+        self._alive.discard(request)
+        if not self._alive:
             self.stack.feeding.engine_rests()
 
     def rename(self, parts: Sequence[GroupPart]) -> None:
@@ -199,8 +211,6 @@ class SchedulerSide:
         `tokens_of`  all tokens of a request that are known
         `blocks_of`  ids of its blocks by group and place; `null_block` stands where there is none any more
         """
-        if scheduled:
-            self.stack.feeding.engine_computes()
         saved: list[_Saved] = []
         longest, total = (0, 0), 0
         for request, (start, count) in scheduled.items():

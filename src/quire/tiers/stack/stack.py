@@ -237,6 +237,11 @@ class TierStack:
         check_sealed(keys, records)
         return self._placing.store_evicted(keys, records) if keys else []
 
+    @property
+    def counts_uses(self) -> bool:
+        """Whether what is stored depends on how often it was asked for (`second_use`)."""
+        return self._placing.counts_uses
+
     def count_use(self, keys: Keys) -> None:
         """Count that a prompt was asked for, which keeps its records from ageing."""
         check_keys(keys)
