@@ -269,9 +269,7 @@ class Feeding:
 
     def _waits_for_rest(self, job: FeedJob) -> bool:
         is_told = self._is_resting is not None and self._share < 1
-        return (
-            is_told and not self._rests() and not job.rest.passed and not self._is_filling()
-        )
+        return is_told and not self._rests() and not job.rest.passed and not self._is_filling()
 
     def _rests(self) -> bool:
         """Whether the engine rests, and has for a while."""
