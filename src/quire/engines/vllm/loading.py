@@ -96,6 +96,15 @@ class Loading:
         self._threads = ThreadPoolExecutor(THREADS, "quire vllm load")
         self._block_size = parts[0].namespace.block_size
 
+    def count_use(self, digests: Sequence[bytes], *, is_new: bool) -> None:
+        """Count that a prompt was asked for; no record of a new one is there to be kept from ageing."""
+        if not is_new or self._stack.counts_uses:
+            self._stack.count_use([part.key(each) for each in digests for part in self._parts])
+
+    def surely_lacks(self, digest: bytes) -> bool:
+        """Return whether it is known at once that nothing comes of this block, and so nothing of those behind it."""
+        return any(self._stack.surely_lacks(part.key(digest)) for part in self._full)
+
     def begin(self, digests: Sequence[bytes], first: int, num_tokens: int) -> PromptLoad:
         """Begin to load what is behind `first` blocks of a prompt with these digests."""
         load = PromptLoad(self._arena, digests, first, num_tokens)
@@ -109,10 +118,7 @@ class Loading:
     def _run(self, load: PromptLoad) -> None:
         end, slots = load.first, dict[tuple[int, int], int]()
         try:
-            keys = [part.key(each) for each in load.digests for part in self._parts]
-            self._stack.count_use(keys)
-            if len(load.digests) > load.first:
-                end, slots = self._load(load)
+            end, slots = self._load(load)
         except Exception as error:  # noqa: BLE001 - whatever fails here, the prompt is computed
             load.causes[type(error).__name__] += 1
         load.finish(end, slots)
