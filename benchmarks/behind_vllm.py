@@ -54,6 +54,8 @@ def serve(told):
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer import kv_transfer_state
 
+    if told and told["kv_connector"].startswith("LMCache"):
+        let_vllm_look_at_llvmlite()
     llm = LLM(
         model=str(MODEL),
         skip_tokenizer_init=True,
@@ -83,6 +85,20 @@ def serve(told):
         answer["cached"] = sum(out.num_cached_tokens for out in outs)
         print("ANSWER", json.dumps(answer), flush=True)
     llm.llm_engine.engine_core.shutdown()
+
+
+def let_vllm_look_at_llvmlite():
+    """LMCache imports llvmlite, whose library says that it has any attribute, `__dict__` too; vLLM's CPU worker looks into all."""
+    from llvmlite.binding import ffi
+
+    kind, function_of = type(ffi.lib), type(ffi.lib).__getattr__
+
+    def attribute(self, name):
+        if name == "__dict__":
+            raise AttributeError(name)
+        return function_of(self, name)
+
+    kind.__getattr__ = attribute
 
 
 class Engine:
