@@ -145,7 +145,7 @@ def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
         began = time.monotonic()
         cache.close()
         stack.close()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10
 
     host, disk = stack.tiers
     # As threads hold them while another one forks; taken in their order.
@@ -248,4 +248,4 @@ def test_a_redis_that_changes_in_mid_run_costs_hits_and_nothing_else(
                     assert stack.drain(20)
             assert not pending
             began = time.monotonic()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
