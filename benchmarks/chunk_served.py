@@ -4,7 +4,8 @@
 
 A Llama of 12 layers with random weights behind `quire serve`'s own application, in this process, asked over HTTP on
 loopback: a chat with eight documents in an order that was not asked before, whose first one differs each time, so that
-prefixes have the system prompt alone. Without chunks the same engine computes the same prompt. Medians; servers one after the other.
+prefixes have the system prompt alone. Without chunks the same engine computes the same prompt. Medians over the rounds, in
+which the servers take turns.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import random
 import statistics
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import torch
@@ -28,7 +29,7 @@ from quire.serve.service import Bounds, ServedModel
 from quire.web.keys import ApiKeys
 
 NUM_DOCUMENTS, TOKENS = 8, 256
-SELECTORS = [None, "epic-share:0.2", "kv-deviation:0.15"]
+SELECTORS = ["epic-share:0.2", "kv-deviation:0.15"]
 
 
 @contextmanager
@@ -71,25 +72,44 @@ def ask(client, documents):
     return client.post("/v1/chat/completions", json=body).json()
 
 
-def measured(model, tokenizer, line, rounds):
-    """Return the median of the seconds that an answer takes, and what the last one says of its documents."""
-    chunks = None if line is None else Chunks("512MiB", named_selector(line))
-    texts = documents_of(tokenizer)
-    with (
-        served(model, tokenizer, chunks) as (url, engine),
-        httpx.Client(base_url=url, timeout=600) as client,  # one, as each reads certificates first
-    ):
-        ask(client, texts)
-        while engine.has_unfinished():
+class Asked:
+    """A server that is asked about documents: the seconds of each answer, and the last one."""
+
+    def __init__(self, opened, model, tokenizer, line):
+        chunks = None if line is None else Chunks("512MiB", named_selector(line))
+        url, self.engine = opened.enter_context(served(model, tokenizer, chunks))
+        # One client, as each reads certificates first.
+        self.client = opened.enter_context(httpx.Client(base_url=url, timeout=600))
+        self.seconds, self.answer = [], None
+
+    def capture(self, documents):
+        ask(self.client, documents)
+        while self.engine.has_unfinished():
             time.sleep(0.05)
-        times, source = [], random.Random(1)
+
+    def ask(self, documents):
+        started = time.perf_counter()
+        self.answer = ask(self.client, documents)
+        self.seconds.append(time.perf_counter() - started)
+
+
+def measured(model, tokenizer, rounds):
+    """Return by selector the median of the seconds that an answer takes, and the last answer."""
+    texts, source = documents_of(tokenizer), random.Random(1)
+    with ExitStack() as opened:
+        servers = {
+            line or "plain": Asked(opened, model, tokenizer, line) for line in [None, *SELECTORS]
+        }
+        for server in servers.values():
+            server.capture(texts)
         for first in range(1, rounds + 1):
             others = [text for at, text in enumerate(texts) if at != first]
             source.shuffle(others)
-            started = time.perf_counter()
-            answer = ask(client, [texts[first], *others])
-            times.append(time.perf_counter() - started)
-    return statistics.median(times), answer
+            for server in servers.values():
+                server.ask([texts[first], *others])
+    return {
+        name: (statistics.median(server.seconds), server.answer) for name, server in servers.items()
+    }
 
 
 if __name__ == "__main__":
@@ -100,15 +120,12 @@ if __name__ == "__main__":
     torch.set_num_threads(options.threads)
     model, tokenizer = model_of(12, 512), AutoTokenizer.from_pretrained(demo_model())
     model.generation_config.eos_token_id = None
-    plain = None
-    for line in SELECTORS:
-        seconds, answer = measured(model, tokenizer, line, options.rounds)
-        plain = plain or seconds
+    found = measured(model, tokenizer, options.rounds)
+    plain, _ = found["plain"]
+    for name, (seconds, answer) in found.items():
         told = [
             (each["exactness"], each["exact_tokens"], each["moved_tokens"], each["recomputed_rows"])
             for each in answer.get("chunks", ())
         ]
         prompt = answer["usage"]["prompt_tokens"]
-        print(
-            f"{line or 'plain':20} {seconds * 1e3:8.1f} ms  {plain / seconds:5.2f} x  of {prompt} {told}"
-        )
+        print(f"{name:20} {seconds * 1e3:8.1f} ms  {plain / seconds:5.2f} x  of {prompt} {told}")

@@ -4,6 +4,7 @@ Units: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` pow
 `B` or nothing is bytes; case does not matter.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -82,6 +83,14 @@ def read_bytes(path: Path) -> bytes:
         return path.expanduser().read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def user_cache() -> Path:
+    """Return quire's directory in the user's cache directory, which is there or not.
+
+    Raises `RuntimeError` where the user has no home and `XDG_CACHE_HOME` names none.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -52,8 +52,8 @@ class SmallEngine:
             time.sleep(0.001)
         return num
 
-    def run(self, tokens, scope=NO_SCOPE, media=(), name=None):
-        """Serve one prompt in one step; return the tokens that were loaded and the blocks that it used."""
+    def run(self, tokens, scope=NO_SCOPE, media=(), name=None, *, took=lambda _: 0.0):
+        """Serve one prompt in one step, whose tokens `took` so many seconds; return the tokens that were loaded and the blocks that it used."""
         name = name or f"r{next(self._numbers)}"
         self.side.follow(name, tokens, scope, media)
         num = self.loaded(name, tokens)
@@ -71,7 +71,7 @@ class SmallEngine:
         self.compute(tokens, num, blocks)
         for worker in self.workers:
             worker.save(copies)
-            self.side.done(copies.step, 1, 0.0)
+            self.side.done(copies.step, 1, took(len(tokens) - num))
         self.side.ended(name)
         return num, blocks
 

@@ -3,7 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from quire.engines.packed.attention import (
 )
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.layer import Shape
-from quire.engines.packed.compiling import compiled
+from quire.engines.packed.compiling import Cpu
 from quire.engines.packed.tiles import TILES
 from quire.engines.packed.vectors import HAS_PAIRS
 from quire.errors import ConfigError
@@ -57,20 +56,34 @@ class Step:
             contexts.append(whole - cut)
         return paths[1:], contexts[1:]
 
-    def packed(self, paths, contexts, lengths):
+    def packed(self, paths, contexts, lengths, *, gaps=False):
+        """Return the step; with gaps, rows stand at some positions behind their contexts, and K and V between them."""
+        positions, skipped = None, [0] * len(paths)
+        if gaps:
+            chosen = [
+                np.sort(self.rng.choice(3 * length, length, replace=False)) + context
+                for context, length in zip(contexts, lengths, strict=True)
+            ]
+            positions = np.concatenate(chosen)
+            skipped = [
+                int(rows[-1]) + 1 - context - len(rows)
+                for rows, context in zip(chosen, contexts, strict=True)
+            ]
         tables = np.full((len(paths), 100), -1, np.int32)
         held_k, held_v = self.pool.k[0], self.pool.v[0]
         for row, (path, context, length) in enumerate(zip(paths, contexts, lengths, strict=True)):
             blocks = list(path)
-            while len(blocks) * self.size < context + length:
+            stop = context + length + skipped[row]
+            while len(blocks) * self.size < stop:
                 blocks.append(self.free.pop())
             tables[row, : len(blocks)] = blocks
-            for column in range(-(-context // self.size)):
-                filled = min(self.size, context - column * self.size)
+            held = stop if gaps else context
+            for column in range(-(-held // self.size)):
+                filled = min(self.size, held - column * self.size)
                 fresh = torch.isnan(held_k[blocks[column], :filled]).flatten(1).any(1)
                 for pool in (held_k, held_v):
                     pool[blocks[column], :filled][fresh] = self.random(*pool.shape[2:])
-        return Packed(tables, np.array(contexts), np.array(lengths))
+        return Packed(tables, np.array(contexts), np.array(lengths), positions)
 
     def random(self, *shape):
         return torch.from_numpy(self.rng.standard_normal(shape)).to(self.dtype)
@@ -129,15 +142,16 @@ SIGHTS = [
     softcap=st.sampled_from([None, 2.0]),
     longest=st.sampled_from([1, 2, 9]),
     deepest=st.sampled_from([7, 7, 24]),
+    gaps=st.booleans(),
 )
 def test_any_tree_of_tables_is_attended_as_the_reference_does(
-    seed, shape, sight, dtype, *, min_saved, sinks, softcap, longest, deepest
+    seed, shape, sight, dtype, *, min_saved, sinks, softcap, longest, deepest, gaps
 ):
     step = Step(seed, **shape, dtype=dtype)
     paths, contexts = step.tree(int(step.rng.integers(1, 9)), int(step.rng.integers(1, deepest)))
     lengths = step.rng.integers(1, longest + 1, len(paths)).tolist()
     plan = AttentionPlan(step.size, **sight, min_saved_tokens=min_saved)
-    plan.update(step.packed(paths, contexts, lengths))
+    plan.update(step.packed(paths, contexts, lengths, gaps=gaps))
     sink = step.random(step.heads) if sinks else None
     step.compare(plan, Scoring(0.3, sink, softcap))
 
@@ -153,6 +167,9 @@ def test_a_shared_run_is_found_from_the_tables_alone():
     assert found == {((0, 1, 2), 0), ((0, 1), 4), ((0,), 8), ((1,), 8), ((2,), 4)}
 
 
+_TABLE = np.zeros((1, 1), np.int32)
+
+
 @pytest.mark.parametrize(
     ("packed", "said"),
     [
@@ -160,6 +177,10 @@ def test_a_shared_run_is_found_from_the_tables_alone():
         ((np.zeros((1, 1), np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64)), "0 rows"),
         ((np.zeros((1, 1), np.int32), np.array([4]), np.ones(1, np.int64)), "position 4"),
         ((np.array([[0, -1]], np.int32), np.array([4]), np.ones(1, np.int64)), "no block"),
+        ((_TABLE, np.array([1]), np.array([2]), np.array([1])), "1 positions for 2 rows"),
+        ((_TABLE, np.array([1]), np.array([2]), np.array([2, 2])), "position 2 behind one at 2"),
+        ((_TABLE, np.array([2]), np.array([1]), np.array([1])), "position 1 behind one at 1"),
+        ((_TABLE, np.array([1]), np.array([1]), np.array([4])), "position 4"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused_and_the_plan_stays(packed, said):
@@ -186,6 +207,17 @@ def test_a_plan_goes_on_while_a_batch_decodes(sight):
         step.compare(plan, Scoring(0.3))
         packed = Packed(packed.tables, packed.context + 1, packed.lengths)
     assert all(work is works[0] for work in works)
+
+
+def test_a_plan_of_some_rows_stands_where_these_stand():
+    step = Step(6)
+    plan = AttentionPlan(step.size)
+    plan.update(step.packed([[], []], [0, 0], [5, 3], gaps=True))
+    last = np.array([3, 4, 7])
+    of_last = plan.of(last)
+    assert of_last.position.tolist() == plan.position[last].tolist()
+    step.compare(of_last, Scoring(0.3))
+    assert not plan.of(last[:0]).slots.numel()
 
 
 def test_a_plan_begins_again_when_a_table_is_another():
@@ -314,7 +346,7 @@ def test_a_child_of_a_process_that_attended_attends():
 @pytest.fixture
 def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
-    monkeypatch.setattr(compiling, "compiled", partial(compiled, host=False))
+    monkeypatch.setattr(compiling, "this_cpu", lambda: Cpu("", ""))
     multiply(monkeypatch, paired=False, tiled=False)
     kernel.kernel.cache_clear()
     yield

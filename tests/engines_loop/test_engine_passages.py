@@ -18,8 +18,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 from chunks_help import MOVED, made, prompt
 
 from quire import ops
-from quire.chunks import AllRows, Chunks, Epic, NoRows, Segments
+from quire.chunks import (
+    AllRows,
+    Chunks,
+    Epic,
+    KVDeviation,
+    NoRows,
+    RandomRows,
+    Segments,
+)
 from quire.core import Scope
+from quire.engines.hf.chunks import ChunkModel
 from quire.engines.loop import Engine, SamplingParams
 from quire.engines.packed import model as packed_model
 from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
@@ -72,6 +81,38 @@ def test_passages_are_captured_after_the_answer_and_placed_in_another_order(mode
     assert report.captured == 0
     assert report.recomputed_rows == 48 + 40 + 56
     assert answer == plain(model, other)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize(
+    "selector",
+    [NoRows(), Epic(5), RandomRows(0.3), KVDeviation(0.2, 1), KVDeviation(0.3, 2)],
+    ids=lambda each: getattr(each, "name", None),
+)
+def test_blocks_hold_what_a_working_cache_would(model, selector, is_plain):
+    """The rows that a selector chooses are computed over the blocks: K and V are those of `ChunkModel.blend`."""
+    engine, segments = engine_of(model, selector), prompt(sizes=SIZES)
+    engine._forward.model.plain = is_plain
+    asked(engine, segments)
+    other, scope = turned(segments, [2, 0, 3, 1]), engine.scope()
+    parts = [other.head, *other.passages, other.question]
+    engine.add_request({"segments": parts}, SamplingParams(temperature=0, max_tokens=20))
+    (output,) = engine.step()
+    (job,) = engine._requests[output.request_id].answers
+    end = other.spans[-1][1]
+    store, text = engine._passages.passages.store, other.head.tobytes()
+    held = [store.variants(scope, ids, text)[0] for ids in other.passage_texts]
+    blended = ChunkModel(model).blend(other, held, selector)
+    wanted = [blended.past.kv_layers[at].row(0, 0, end) for at in sorted(blended.past.kv_layers)]
+    found = [tuple(map(torch.empty_like, layer)) for layer in wanted]
+    gather_into(engine._forward.pools[0], job.seq.block_ids(0), end, found)
+    for layer, right in zip(found, wanted, strict=True):
+        for got, each in zip(layer, right, strict=True):
+            torch.testing.assert_close(got, each, atol=1e-5, rtol=1e-4)
+    assert output.chunks.recomputed_rows == blended.rows.size
+    assert output.outputs[0].token_ids[0] == int(blended.logits.argmax())
+    engine.abort(output.request_id)
+    ops.check(engine.manager)
 
 
 def test_passages_in_a_tier_are_placed_by_the_next_engine(model, tmp_path):

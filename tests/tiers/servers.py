@@ -102,6 +102,10 @@ def running(folder: Path, *options: str) -> Iterator[RedisServer]:
         server.stop()
 
 
+NODE_TIMING = ("--cluster-node-timeout", "2000")
+"""A vote that failed is asked for again after four times this (ms)."""
+
+
 @contextmanager
 def running_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServer]]:
     """Nodes of a cluster without replicas; the slots are dealt out evenly."""
@@ -109,8 +113,8 @@ def running_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServ
     try:
         for number in range(num_nodes):
             options = ("--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{number}.conf")
-            timing = ("--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
-            nodes.append(RedisServer(folder, *options, *timing))
+            full = ("--cluster-require-full-coverage", "no")
+            nodes.append(RedisServer(folder, *options, *full, *NODE_TIMING))
         share = -(-(1 << 14) // num_nodes)
         for number, node in enumerate(nodes):
             last = min((number + 1) * share, 1 << 14) - 1

@@ -1,5 +1,6 @@
 """What only a directory of files has to keep to: other processes, crashes, disks that say no."""
 
+import itertools
 import os
 import resource
 import signal
@@ -149,31 +150,52 @@ def test_a_file_that_was_cut_off_goes_when_it_is_read(tmp_path, length):
         assert tier.get([key], [new_buffer(len(record))]) == [HIT]
 
 
-def test_writers_killed_anywhere_leave_whole_records_only(tmp_path):
-    keys = names_of(range(400))
-    delays = np.random.default_rng(1)
-    with Files(tmp_path) as tier:
-        tier.put(keys, [record_of(key, 100_000) for key in keys])
-    for num_kills in range(1, 401):
+def die_at(num_calls):
+    """Make this process end as by a power switch at that call of the system, a write half done."""
+    remaining = itertools.count(num_calls, -1)
 
-        def write():
-            with Files(tmp_path) as tier:
-                for key in keys:
-                    tier.delete([key])
-                    tier.put([key], [record_of(key, 100_000)])
+    def dying(call):
+        def counted(*args, **words):
+            if next(remaining) <= 0:
+                if call is write:
+                    write(args[0], args[1][: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **words)
 
-        child = in_a_process(write)
-        time.sleep(delays.uniform(0.0, 0.03))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        if num_kills >= 40 and any((tmp_path / "unfinished").iterdir()):
+        return counted
+
+    write = os.write
+    for name in ("stat", "open", "write", "utime", "close", "rename", "unlink", "makedirs"):
+        setattr(os, name, dying(getattr(os, name)))
+
+
+@pytest.mark.parametrize("capacity", [None, "1MiB"])
+def test_a_writer_killed_at_any_call_leaves_whole_records_only(tmp_path, capacity):
+    keys = names_of(range(5))
+    records = [record_of(key, 100_000) for key in keys]
+    with Files(tmp_path, capacity) as tier:
+        tier.put(keys, records)
+
+    def write(num_calls):
+        with Files(tmp_path, capacity) as tier:
+            die_at(num_calls)
+            tier.delete(keys[:1])
+            tier.put(keys[:1], records[:1])
+
+    parts = set()
+    for num_calls in range(100):
+        child = in_a_process(lambda num_calls=num_calls: write(num_calls))
+        died = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        with Files(tmp_path, capacity) as tier:
+            assert verified(tier) in (4, 5)
+            assert tier.contains(keys[1:]) == [True] * 4
+            parts.update(each.stat().st_size for each in unfinished(tier))
+            assert tier.put(keys[:1], records[:1]) in ([STORED], [Outcome.PRESENT])
+            assert verified(tier) == 5
+        if not died:
             break
-    with Files(tmp_path) as tier:
-        assert (
-            len(keys) - num_kills <= verified(tier) <= len(keys)
-        )  # a writer leaves one out at most
-        assert len(unfinished(tier)) > 0, "none of 400 writers was killed while it wrote"
-        assert tier.put(keys[:1], [record_of(keys[0], 100_000)]) in ([STORED], [Outcome.PRESENT])
+    assert not died
+    assert parts == {len(records[0]) // 2, len(records[0])}
 
 
 def test_what_dead_writers_left_is_deleted_after_an_hour(tmp_path):

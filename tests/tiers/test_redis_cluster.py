@@ -7,7 +7,7 @@ import pytest
 import redis
 from processes import wait_until
 from redis_help import get
-from servers import RedisServer, running_cluster
+from servers import NODE_TIMING, RedisServer, running_cluster
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
@@ -106,7 +106,7 @@ def test_a_slot_on_its_way_is_found_on_either_side_and_then_at_its_new_node(node
 
 def test_a_replica_that_took_over_is_found_though_the_old_master_is_gone(tmp_path):
     with running_cluster(tmp_path) as nodes:
-        replica = RedisServer(tmp_path, "--cluster-enabled", "yes")
+        replica = RedisServer(tmp_path, "--cluster-enabled", "yes", *NODE_TIMING)
         nodes.append(replica)
         for node in nodes[:3]:
             replica.meet(node)
@@ -119,6 +119,8 @@ def test_a_replica_that_took_over_is_found_though_the_old_master_is_gone(tmp_pat
                 master = old.execute_command("CLUSTER MYID")
                 wait_until(lambda: replicates(new, master), "replication")
                 wait_until(lambda: new.dbsize() == old.dbsize(), "the copy")
+                voters = nodes[:2]
+                wait_until(lambda: all(is_replica(node, new) for node in voters), "its voters")
                 wait_until(lambda: took_over(new), "the failover")
             wait_until(lambda: all(knows(node, replica) for node in nodes[:2]), "the news")
             nodes[2].stop()
@@ -132,6 +134,16 @@ def knows(node, master) -> bool:
     with node.client() as client:
         rows = client.execute_command("CLUSTER SLOTS")
     return master.port in [row[2][1] for row in rows]
+
+
+def is_replica(node, client) -> bool:
+    """Whether a node knows of a client's server that it replicates; else it has no vote for it."""
+    name = client.execute_command("CLUSTER MYID").decode()
+    with node.client() as asked:
+        flags = [
+            each["flags"] for each in asked.cluster("NODES").values() if each["node_id"] == name
+        ]
+    return any("slave" in each for each in flags)
 
 
 def replicates(client, master) -> bool:

@@ -5,9 +5,10 @@ from functools import partial
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from quire.core import CacheManager, Scope
+from quire.core import CacheManager, Scope, Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.engines.hf.identity import Computed
 from quire.engines.hf.sight import Sight
@@ -17,6 +18,8 @@ from quire.errors import ConfigError
 from quire.scheduling import Step
 from quire.tensors.copy import apply_plan
 from quire.tensors.pool import KVPool
+
+Ints = npt.NDArray[np.int64]
 
 _PAD = -1
 _SPARE = 8
@@ -77,6 +80,22 @@ class Forward:
         if logits is None:
             raise ConfigError("the model was changed while the step was computed")
         return logits
+
+    def rows(self, seq: Sequence, tokens: IntArray, rows: Ints, seen: Sight) -> None:
+        """Write K and V of some rows (positions, rising) of a sequence's tokens, over all that stand in its blocks."""
+        if not rows.size:
+            return
+        first, length = rows[:1], np.array([rows.size])
+        plans = self.model.plans()
+        for group, plan in enumerate(plans):
+            tables = self.manager.tables([seq], group, _PAD).padded
+            plan.update(Packed(tables, first, length, rows))
+        device = self.model.device
+        ids, positions, none = (
+            torch.from_numpy(each.astype(np.int64)).to(device)  # pyright: ignore[reportUnknownMemberType]
+            for each in (tokens[rows], rows, rows[:0])
+        )
+        self.model.forward(ids, positions, none, plans, self.pools, seen=seen)
 
     def _logits(self, step: Step, seen: Sight) -> torch.Tensor:
         """Compute a step, which may be done again: its rows come into the same places."""

@@ -19,7 +19,7 @@ from quire.chunks import (
 from quire.chunks.segments import Tokens
 from quire.chunks.selectors import Rows
 from quire.core import Scope
-from quire.engines.hf.chunks.blending import Blending
+from quire.engines.hf.chunks.blending import Blending, moved_rows
 from quire.engines.hf.chunks.capture import ChunkKV, captured, grow
 from quire.engines.hf.chunks.passages import Passages
 from quire.engines.hf.chunks.runs import Runs
@@ -103,12 +103,12 @@ class EnginePassages:
             job.terms["store_until"] = exact if asked is None else min(exact, asked)
 
     def opened(self, job: Job, prompt: PassagePrompt) -> None:
-        """Compute and place the K and V of a prompt that was opened, all but its last token, if it was planned so.
+        """Compute and place the K and V of a prompt that was opened, up to its question, if it was planned so.
 
         Where there is no room, or the model cannot, it is computed as any other.
         """
         first, seq = prompt.plan, job.open_seq
-        if first is None or first.fallback is not None or seq.computed >= job.prompt_len - 1:
+        if first is None or first.fallback is not None or seq.computed >= _end_of(first):
             return
         plan = self._plan(prompt.segments, cast("Scope", job.scope), seq.computed)
         if plan.fallback is not None or plan.exact_until < first.exact_until:
@@ -184,28 +184,32 @@ class EnginePassages:
         return self.passages.plan(segments, scope, cached, self._tried(scope), self._settings)
 
     def _placed(self, job: Job, plan: ChunkPlan) -> Rows:
-        """Compute K and V of all but a prompt's last token, and write them into the blocks of its sequence.
+        """Write K and V of a prompt's tokens up to its question into the blocks of its sequence.
 
         Returns the rows of moved passages that were computed again.
         """
-        seq, scope, pool = job.open_seq, cast("Scope", job.scope), self._forward.pools[0]
-        start, stop = seq.computed, plan.segments.tokens.size - 1
+        seq, scope, stop = job.open_seq, cast("Scope", job.scope), _end_of(plan)
+        start = seq.computed
         self._manager.reserve(seq, stop - start)
         self._forward.copy()
-        found = self._computed(scope, lambda _: self._blended(job, plan, start, stop))
-        if found is None:
+
+        def placed(seen: Sight) -> Rows:
+            past, rows = self._blended(job, plan)
+            scatter(self._forward.pools[0], seq.block_ids(0), start, _rows(past, start, stop))
+            self._forward.rows(seq, plan.segments.tokens, rows, seen)
+            return moved_rows(plan, rows)
+
+        rows = self._computed(scope, placed)
+        if rows is None:
             self._has_changed = True
             raise ConfigError("the model was changed meanwhile")
-        past, rows = found
-        scatter(pool, seq.block_ids(0), start, _rows(past, start, stop))
         self._manager.commit(seq, job.known(start, stop))
         return rows
 
-    def _blended(
-        self, job: Job, plan: ChunkPlan, start: int, stop: int
-    ) -> tuple[WorkingCache, Rows]:
-        """Return a working cache of a prompt's tokens up to `stop`, and the rows that were computed again."""
+    def _blended(self, job: Job, plan: ChunkPlan) -> tuple[WorkingCache, Rows]:
+        """Return a working cache of a prompt's tokens up to its question, and the rows that are to be computed over it."""
         seq, tokens, pool = job.open_seq, plan.segments.tokens, self._forward.pools[0]
+        start, stop = seq.computed, _end_of(plan)
         past = self._runs.past(stop)
         if start:
             kv = cast("ChunkKV", cast("Variant", plan.placed[0].variant).kv)
@@ -215,8 +219,7 @@ class EnginePassages:
         if plan.exact_until > start:
             self._runs.feed(past, tokens[start : plan.exact_until], start)
         blending = cast("Blending", self.passages.tried(cast("Scope", job.scope)))
-        rows, _ = blending.fill(past, plan, stop)
-        return past, rows
+        return past, blending.begin(past, plan, stop)
 
     def _captured(
         self, segments: Segments, passages: Sequence[Tokens], seen: Sight
@@ -236,6 +239,11 @@ class EnginePassages:
             assert kv is not None
             self._head = seen, text, kv
         return self._head[2]
+
+
+def _end_of(plan: ChunkPlan) -> int:
+    """Return the tokens before a prompt's question."""
+    return plan.segments.spans[-1][1]
 
 
 def _rows(past: WorkingCache, start: int, stop: int) -> list[KV]:

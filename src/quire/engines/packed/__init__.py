@@ -7,3 +7,6 @@ proof      packed rows against plain ones, before a model serves
 
 It knows neither requests nor steps: `engines.loop` says which rows. Needs the extra `hf`.
 """
+
+# Before the rest: it sees their sources as they are imported.
+from quire.engines.packed import kept as kept

@@ -1,20 +1,22 @@
 """Vector code turned into machine code, and calls of it by any number of threads.
 
-It takes a fraction of a second and needs no compiler on the machine.
+It takes a second, once for each CPU (`kept`), and needs no compiler on the machine.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import llvmlite
 import numpy as np
 from llvmlite import binding, ir
 
-from quire.engines.packed.vectors import INT, WORD
+from quire.engines.packed.kept import MachineCode, machine_code
+from quire.engines.packed.vectors import HAS_PAIRS, INT, WORD
 from quire.engines.packed.writing import Code
 
 
@@ -61,23 +63,52 @@ _CALL = 4 * 8
 """Bytes of a call."""
 
 
-def functions(module: ir.Module, codes: Sequence[Code]) -> list[int]:
-    """Compile the functions of a module, which are never unloaded; return the addresses of some."""
-    for code in codes:
-        code.end()
-    engine = compiled(module)
+def functions(write: Callable[..., Sequence[Code]], *given: Any) -> list[int]:
+    """Return the addresses of functions that `write(module, *given)` writes and returns; they are never unloaded.
+
+    given  numbers, texts and tuples of them; these alone say what is written
+    """
+    cpu = this_cpu()
+    facts = _COMPILER, cpu, f"{write.__module__}.{write.__qualname__}", given
+    code = machine_code(facts, lambda: _compiled(cpu, write, given))
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(cpu))
+    engine.add_object_file(binding.ObjectFileRef.from_data(code.content))
+    engine.finalize_object()
     _engines.append(engine)
-    return [engine.get_function_address(code.function.name) for code in codes]
+    return [engine.get_function_address(name) for name in code.names]
 
 
 _engines: list[Any] = []
-"""What keeps code that was compiled: each is found in a cache by what it was made for."""
+"""What holds code that was loaded: each is found in a cache by what it was made for."""
+
+_COMPILER = (
+    llvmlite.__version__,
+    binding.llvm_version_info,
+    binding.get_default_triple(),
+    HAS_PAIRS,  # which those who write ask for
+)
+
+
+class Cpu(NamedTuple):
+    """A CPU by LLVM's name of it, and its features; without both, any of its kind."""
+
+    name: str
+    features: str
+
+
+def this_cpu() -> Cpu:
+    """Return the CPU that this process runs on."""
+    return Cpu(binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
 
 
 @cache
 def _runner() -> Any:
     """Return `run(calls, count, fork)` for int64 `[count, 4]`: a function, what it takes, where it claims, and threads."""
-    module = ir.Module()
+    (address,) = functions(_run)
+    return CFUNCTYPE(None, c_int64, c_int64, c_int64)(address)
+
+
+def _run(module: ir.Module) -> Sequence[Code]:
     code = Code(module, "run", 3)
     calls, count, fork = code.arguments
     with code.loop(0, count) as at:
@@ -89,18 +120,23 @@ def _runner() -> Any:
                 code.call_at(fork, function, inputs, threads.narrowed(), code.constant(0, WORD))
             with alone:
                 code.call_at(function, inputs)
-    return CFUNCTYPE(None, c_int64, c_int64, c_int64)(functions(module, [code])[0])
+    return [code]
 
 
-def compiled(module: ir.Module, *, host: bool = True) -> Any:
-    """Compile a module for this very CPU, or for any of its kind; return what gives its functions' addresses."""
+def _machine(cpu: Cpu) -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    features = binding.get_host_cpu_features().flatten() if host else ""
-    machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name() if host else "", features=features, opt=2, jit=True
-    )
-    parsed = binding.parse_assembly(str(module))
+    target = binding.Target.from_default_triple()
+    return target.create_target_machine(*cpu, opt=2, jit=True)
+
+
+def _compiled(cpu: Cpu, write: Callable[..., Sequence[Code]], given: Sequence[Any]) -> MachineCode:
+    """Compile what `write(module, *given)` writes."""
+    module = ir.Module()
+    codes = write(module, *given)
+    for code in codes:
+        code.end()
+    parsed, machine = binding.parse_assembly(str(module)), _machine(cpu)
     parsed.verify()
     # What is written is vectors already: variables go to registers, and what is computed twice goes.
     passes = binding.create_new_module_pass_manager()
@@ -111,9 +147,7 @@ def compiled(module: ir.Module, *, host: bool = True) -> Any:
     passes.add_new_gvn_pass()
     options = binding.create_pipeline_tuning_options(speed_level=2)
     passes.run(parsed, binding.create_pass_builder(machine, options))
-    engine = binding.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    return engine
+    return MachineCode([code.function.name for code in codes], machine.emit_object(parsed))
 
 
 @cache

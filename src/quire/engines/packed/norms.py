@@ -53,7 +53,10 @@ class _NormInputs(NamedTuple):
 
 @cache
 def _compiled(width: int, bfloat16: bool, is_paired: bool) -> Sequence[int]:
-    module = ir.Module()
+    return functions(_written, width, bfloat16, is_paired)
+
+
+def _written(module: ir.Module, width: int, bfloat16: bool, is_paired: bool) -> Sequence[Code]:
     code = Code(module, "normed", 1)
     given = _NormInputs(*code.numbers(code.arguments[0], _NormInputs))
     num_rows = code.number(given.count, 0)
@@ -98,4 +101,4 @@ def _compiled(width: int, bfloat16: bool, is_paired: bool) -> Sequence[int]:
         code.loop(some * _ROWS, (some * _ROWS + _ROWS).min(num_rows)) as row,
     ):
         norm(row)
-    return functions(module, [code])
+    return [code]

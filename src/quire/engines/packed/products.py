@@ -123,7 +123,12 @@ def _panels(weights: tuple[Any, ...], is_gated: bool, sizes: tuple[int, int]) ->
 
 @cache
 def _compiled(become: str, bfloat16: bool, is_paired: bool, is_tiled: bool) -> Sequence[int]:
-    module = ir.Module()
+    return functions(_written, become, bfloat16, is_paired, is_tiled)
+
+
+def _written(
+    module: ir.Module, become: str, bfloat16: bool, is_paired: bool, is_tiled: bool
+) -> Sequence[ProductCode]:
     code = ProductCode(module, become, bfloat16, is_paired, is_tiled)
     code.write()
-    return functions(module, [code])
+    return [code]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from llvmlite import binding, ir
 
@@ -31,10 +30,10 @@ _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)
 _BYTE = ir.IntType(8)
 _NONE = ir.VoidType()
 
-_SETTINGS = np.zeros(64, np.uint8)
+_SETTINGS = bytearray(64)
 _SETTINGS[0] = 1  # the palette
-_SETTINGS[16:32:2] = _ROW
-_SETTINGS[48:56] = HALF
+_SETTINGS[16:32:2] = bytes([_ROW] * 8)
+_SETTINGS[48:56] = bytes([HALF] * 8)
 
 
 TILES = bool(binding.get_host_cpu_features().get("amx-bf16", False)) and torch.cpu._init_amx()  # noqa: SLF001
@@ -52,7 +51,7 @@ class Left(NamedTuple):
 @contextmanager
 def configured(code: Code) -> Generator[None]:
     """Have what is written inside use tiles."""
-    _call(code, "ldtilecfg", code.constant(_SETTINGS.ctypes.data))
+    _call(code, "ldtilecfg", code.content("tiles", _SETTINGS))
     yield
     _call(code, "tilerelease")
 

@@ -86,6 +86,17 @@ class Code:
         place.align = 64
         return Number(self.builder, self.entry.ptrtoint(place, INT))
 
+    def content(self, name: str, content: bytearray) -> Number:
+        """Return the address of bytes that are part of the module, once of each name."""
+        module = self.function.module
+        found = module.globals.get(name)
+        if found is None:
+            kind = ir.ArrayType(ir.IntType(8), len(content))
+            found = ir.GlobalVariable(module, kind, name)
+            found.linkage, found.global_constant = "internal", True
+            found.initializer = ir.Constant(kind, content)
+        return Number(self.builder, self.builder.ptrtoint(found, INT))
+
     def _pointer(self, address: Number, kind: Any) -> Any:
         return self.builder.inttoptr(address.value, kind.as_pointer())
 

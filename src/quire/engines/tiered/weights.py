@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from quire.config import user_cache
 from quire.errors import ConfigError
 
 WEIGHTS = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors"))
@@ -95,8 +96,7 @@ def stat_of(path: Path) -> tuple[int, int, int, int]:
 
 def default_kept_at() -> Path:
     """Return where digests are kept: `quire/digests.json` in the user's cache directory."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "quire" / "digests.json"
+    return user_cache() / "digests.json"
 
 
 def weight_files(place: Path) -> list[Path]:

@@ -46,6 +46,29 @@ class Blending:
         column; None where nothing had to be computed. The new columns enter the ledger as unknown: what
         they hold is not a function of the tokens before them, and is never kept as a prefix.
         """
+        self._place(past, plan, num_columns, rotate=rotate)
+        rows = _rows(plan, num_columns)
+        if not rows.size:
+            return rows, None
+        kept: list[Rows] = []
+        check, ends = self._check(plan, kept), self.relocation.drops_rows is None
+        logits = self.rows(past, plan.segments.tokens, rows, check, ends=ends)
+        return moved_rows(plan, kept[0] if kept else rows), logits
+
+    def begin(self, past: WorkingCache, plan: ChunkPlan, num_columns: int) -> Rows:
+        """Place K and V as `fill` does, and return the rows to compute over them, by whoever asks.
+
+        Where the selector has a check layer, they are computed up to that one, which says what is left of them.
+        """
+        self._place(past, plan, num_columns, rotate=True)
+        rows, check = _rows(plan, num_columns), self._check(plan, [])
+        if check is None:
+            return rows
+        return self.rows.chosen(past, plan.segments.tokens, rows, check)
+
+    def _place(
+        self, past: WorkingCache, plan: ChunkPlan, num_columns: int, *, rotate: bool
+    ) -> None:
         if past.get_seq_length() != plan.exact_until:
             raise InvariantError(
                 f"a working cache of {past.get_seq_length()} columns, where the plan begins at {plan.exact_until}"
@@ -60,27 +83,12 @@ class Blending:
         for each, chunk in chunks:
             shift = each.shift if rotate else 0
             place(past, chunk, each.start, shift, self.relocation.rotations)
-        rows, kept, logits = self._computed(past, plan, num_columns)
         past.ledger.append_unknown(num_columns - plan.exact_until, REASON)
-        return _moved(plan, kept if kept is not None else rows), logits
 
-    def _computed(
-        self, past: WorkingCache, plan: ChunkPlan, num_columns: int
-    ) -> tuple[Rows, Rows | None, torch.Tensor | None]:
-        rows = plan.rows(plan.selector.rows(plan.moved))
-        rows = rows[rows < num_columns]
-        if not rows.size:
-            return rows, None, None
-        kept: list[Rows] = []
-        check = None
-        if plan.selector.checks and plan.moved:
-            check = self._check_layer(plan.selector), self._choosing(plan, kept)
-        ends = self.relocation.drops_rows is None
-        logits = self.rows(past, plan.segments.tokens, rows, check, ends=ends)
-        return rows, kept[0] if kept else None, logits
-
-    def _choosing(self, plan: ChunkPlan, kept: list[Rows]) -> Choose:
-        """Return who chooses at the check layer: of moved rows the selector, and all others."""
+    def _check(self, plan: ChunkPlan, kept: list[Rows]) -> tuple[int, Choose] | None:
+        """Return the check layer and who chooses there: of moved rows the selector, and all others; noted in `kept`."""
+        if not (plan.selector.checks and plan.moved):
+            return None
 
         def choose(rows: Positions, deviation: npt.NDArray[np.float32]) -> Positions:
             is_moved = np.isin(rows, _spanned(plan))
@@ -88,7 +96,7 @@ class Blending:
             kept.append(np.union1d(rows[~is_moved], chosen))
             return kept[0]
 
-        return choose
+        return self._check_layer(plan.selector), choose
 
     def _check_layer(self, selector: Selector) -> int:
         found, asked = (
@@ -112,5 +120,12 @@ def _spanned(plan: ChunkPlan) -> Rows:
     return np.concatenate([np.arange(each.num_tokens) + each.start for each in plan.moved])
 
 
-def _moved(plan: ChunkPlan, rows: Rows) -> Rows:
+def _rows(plan: ChunkPlan, num_columns: int) -> Rows:
+    """Return the rows of the first columns of a plan that are computed, up to a check layer at least."""
+    rows = plan.rows(plan.selector.rows(plan.moved))
+    return rows[rows < num_columns]
+
+
+def moved_rows(plan: ChunkPlan, rows: Rows) -> Rows:
+    """Return those of `rows` that moved passages have."""
     return rows[np.isin(rows, _spanned(plan))] if plan.moved else rows[:0]

@@ -64,6 +64,48 @@ class RowForward:
         """
         drops = {} if check is None else dict([check])
         run = _RowsForward(past, self._kinds, rows, self._model.dtype, drops, ends=ends)
+        logits = self._run(run, tokens, rows, look)
+        if run.num_called != len(self._kinds):
+            raise UnsupportedModel(
+                f"{model_type(self._model.config)}: {run.num_called} of {len(self._kinds)} decoder layers were "
+                "called where quire chooses their rows"
+            )
+        return logits
+
+    def chosen(
+        self,
+        past: WorkingCache,
+        tokens: npt.NDArray[np.int32],
+        rows: Positions,
+        check: tuple[int, Choose],
+    ) -> Positions:
+        """Compute `rows` up to a check layer, as a call does, and return those that go on there.
+
+        K and V of that layer and those before it are written for all rows; those behind it are not called.
+        """
+        layer, choose = check
+
+        def ending(left: Positions, deviation: npt.NDArray[np.float32]) -> Positions:
+            raise _Chosen(choose(left, deviation))
+
+        drops = {layer: ending}
+        run = _RowsForward(past, self._kinds, rows, self._model.dtype, drops, ends=False)
+        try:
+            self._run(run, tokens, rows, None)
+        except _Chosen as ended:
+            return ended.rows
+        raise UnsupportedModel(
+            f"{model_type(self._model.config)}: decoder layer {layer} was not called where quire chooses its rows"
+        )
+
+    def _run(
+        self,
+        run: "_RowsForward",
+        tokens: npt.NDArray[np.int32],
+        rows: Positions,
+        look: Look | None,
+    ) -> torch.Tensor:
+        """Have the model compute rows through `run`; return the logits `[vocab]` of the last one."""
         shadow = shadow_of(self._model, len(self._kinds), run.layer, look)
         device = self._model.device
         at = torch.as_tensor(rows).to(device)[None]
@@ -76,11 +118,6 @@ class RowForward:
                 past_key_values=run.cache,
                 use_cache=True,
                 logits_to_keep=1,
-            )
-        if run.num_called != len(self._kinds):
-            raise UnsupportedModel(
-                f"{model_type(self._model.config)}: {run.num_called} of {len(self._kinds)} decoder layers were "
-                "called where quire chooses their rows"
             )
         return output.logits[0, -1]
 
@@ -209,6 +246,14 @@ def _mask(kind: LayerKind, held: WorkingLayer, rows: Positions, dtype: torch.dty
 
 class _Seen(Exception):  # noqa: N818 - ends a layer's call on purpose
     """K and V of the check layer have been seen."""
+
+
+class _Chosen(Exception):  # noqa: N818 - ends a forward on purpose
+    """The rows that go on behind the check layer are known."""
+
+    def __init__(self, rows: Positions) -> None:
+        super().__init__()
+        self.rows = rows
 
 
 class _RowLayer(CacheLayerMixin):

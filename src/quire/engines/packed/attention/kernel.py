@@ -26,12 +26,15 @@ from quire.engines.packed.writing import Variable
 @cache
 def kernel(shape: Shape) -> Sequence[int]:
     """Return the functions of a pass over `LayerInputs`."""
-    module = ir.Module()
+    return functions(_phases, shape)
+
+
+def _phases(module: ir.Module, shape: Shape) -> Sequence[LayerCode]:
     writers = (_write, _attend, _merge)
     phases = [LayerCode(module, write.__name__, shape) for write in writers]
     for phase, write in zip(phases, writers, strict=True):
         write(phase)
-    return functions(module, phases)
+    return phases
 
 
 def _write(code: LayerCode) -> None:

@@ -17,14 +17,17 @@ MIN_SAVED_TOKENS = 256
 class Packed:
     """The rows of one step, request after request.
 
-    tables   int32 [R, blocks]  block ids, -1 where there is none
-    context  int [R]            tokens of each request in the pool before the step
-    lengths  int [R]            new rows of each request, at least 1
+    tables     int32 [R, blocks]  block ids, -1 where there is none
+    context    int [R]            tokens of each request in the pool before the step
+    lengths    int [R]            new rows of each request, at least 1
+    positions  int [N]            of the rows, rising in each request, where they do not follow the context: what
+                                  lies between them is in the pool, too; None: they follow it
     """
 
     tables: Tables
     context: Ints
     lengths: Ints
+    positions: Ints | None = None
 
 
 @dataclass(slots=True)
@@ -72,8 +75,9 @@ class AttentionPlan:
             self.seen_from[:] = self.lower(self.position)
         else:
             lengths, context = packed.lengths.astype(np.int64), packed.context.astype(np.int64)
-            self.packed = Packed(packed.tables.copy(), context, lengths)
-            self.position = ranges(context, lengths)
+            given = None if packed.positions is None else packed.positions.astype(np.int64)
+            self.packed = Packed(packed.tables.copy(), context, lengths, given)
+            self.position = ranges(context, lengths) if given is None else given
             self.seen_from = self.lower(self.position)
             self._parts = self._divide()
             self._works.clear()
@@ -91,9 +95,11 @@ class AttentionPlan:
         packed = self.packed
         ends = np.cumsum(packed.lengths)
         counts = np.diff(np.searchsorted(rows, ends), prepend=0)
-        kept, starts = counts > 0, packed.context + packed.lengths - counts
+        kept = counts > 0
+        starts = self.position[(ends - counts)[kept]]
+        positions = None if packed.positions is None else self.position[rows]
         plan = AttentionPlan(self.block_size, self.window, self.chunk, self.min_saved_tokens)
-        plan.update(Packed(packed.tables[kept], starts[kept], counts[kept]))
+        plan.update(Packed(packed.tables[kept], starts, counts[kept], positions))
         return plan
 
     @property
@@ -125,6 +131,8 @@ class AttentionPlan:
         """Return whether each request has grown by its one row, and nothing else that is read has changed."""
         if self._parts is None or packed.tables.shape != self.packed.tables.shape:
             return False
+        if packed.positions is not None or self.packed.positions is not None:
+            return False
         one_each = len(self.position) == len(packed.lengths) == packed.lengths.sum()
         if not one_each or (packed.context != self.packed.context + 1).any():
             return False
@@ -139,7 +147,8 @@ class AttentionPlan:
         """
         size, tables = self.block_size, self.packed.tables
         context, lengths = self.packed.context, self.packed.lengths
-        first_rows = np.cumsum(lengths) - lengths
+        last_rows = np.cumsum(lengths)
+        first_rows = last_rows - lengths
         lower = self.lower(context)
         begin = int(lower.max(initial=0)) // size
         runs = shared_runs(tables, begin, context // size, self.min_saved_tokens // size)
@@ -163,7 +172,11 @@ class AttentionPlan:
             np.concatenate([num_readers, lengths, lengths[early]]),
             np.concatenate([of_runs[:, 1] * size, alone, lower[early]]),
             np.concatenate(
-                [of_runs[:, 2] * size, context + lengths, np.full(len(early), begin * size)]
+                [
+                    of_runs[:, 2] * size,
+                    self.position[last_rows - 1] + 1,
+                    np.full(len(early), begin * size),
+                ]
             ),
             np.repeat([False, True, False], [len(runs), len(each), len(early)]),
         )
@@ -183,6 +196,8 @@ def _check(packed: Packed, block_size: int) -> None:
             "each needs at least 1 row and 0 tokens"
         )
     last = context + lengths - 1
+    if packed.positions is not None:
+        last = _last_of(packed.positions, context, lengths)
     held = tables.shape[1] * block_size
     if len(lengths) and last.max() >= held:
         raise ConfigError(
@@ -191,3 +206,19 @@ def _check(packed: Packed, block_size: int) -> None:
         )
     if (tables[np.arange(len(last)), last // block_size] < 0).any():
         raise ConfigError("a new row has no block in its table: reserve blocks first")
+
+
+def _last_of(positions: Ints, context: Ints, lengths: Ints) -> Ints:
+    """Return the last position of each request. Raises `ConfigError` unless they rise behind its context."""
+    ends, num_rows = np.cumsum(lengths), int(lengths.sum())
+    if len(positions) != num_rows:
+        raise ConfigError(f"{len(positions)} positions for {num_rows} rows: each row needs one")
+    before = np.roll(positions, 1)
+    before[ends - lengths] = context - 1
+    if (positions <= before).any():
+        at = int((positions <= before).argmax())
+        raise ConfigError(
+            f"a row at position {int(positions[at])} behind one at {int(before[at])}: the rows of a request rise, "
+            "and stand behind its context"
+        )
+    return positions[ends - 1]

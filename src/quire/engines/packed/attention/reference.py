@@ -18,9 +18,9 @@ def attend_reference(
     packed, size = plan.packed, plan.block_size
     out: list[torch.Tensor] = []
     start = 0
-    for table, context, length in zip(packed.tables, packed.context, packed.lengths, strict=True):
-        rows = torch.arange(int(context), int(context + length))
-        keys = torch.arange(int(context + length))
+    for table, length in zip(packed.tables, packed.lengths, strict=True):
+        rows = torch.as_tensor(plan.position[start : start + length])
+        keys = torch.arange(int(rows[-1]) + 1)
         lower = torch.as_tensor(plan.lower(rows.numpy()))[:, None]
         seen = (keys <= rows[:, None]) & (keys >= lower)
         blocks = torch.as_tensor(table[: len(keys) // size + 1].astype("int64"))[keys // size]
