@@ -263,6 +263,25 @@ def test_a_tier_that_lies_fails_or_hangs_costs_a_hit(tmp_path, plan):
     engine.side.close()
 
 
+def test_a_tier_that_is_slow_to_say_and_slow_to_give_costs_half_of_computing_once(tmp_path):
+    slow = Faulty(disk(tmp_path), FaultPlan())
+    engine = SmallEngine([slow], settings=StackSettings(busy_share=1.0))
+    for first in range(1, 4):
+        engine.run([first, *TEXT], took=lambda num_tokens: 0.025 * num_tokens)
+    engine.settle()
+    lookup, get = slow._contains, slow._get
+    slow._contains = lambda *asked: time.sleep(0.25) or lookup(*asked)
+    slow._get = lambda *asked: time.sleep(2.0) or get(*asked)
+    began = time.monotonic()
+    engine.side.follow("r", [1, *TEXT], Scope())
+    assert engine.loaded("r", [1, *TEXT]) == 0
+    assert (
+        0.25 <= time.monotonic() - began < 0.6
+    )  # computing takes 0.775 s; half of it twice would be 0.8
+    engine.side.ended("r")
+    engine.side.close()
+
+
 def test_a_load_that_is_late_is_given_up_and_its_slots_come_back(tmp_path):
     now = [0.0]
     engine = SmallEngine([disk(tmp_path)], now=lambda: now[0])

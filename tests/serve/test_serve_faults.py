@@ -37,7 +37,7 @@ def short(server, **more):
     return server.post("/v1/completions", {"prompt": "A list", "max_tokens": 2}, **more)
 
 
-def wait_for(seen, within_s=10):
+def wait_for(seen, within_s=60):
     until = time.monotonic() + within_s
     while not seen():
         assert time.monotonic() < until
@@ -350,7 +350,7 @@ def test_a_request_past_its_deadline_is_told_so_with_all_its_answers(server):
 
 
 def test_a_tier_that_hangs_keeps_nobody_waiting():
-    tier = Faulty(Host("64MiB"), FaultPlan(hangs=1.0, hang_s=3.0))
+    tier = Faulty(Host("64MiB"), FaultPlan(hangs=1.0, hang_s=30.0))
     patience = StackSettings(lookup_timeout_s=0.1, load_timeout_s=0.2, close_timeout_s=0.2)
     with TierStack([tier], patience) as stack, running(tiers=stack) as server:
         begun = time.monotonic()
@@ -358,5 +358,5 @@ def test_a_tier_that_hangs_keeps_nobody_waiting():
             server.post("/v1/completions", {"prompt": TEXT, "max_tokens": 2}) for _ in range(3)
         ]
         assert [each.status_code for each in asked] == [200] * 3
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 15.0
         server.quiet()

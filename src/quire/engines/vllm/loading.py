@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,7 +125,9 @@ class Loading:
         load.finish(end, slots)
 
     def _load(self, load: PromptLoad) -> tuple[int, dict[tuple[int, int], int]]:
+        began_s = time.monotonic()
         levels = self._find(load)
+        found_s = time.monotonic() - began_s
         end = self._agreed(load.first, len(load.digests), levels)
         end = min(end, load.first + self._arena.num_free // len(self._parts))
         end = self._worth(load, self._agreed(load.first, end, levels), levels)
@@ -135,7 +138,7 @@ class Loading:
             load.causes["no_memory"] += 1
             return load.first, {}
         placed = dict(zip(wanted, slots, strict=True))
-        came = self._fetch(load, placed, levels)
+        came = self._fetch(load, placed, levels, found_s)
         end = self._whole(load.first, end, came)
         needed = set(self._wanted(load.first, end))
         self._arena.give_back([slot for at, slot in placed.items() if at not in needed])
@@ -213,8 +216,12 @@ class Loading:
         load: PromptLoad,
         placed: dict[tuple[int, int], int],
         levels: dict[tuple[int, int], int],
+        found_s: float,
     ) -> set[tuple[int, int]]:
-        """Copy verified payloads into slots; return what has come."""
+        """Copy verified payloads into slots; return what has come.
+
+        Asking and loading together may wait in vain for half of what a hit saves, so what asking took is taken off.
+        """
         blocks = list(placed)
         sizes = [self._parts[group].record_bytes for group, _ in blocks]
         end = max((at for _, at in blocks), default=load.first) + 1
@@ -222,7 +229,7 @@ class Loading:
             self._keys(load, blocks),
             sizes,
             found=[levels[each] for each in blocks],
-            saved_s=self._saved_s(load, end),
+            saved_s=self._saved_s(load, end) - 2 * found_s,
         )
         came: set[tuple[int, int]] = set()
         for block, outcome, record in zip(blocks, outcomes, records, strict=True):
