@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
@@ -118,6 +119,24 @@ def test_a_text_that_is_too_long_whatever_it_says_is_not_read():
             assert message in answer.json()["error"]["message"]
         assert read == ["a" * 64 * longest]
         made.quiet()
+
+
+def test_a_head_without_end_is_refused(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.settimeout(20)
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(10_000):
+                connection.sendall(b"X-Line: " + b"a" * 90 + b"\r\n")
+            pytest.fail("a million bytes of headers were taken")
+
+
+def test_one_connection_is_asked_often_with_large_heads(server):
+    with httpx.Client() as client:
+        for length in (10, 60_000, 20, 60_000, 60_000):
+            asked = {"X-Long": "a" * length}
+            assert client.get(f"{server.url}/health", headers=asked).status_code == 200
 
 
 def test_a_body_that_never_comes_is_given_up(server):
