@@ -7,7 +7,8 @@ beside that environment (its server runs apart, as it does for engines without C
 process, and what is not asked stands still, so each prompt goes to one after the other. The pool holds four prompts of eight:
 what is asked again comes from below it. Medians; `no reuse` are 16 prompts (`--prompts`) of 480 tokens that no other shares, and
 32 tokens for each, with the connector and, in turn, in the same process without it: two processes differ by more than a connector
-costs. Behind each round there is a rest, in which quire does what stores it has put off; with more prompts it has to do more beside.
+costs (LMCache cannot be taken off; it is compared with vLLM alone). Behind each round there is a rest, in which quire does
+what stores it has put off; with more prompts it has to do more beside.
 """
 
 import argparse
@@ -54,6 +55,8 @@ def serve(told):
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer import kv_transfer_state
 
+    if told and told["kv_connector"].startswith("LMCache"):
+        let_vllm_look_at_llvmlite()
     llm = LLM(
         model=str(MODEL),
         skip_tokenizer_init=True,
@@ -85,6 +88,20 @@ def serve(told):
     llm.llm_engine.engine_core.shutdown()
 
 
+def let_vllm_look_at_llvmlite():
+    """LMCache imports llvmlite, whose library says that it has any attribute, `__dict__` too; vLLM's CPU worker looks into all."""
+    from llvmlite.binding import ffi
+
+    kind, function_of = type(ffi.lib), type(ffi.lib).__getattr__
+
+    def attribute(self, name):
+        if name == "__dict__":
+            raise AttributeError(name)
+        return function_of(self, name)
+
+    kind.__getattr__ = attribute
+
+
 class Engine:
     """One vLLM with one connector, standing still while it is not asked."""
 
@@ -98,6 +115,7 @@ class Engine:
             "VLLM_LOGGING_LEVEL": "WARNING",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY / "src"), lmcache])),
         }
+        self._is_fixed = system == "lmcache"  # it cannot be taken off while it stores
         self.began = time.perf_counter()
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as this
         self._process = subprocess.Popen(
@@ -116,7 +134,7 @@ class Engine:
     def ask(self, seed, count=1, length=PROMPT, tokens=1, *, attached=True):
         """Return how many seconds it took, and how many tokens were cached."""
         job = {"seed": seed, "count": count, "length": length, "tokens": tokens}
-        job["attached"] = attached
+        job["attached"] = attached or self._is_fixed
         with suppress(BrokenPipeError, ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGCONT)
             print(json.dumps(job), file=self._process.stdin, flush=True)
@@ -211,8 +229,10 @@ def show(figures, first_s, prompts):
     for system, each in figures.items():
         miss, hit = (1e3 * statistics.median(each[name]) for name in ("miss", "hit"))
         cached = sum(each["hit cached"]) / (ASKED * PROMPT)
-        rate, plain = (prompts * 512 / min(each[name]) for name in ("no reuse", "detached"))
-        pairs = zip(each["detached"], each["no reuse"], strict=True)
+        without = figures.get("alone", each) if system == "lmcache" else each
+        rate = prompts * 512 / min(each["no reuse"])
+        plain = prompts * 512 / min(without["detached"])
+        pairs = zip(without["detached"], each["no reuse"], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)
         print(
             f"| {system} | {miss:.0f} | {hit:.0f} | {cached:.0%} | {rate:.0f} | {plain:.0f} | {ratio:.3f} | {first_s[system]:.1f} |"

@@ -64,7 +64,7 @@ class Bold(Mind):
 class NoGuard(Bold):
     """Never becomes LRU."""
 
-    def judge(self, found, lru_found, asked):
+    def judge(self, found, lru_found, asked, capacity):
         pass
 
 
@@ -75,7 +75,7 @@ class AlwaysLru(Mind):
         super().__init__()
         self.is_lru = True
 
-    def judge(self, found, lru_found, asked):
+    def judge(self, found, lru_found, asked, capacity):
         pass
 
 

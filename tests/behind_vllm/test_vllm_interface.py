@@ -20,6 +20,7 @@ METHODS = {
     "build_prom_metrics": "cls, vllm_config, metric_types, labelnames, per_engine_labelvalues",
     "get_handshake_metadata": "self",
     "get_kv_connector_stats": "self",
+    "on_new_request": "self, request",
     "get_num_new_matched_tokens": "self, request, num_computed_tokens",
     "has_connector_metadata": "self",
     "register_kv_caches": "self, kv_caches",

@@ -7,7 +7,6 @@ import torch
 from sides_help import BLOCK, SmallEngine
 
 from quire.core import MediaItem, Scope
-from quire.engines.tiered.cost import ALIKE
 from quire.engines.tiered.opening import open_free
 from quire.engines.vllm.arena import SharedArena
 from quire.engines.vllm.copying import WorkerSide
@@ -149,7 +148,7 @@ def test_workers_hear_of_the_steps_that_copy_or_compute_a_prompt(tmp_path):
     engine.close()
 
 
-def test_hits_whose_forwards_pauses_made_slow_do_not_end_loading(tmp_path):
+def test_hits_whose_forwards_other_work_made_slow_do_not_end_loading(tmp_path):
     engine = SmallEngine([Host("4MiB"), disk(tmp_path)], settings=StackSettings(busy_share=1.0))
 
     def asked(first, took=lambda num_tokens: 0.006 * num_tokens):
@@ -158,14 +157,29 @@ def test_hits_whose_forwards_pauses_made_slow_do_not_end_loading(tmp_path):
     for first in range(1, 9):
         assert asked(first) == 0
     engine.settle()
-    assert asked(1, lambda _: 0.8) == WHOLE
-    assert asked(2, lambda _: 0.8) == WHOLE, "one alone decides nothing"
-    for _ in range(8):
-        asked(3, lambda _: 0.8)
-    found = [asked(4) for _ in range(ALIKE + 8)]
-    assert found[0] == 0, "many are believed"
-    assert found[-8:] == [WHOLE] * 8, "but not for ever"
+    assert [asked(first, lambda _: 0.8) for first in range(1, 9)] == [WHOLE] * 8
+    assert [asked(first) for first in range(1, 9)] == [WHOLE] * 8
     engine.close()
+
+
+def test_a_prompt_that_no_tier_has_waits_for_nobody_where_that_is_known_at_once(tmp_path):
+    engine = SmallEngine([Host("4MiB"), disk(tmp_path)])
+    engine.side.follow("cold", TEXT, Scope())
+    assert engine.side.matched("cold", len(TEXT), 0) == 0
+    engine.run(TEXT)
+    engine.settle()
+    assert engine.loaded("cold", TEXT) == WHOLE, "it is there by now"
+    engine.side.follow("behind", [*TEXT[:8], *TEXT], Scope())
+    assert engine.side.matched("behind", len(TEXT) + 8, 2 * BLOCK) == 0
+    for name in ("cold", "behind"):
+        engine.side.ended(name)
+    engine.close()
+    unsure = SmallEngine([Faulty(disk(tmp_path), FaultPlan(hangs=1.0, hang_s=0.2))])
+    unsure.side.follow("cold", [99, *TEXT], Scope())
+    assert unsure.side.matched("cold", len(TEXT), 0) is None
+    unsure.side.ended("cold")
+    unsure.stack.drain(10)
+    unsure.side.close()
 
 
 def test_what_vllm_has_itself_is_not_loaded(tmp_path):
@@ -246,6 +260,25 @@ def test_a_tier_that_lies_fails_or_hangs_costs_a_hit(tmp_path, plan):
         assert num < WHOLE
     engine.stack.drain(10)
     engine.side._arena.check()
+    engine.side.close()
+
+
+def test_a_tier_that_is_slow_to_say_and_slow_to_give_costs_half_of_computing_once(tmp_path):
+    slow = Faulty(disk(tmp_path), FaultPlan())
+    engine = SmallEngine([slow], settings=StackSettings(busy_share=1.0))
+    for first in range(1, 4):
+        engine.run([first, *TEXT], took=lambda num_tokens: 0.025 * num_tokens)
+    engine.settle()
+    lookup, get = slow._contains, slow._get
+    slow._contains = lambda *asked: time.sleep(0.25) or lookup(*asked)
+    slow._get = lambda *asked: time.sleep(2.0) or get(*asked)
+    began = time.monotonic()
+    engine.side.follow("r", [1, *TEXT], Scope())
+    assert engine.loaded("r", [1, *TEXT]) == 0
+    assert (
+        0.25 <= time.monotonic() - began < 0.6
+    )  # computing takes 0.775 s; half of it twice would be 0.8
+    engine.side.ended("r")
     engine.side.close()
 
 

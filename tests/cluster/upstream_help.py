@@ -38,7 +38,7 @@ def served(app, port=0):
     assert not thread.is_alive()
 
 
-def wait_for(seen, within_s=10):
+def wait_for(seen, within_s=60):
     until = time.monotonic() + within_s
     while not seen():
         assert time.monotonic() < until

@@ -235,10 +235,17 @@ def tiny_config(family, **changes):
     return transformers.CONFIG_MAPPING[family.split("+")[0]](**values)
 
 
+def sow(seed):
+    """Seed torch as `manual_seed` does, which notes each call with its traceback for a CUDA device that may come."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
 @functools.cache
 def tiny_model(family, seed=0, dtype=torch.float32, **changes):
     """A random model of a family, always the same one; weights large enough to disagree."""
-    torch.manual_seed(seed)
+    sow(seed)
     model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=dtype).eval()
     return settled(loud(model))
 
@@ -321,7 +328,7 @@ def same(model, cache, ids, *, attention_mask=None, scope=None, store_until=None
         (model.generate, {}),
         (cache.generate, {"scope": scope, "store_until": store_until}),
     ):
-        torch.manual_seed(5)
+        sow(5)
         both.append(
             generate(
                 input_ids=ids,

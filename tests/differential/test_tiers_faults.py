@@ -66,14 +66,11 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline(model, ids):
     try:
         same(model, make_cache(model, tiers=tiers), ids)
         assert tiers.drain(20)
-        faulty.plan = FaultPlan(hangs=1.0, hang_s=2.0)
+        faulty.plan = FaultPlan(hangs=1.0, hang_s=30.0)
         cache = make_cache(model, tiers=tiers)
         began = time.monotonic()
         cache.generate(ids, max_new_tokens=1)
-        plain = time.monotonic()
-        model.generate(ids, max_new_tokens=1)
-        bound = 2 * (time.monotonic() - plain) + 0.05 + 0.1 + 0.5
-        assert plain - began < bound
+        assert time.monotonic() - began < 10.0, "and what it computes itself"
         same(model, cache, ids)
     finally:
         tiers.close()
@@ -137,7 +134,7 @@ def test_another_process_has_left_it_in_redis(model, ids, tmp_path):
                 ops.clear(cache.manager)
                 began = time.monotonic()
                 same(model, cache, ids)
-                assert time.monotonic() - began < 4, "no longer than the deadlines"
+                assert time.monotonic() - began < 20, "no longer than the deadlines"
                 assert cache.last.tier_tokens == {}
             server.stop()
             ops.clear(cache.manager)

@@ -50,6 +50,33 @@ def test_news_come_one_after_another_and_grow(served):
     asyncio.run(ask())
 
 
+def test_news_of_a_step_are_told_though_the_next_one_takes_long(served, model, monkeypatch):
+    forward, goes_on = model.forward, threading.Event()
+    num_done = 0
+
+    def slow(**arguments):
+        nonlocal num_done
+        if num_done == 5:
+            goes_on.wait()
+        num_done += 1
+        return forward(**arguments)
+
+    monkeypatch.setattr(model, "forward", slow)
+
+    async def ask():
+        outputs = served.generate(PROMPT, LONG)
+        async for output in outputs:
+            if len(output.outputs[0].token_ids) == 5:
+                break
+        goes_on.set()
+        assert len((await last(outputs)).outputs[0].token_ids) == 100
+
+    try:
+        asyncio.run(asyncio.wait_for(ask(), 60))
+    finally:
+        goes_on.set()
+
+
 def test_a_slow_reader_gets_the_last_news_only(served):
     async def ask():
         outputs = served.generate(PROMPT, LONG)

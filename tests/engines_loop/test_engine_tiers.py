@@ -106,7 +106,7 @@ def test_a_preempted_request_goes_on_from_a_tier():
 
 @pytest.mark.parametrize(
     "plan",
-    [FaultPlan(hangs=1.0, hang_s=3.0), FaultPlan(errors=1.0), FaultPlan(full=1.0)],
+    [FaultPlan(hangs=1.0, hang_s=30.0), FaultPlan(errors=1.0), FaultPlan(full=1.0)],
     ids=["hangs", "fails", "full"],
 )
 def test_a_tier_in_trouble_delays_no_one_beyond_its_patience_and_changes_no_token(plan):
@@ -123,7 +123,7 @@ def test_a_tier_in_trouble_delays_no_one_beyond_its_patience_and_changes_no_toke
             outputs = engine.step()
             longest = max(longest, time.monotonic() - begun)
         assert tuple(outputs[0].outputs[0].token_ids) == plain_answer(model, prompt, 8)
-    assert longest < 1.0
+    assert longest < 10.0
     engine.close()
     nothing_held(engine)
     stack.close()

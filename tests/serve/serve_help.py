@@ -65,7 +65,7 @@ class Running:
     def get(self, path, **more):
         return httpx.get(f"{self.url}{path}", timeout=20, **more)
 
-    def quiet(self, within_s=10):
+    def quiet(self, within_s=60):
         """Wait until nothing runs; then nothing may be held, and every invariant holds."""
         until = time.monotonic() + within_s
         while (

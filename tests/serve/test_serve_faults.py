@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
@@ -36,7 +37,7 @@ def short(server, **more):
     return server.post("/v1/completions", {"prompt": "A list", "max_tokens": 2}, **more)
 
 
-def wait_for(seen, within_s=10):
+def wait_for(seen, within_s=60):
     until = time.monotonic() + within_s
     while not seen():
         assert time.monotonic() < until
@@ -118,6 +119,24 @@ def test_a_text_that_is_too_long_whatever_it_says_is_not_read():
             assert message in answer.json()["error"]["message"]
         assert read == ["a" * 64 * longest]
         made.quiet()
+
+
+def test_a_head_without_end_is_refused(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.settimeout(20)
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(10_000):
+                connection.sendall(b"X-Line: " + b"a" * 90 + b"\r\n")
+            pytest.fail("a million bytes of headers were taken")
+
+
+def test_one_connection_is_asked_often_with_large_heads(server):
+    with httpx.Client() as client:
+        for length in (10, 60_000, 20, 60_000, 60_000):
+            asked = {"X-Long": "a" * length}
+            assert client.get(f"{server.url}/health", headers=asked).status_code == 200
 
 
 def test_a_body_that_never_comes_is_given_up(server):
@@ -331,7 +350,7 @@ def test_a_request_past_its_deadline_is_told_so_with_all_its_answers(server):
 
 
 def test_a_tier_that_hangs_keeps_nobody_waiting():
-    tier = Faulty(Host("64MiB"), FaultPlan(hangs=1.0, hang_s=3.0))
+    tier = Faulty(Host("64MiB"), FaultPlan(hangs=1.0, hang_s=30.0))
     patience = StackSettings(lookup_timeout_s=0.1, load_timeout_s=0.2, close_timeout_s=0.2)
     with TierStack([tier], patience) as stack, running(tiers=stack) as server:
         begun = time.monotonic()
@@ -339,5 +358,5 @@ def test_a_tier_that_hangs_keeps_nobody_waiting():
             server.post("/v1/completions", {"prompt": TEXT, "max_tokens": 2}) for _ in range(3)
         ]
         assert [each.status_code for each in asked] == [200] * 3
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 15.0
         server.quiet()

@@ -17,6 +17,10 @@ def end_with_parent() -> list[str]:
     return [path, "--pdeathsig", "KILL"] if path else []
 
 
+SOON_S = 10.0
+"""What a call with a timeout of less than a second takes at most, on a busy machine too; faults of tests last longer."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

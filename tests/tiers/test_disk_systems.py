@@ -2,8 +2,6 @@
 
 import resource
 import shutil
-import subprocess
-import sys
 
 import pytest
 from disk_help import get, put
@@ -11,7 +9,9 @@ from file_systems import command, fill, mounted
 from prefixes_help import FULL as NAMESPACE
 from prefixes_help import book_of, hashes_of
 from prefixes_help import store as store_blocks
+from typer.testing import CliRunner
 
+from quire.cli.app import app
 from quire.tiers.base import Outcome
 from quire.tiers.contents.names import NameBook, write_names
 from quire.tiers.contract.samples import names_of, record_of
@@ -109,9 +109,8 @@ def test_a_full_file_system_can_be_evicted_from(system):
     write_names(book_of([NAMESPACE], [(tokens, None)]), path)
     fill(system)
     for words in (["verify"], ["evict", "--to", "4KiB"], ["verify"], ["evict", "--all"]):
-        program = [sys.executable, "-m", "quire", "cache", words[0], path, *words[1:]]
-        done = subprocess.run(program, check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(app, ["cache", words[0], str(path), *words[1:]])
+        assert done.exit_code == 0, done.output
     assert not NameBook.read(path).parents
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 from mooncake_server import MooncakeServer
-from processes import free_port, standing_still
+from processes import SOON_S, free_port, standing_still
 
 import quire.tiers.mooncake.tier as module
 from quire.errors import ConfigError, TierError
@@ -123,11 +123,11 @@ def test_a_memory_process_that_hangs_costs_the_timeout_and_never_gives_wrong_byt
         with standing_still(server.memory):
             began = time.monotonic()
             assert set(tier.get(keys, buffers, timeout_s=0.3)) <= {TIMEOUT, ERROR}
-            assert time.monotonic() - began < 0.8
+            assert time.monotonic() - began < SOON_S
             assert all(not any(buffer[:200]) for buffer in buffers)
         time.sleep(0.3)
         assert all(not any(buffer[:200]) for buffer in buffers), "a late answer is dropped"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while tier.get(keys, buffers, timeout_s=5) != [HIT] * 4:
             assert time.monotonic() < deadline
         assert buffers == records
@@ -149,9 +149,9 @@ def test_a_master_that_is_killed_and_started_again_is_a_run_of_misses(tmp_path):
             ):
                 began = time.monotonic()
                 assert set(call()) <= {TIMEOUT, ERROR}
-                assert time.monotonic() - began < 0.7
+                assert time.monotonic() - began < SOON_S
             server.start()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while tier.put(keys, records, timeout_s=1) != [STORED] * 3:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
@@ -228,7 +228,7 @@ def test_what_a_deletion_tore_while_it_was_read_is_absent_and_nothing_else_is_de
 
 
 def until_none_hangs(callers):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while callers.num_hanging:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -239,11 +239,11 @@ def test_calls_that_hang_are_bounded_and_further_ones_return_at_once():
     callers = Callers(2, lambda address, size: 0)
     for _ in range(2):
         with callers.taken(0.05) as caller, pytest.raises(TimeoutError):
-            caller.call(lambda: release.wait(10))
+            caller.call(lambda: release.wait(60))
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match="2 calls hang"), callers.taken(5):
+    with pytest.raises(TimeoutError, match="2 calls hang"), callers.taken(30):
         pass
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < SOON_S
     release.set()
     until_none_hangs(callers)
     with callers.taken(5) as caller:
@@ -270,7 +270,7 @@ def test_a_caller_is_nobody_elses_until_it_was_given_back_and_its_call_has_ended
     callers = Callers(1, lambda address, size: 0)
     with callers.taken(0.02) as caller:
         with pytest.raises(TimeoutError):
-            caller.call(lambda: release.wait(10))
+            caller.call(lambda: release.wait(60))
         with pytest.raises(TimeoutError, match="busy"), callers.taken(0.02):
             pass
     with pytest.raises(TimeoutError, match="1 calls hang"), callers.taken(5):
@@ -293,7 +293,7 @@ def test_closing_while_calls_hang_returns_in_time(server, client, monkeypatch):
             assert tier.contains([name_of(1)], timeout_s=0.1) == [False]
             began = time.monotonic()
             tier.close()
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < SOON_S
             assert tier.contains([name_of(1)], timeout_s=0.1) == [False]
 
 
@@ -357,7 +357,7 @@ def test_a_server_that_is_no_master_is_given_up_in_time():
         began = time.monotonic()
         with pytest.raises(TierError, match="does not answer as a Mooncake master within"):
             Mooncake(f"127.0.0.1:{silent.getsockname()[1]}", open_timeout_s=0.5)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < SOON_S
 
 
 def test_a_missing_system_library_is_named_with_what_to_install(monkeypatch):

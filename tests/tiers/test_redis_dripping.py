@@ -4,6 +4,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from processes import SOON_S
 from redis_help import the_server
 from rubbish_server import RubbishServer, Then, bulk
 
@@ -35,17 +36,17 @@ def test_a_server_that_drips_an_answer_byte_by_byte_costs_the_timeout(server, ti
     def drip(connection):
         for byte in bulk(bytes(record_of(name_of(1)))):
             connection.sendall(bytes([byte]))
-            time.sleep(0.002)
+            time.sleep(0.05)
 
     server.mischief = lambda answer, command: Then(b"", after=drip)
     began = time.monotonic()
     outcomes = tier.get([name_of(1)], buffers_like([record_of(name_of(1))]), timeout_s=0.2)
     assert outcomes == [TIMEOUT]
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < SOON_S
 
 
 def dripping(connection):
-    for _ in range(300):
+    for _ in range(3000):
         connection.sendall(b"x")
         time.sleep(0.01)
 
@@ -64,7 +65,7 @@ def test_a_login_that_drips_costs_the_timeout_of_the_call(server, tier, call):
     server.mischief = lambda answer, command: Then(b"+", after=dripping)
     began = time.monotonic()
     call(tier)
-    assert time.monotonic() - began < 0.8
+    assert time.monotonic() - began < SOON_S
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
@@ -81,7 +82,7 @@ def test_a_server_that_drips_opens_or_is_refused_within_the_time_of_opening(
     began = time.monotonic()
     with suppress(TierError):
         Redis(f"{scheme}://127.0.0.1:{server.port}").close()
-    assert time.monotonic() - began < 1.2
+    assert time.monotonic() - began < SOON_S
 
 
 def test_a_listing_that_drips_is_refused(server, tier, monkeypatch):
@@ -90,7 +91,7 @@ def test_a_listing_that_drips_is_refused(server, tier, monkeypatch):
     began = time.monotonic()
     with pytest.raises(TierError, match="cannot be listed"):
         list(tier.scan())
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < SOON_S
 
 
 @pytest.mark.parametrize(
@@ -120,4 +121,4 @@ def test_a_server_that_never_stops_talking_costs_the_timeout(server, tier):
     record = record_of(name_of(1), 6_000_000)
     outcomes = tier.put([name_of(1)] * 9, [record] * 9, timeout_s=0.3)
     assert set(outcomes) <= {ERROR, TIMEOUT}
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < SOON_S

@@ -8,6 +8,7 @@ import time
 import tracemalloc
 
 import pytest
+from processes import SOON_S
 from redis_help import the_server
 from rubbish_server import RubbishServer, Then, bulk, hang_up, honest, rubbish
 
@@ -195,7 +196,7 @@ def test_rubbish_is_a_miss_in_time_and_the_next_call_finds_what_is_there(server,
     found = tier.contains(keys, timeout_s=SECONDS)
     tier.delete(keys[:1], timeout_s=SECONDS)
     # Dropping what is corrupt has its own time: at most one for each of the six.
-    assert time.monotonic() - began < 11 * SECONDS + 1.0
+    assert time.monotonic() - began < 11 * SECONDS + SOON_S
 
     assert set(got) <= {HIT, ABSENT, CORRUPT, Outcome.FOREIGN, TIMEOUT, ERROR}
     for i, outcome in enumerate(got):
@@ -242,7 +243,7 @@ def test_a_server_that_reads_nothing_costs_the_timeout(server, tier):
     assert set(outcomes) <= {Outcome.STORED, TIMEOUT}
     assert outcomes[-1] is TIMEOUT
     assert len(record) * 200 > 8 << 20
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < SOON_S
 
 
 def test_an_answer_too_many_ends_the_connection_so_that_none_is_taken_for_another(server, tier):
@@ -322,7 +323,7 @@ def test_being_sent_in_circles_or_nowhere_is_an_error(server, kind, where, monke
         assert tier.get(keys, buffers_like(records_of(keys))) == [ERROR] * 3
         assert tier.contains(keys) == [False] * 3
         is_open = False
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 60
         while tier.get(keys, buffers_like(records_of(keys))) != [ABSENT] * 3:
             assert time.monotonic() < deadline, "a right map makes it whole again"
             time.sleep(0.01)

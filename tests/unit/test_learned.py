@@ -30,7 +30,7 @@ class AlwaysLru(Mind):
         self.is_lru = True
         self.judged = []
 
-    def judge(self, found, lru_found, asked):
+    def judge(self, found, lru_found, asked, capacity):
         self.judged.append((found, lru_found))
 
 

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.foresight.lru_shadow import MIN_SLOTS, LruShadow
-from quire.foresight.mind import APPRENTICE, LOSS, LOST_PROMPTS, TRUST, Mind
+from quire.foresight.mind import (
+    APPRENTICE,
+    LEAST_PROMPTS,
+    LOSS,
+    MOST_PROMPTS,
+    PAYS_WITHIN,
+    STAKE,
+    TRUST,
+    Mind,
+)
 from quire.foresight.reentry import (
     EDGES,
     NUM_BINS,
@@ -106,50 +115,99 @@ def test_the_shadow_counts_what_lies_above_a_record(seed):
                 assert min(shadow.above(stack[at][0], 60), 60) == min(above, 60)
 
 
+CAPACITY = 10_000
+
+
 def compared(num_requests, *, asked=100):
     """Return a mind that acts, and has compared so many requests of so many blocks with LRU."""
     mind = Mind(apprentice=0)
+    mind.evicted = CAPACITY
     for number in range(num_requests):
         mind.num_requests = number + 1
-        mind.judge(0, 0, asked)
+        mind.judge(0, 0, asked, CAPACITY)
     return mind
 
 
-@pytest.mark.parametrize("num_requests", [TRUST + 1, 10 * TRUST])
-def test_it_is_lru_until_half_of_what_it_may_lose_is_made_good(num_requests):
-    mind = compared(num_requests)
-    most = int(LOSS * mind.asked) + LOST_PROMPTS * 100
-    mind.judge(0, most - 1, 0)
+def judge(mind, *, gain):
+    """Compare a request of no blocks that found so many more than LRU, or fewer."""
+    mind.judge(max(gain, 0), max(-gain, 0), 0, CAPACITY)
+
+
+def leaves_lru(mind):
+    """Let an apprentice see all that it has to."""
+    mind.num_requests, mind.evicted = APPRENTICE, CAPACITY
+    mind.judge(0, 0, 10_000, CAPACITY)
     assert not mind.is_lru
-    mind.judge(0, 2, 0)
-    assert mind.is_lru
-    mind.judge(most // 2 - 1, 0, 0)
-    assert mind.is_lru
-    mind.judge(4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "asked", "stake"),
+    [
+        (TRUST + 1, 100, STAKE * CAPACITY),
+        (10 * TRUST, 100, STAKE * CAPACITY),
+        (500, 1000, LEAST_PROMPTS * 1000),
+        (500, 1, MOST_PROMPTS),
+    ],
+)
+def test_it_is_lru_until_half_of_what_it_may_lose_is_made_good(num_requests, asked, stake):
+    mind = compared(num_requests, asked=asked)
+    most = int(LOSS * mind.asked + stake * (1 - 1 / PAYS_WITHIN))
+    judge(mind, gain=-most)
     assert not mind.is_lru
+    judge(mind, gain=-1)
+    assert mind.is_lru
+    judge(mind, gain=most // 2)
+    assert mind.is_lru
+    judge(mind, gain=2)
+    assert not mind.is_lru
+
+
+def test_what_is_at_stake_has_to_pay_until_the_cache_was_filled_anew_so_often():
+    mind = compared(TRUST + 1)
+    mind.evicted = PAYS_WITHIN * CAPACITY
+    judge(mind, gain=-int(LOSS * mind.asked))
+    assert not mind.is_lru
+    judge(mind, gain=-1)
+    assert mind.is_lru
+
+
+def test_the_stake_is_whole_when_it_leaves_lru_however_long_that_was():
+    mind = Mind()
+    mind.evicted = 5 * CAPACITY
+    mind.judge(0, 0, 10_000, CAPACITY)
+    assert mind.is_lru
+    mind.num_requests = APPRENTICE
+    most = int(LOSS * mind.asked + MOST_PROMPTS * mind.asked / APPRENTICE)
+    judge(mind, gain=0)
+    judge(mind, gain=-most)
+    assert not mind.is_lru
+    judge(mind, gain=-1)
+    assert mind.is_lru
 
 
 def test_what_it_lost_becomes_little_as_more_is_asked_for():
     mind = compared(TRUST + 1)
-    mind.judge(0, LOST_PROMPTS * 100 + 100, 0)
+    judge(mind, gain=-int(STAKE * CAPACITY) - 100)
     assert mind.is_lru
-    mind.judge(0, 0, 4 * 10**6)
+    mind.evicted = PAYS_WITHIN * CAPACITY
+    mind.judge(0, 0, 4 * 10**6, CAPACITY)
+    assert mind.is_lru
+    mind.judge(0, 0, 4 * 10**6, CAPACITY)
     assert not mind.is_lru
 
 
-def test_it_is_lru_as_long_as_it_has_learned_little():
+@pytest.mark.parametrize("lacks", ["requests", "evictions"])
+def test_it_is_lru_as_long_as_it_has_learned_little(lacks):
     mind = Mind()
-    for number in range(APPRENTICE - 1):
-        mind.num_requests = number + 1
-        mind.judge(1, 0, 1)
-        assert mind.is_lru
-    mind.num_requests = APPRENTICE
-    mind.judge(1, 0, 1)
-    assert not mind.is_lru
+    mind.num_requests = APPRENTICE - (lacks == "requests")
+    mind.evicted = CAPACITY - (lacks == "evictions")
+    judge(mind, gain=1)
+    assert mind.is_lru
+    leaves_lru(mind)
 
 
 def test_nothing_is_decided_before_enough_is_compared():
     mind = Mind(apprentice=0)
     mind.num_requests = TRUST
-    mind.judge(0, 1000, 100)
+    mind.judge(0, 1000, 100, CAPACITY)
     assert not mind.is_lru

@@ -55,6 +55,10 @@ def test_with_the_ends_of_sessions_four_fifths_of_the_gap_are_closed(kept, share
     assert closed(CONVERSATION, share, found) >= CLOSED_BY_HINTS
 
 
+def test_what_leaving_lru_costs_at_first_is_not_held_against_it(kept):
+    assert hit(kept(CONVERSATION), 3, "learned") > 12.81 + 5
+
+
 @pytest.mark.parametrize(
     ("name", "share"),
     [(name, share) for name in LRU for share in LRU[name] if FULL or (name, share) in ALWAYS],

@@ -322,6 +322,23 @@ def test_what_computing_takes_is_learned(coefficients):
     assert cost.num_observed == 60
 
 
+def test_what_short_forwards_take_is_believed_as_far_as_there_were_some_lately():
+    cost, saved = PrefillCost(), lambda: cost.saved(0, 1568, 1600)
+    for _ in range(11):
+        cost.observe(0, 1600, 0.15)
+    assert saved() == pytest.approx(0.15, rel=0.1), "hits are tried"
+    cost.observe(1568, 1600, 0.8)  # other work made it slow
+    assert saved() > 0.1
+    for _ in range(200):
+        cost.observe(1568, 1600, 0.8)
+    assert saved() < 0.02
+    for _ in range(100):
+        cost.observe(0, 1600, 0.15)
+    assert saved() > 0.05, "without hits that is doubted again"
+    cost.observe(1568, 1600, 0.01)
+    assert saved() == pytest.approx(0.14, rel=0.1), "a fast one says that it can be so"
+
+
 def test_stacks_are_opened_from_words_and_bad_ones_are_refused(tmp_path):
     with open_stack(["host:1MiB", f"disk:{tmp_path}?capacity=8MiB"], {"write": "back"}) as stack:
         assert stack.settings.write == "back"

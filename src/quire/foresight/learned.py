@@ -129,6 +129,7 @@ class Learned(Watcher):
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
         if group is not None or why != "evicted":
             return
+        self.mind.evicted += len(blocks)
         record: Record = node.note
         is_answer = record.trimmed and blocks.start >= record.prompt
         if record.number and not record.superseded and not is_answer:
@@ -218,7 +219,7 @@ class Learned(Watcher):
             mind.shadow.take(owner, num_blocks)
         if walk.record.slot < 0 and end:
             mind.shadow.push(walk.record, end, capacity)
-        mind.judge(walk.found, lru_found, asked)
+        mind.judge(walk.found, lru_found, asked, capacity)
 
 
 def _merged(path: list[tuple[Record, int]]) -> list[tuple[Record, int]]:

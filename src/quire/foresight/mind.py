@@ -21,11 +21,19 @@ TRUST = 128
 """So many requests are compared before the comparison decides anything."""
 
 APPRENTICE = 512
-"""The policy is LRU for so many requests, and learns, unless callers speak of times."""
+"""The policy is LRU for so many requests and until so many blocks were evicted as the cache has, and learns, unless
+callers speak of times."""
 
-LOSS, LOST_PROMPTS = 0.0003, 4
-"""A loss against LRU of this share of all blocks ever asked for, and so many prompts of mean length, makes the
-policy LRU, until it is half of what may be lost by then."""
+LOSS = 0.0003
+"""A loss against LRU of this share of all blocks ever asked for, and of what is left of the stake, makes the policy LRU, until
+it is half of what may be lost by then."""
+
+STAKE, LEAST_PROMPTS, MOST_PROMPTS = 0.08, 4, 24
+"""Who leaves LRU loses at first, as what was used last comes back soonest: this share of the cache is at stake for it, but so
+many prompts of mean length at least and at most."""
+
+PAYS_WITHIN = 8
+"""The stake shrinks to nothing while so many times the blocks of the cache are evicted: by then it has paid or it does not."""
 
 
 class Walk(msgspec.Struct, eq=False):
@@ -64,7 +72,8 @@ class Mind:
     `doubts`     are called with a class when records in it have changed
     `exposures`  are called with a node whose record has changed
     `gain`       blocks found in place of those that LRU would have found, of all `asked` for
-    `is_lru`     whether the order is that of LRU: for the first `apprentice` requests, and where that would have found more
+    `evicted`    blocks that made room
+    `is_lru`     whether the order is that of LRU: as long as it is an apprentice, and where that would have found more
     """
 
     def __init__(self, apprentice: int = APPRENTICE) -> None:
@@ -80,7 +89,7 @@ class Mind:
         self.walk = Walk(Record())
         self.num_requests = 0
         self.answers = [0.0, 0.0]
-        self.gain = self.asked = 0
+        self.gain = self.asked = self.evicted = self._left_lru = 0
         self.is_lru = apprentice > 0
 
     @property
@@ -99,14 +108,20 @@ class Mind:
             walk.path.append((owner, node.num_blocks))
         node.note = walk.record
 
-    def judge(self, found: int, lru_found: int, asked: int) -> None:
-        """Compare a request's blocks with those that LRU would have found."""
+    def judge(self, found: int, lru_found: int, asked: int, capacity: int) -> None:
+        """Compare a request's blocks with those that LRU would have found in a cache of so many."""
         self.gain += found - lru_found
         self.asked += asked
-        allowed = self.asked * (LOSS + LOST_PROMPTS / max(self.num_requests, 1))
+        prompt = self.asked / max(self.num_requests, 1)
+        stake = min(max(STAKE * capacity, LEAST_PROMPTS * prompt), MOST_PROMPTS * prompt)
+        left = 1 - (self.evicted - self._left_lru) / (PAYS_WITHIN * capacity)
+        allowed = LOSS * self.asked + stake * max(left, 0)
         if self.is_lru:
-            dares = self.num_requests >= self._apprentice or self.forecasts.spoken
-            self.is_lru = not dares or self.gain < -allowed / 2
+            served = self.num_requests >= self._apprentice and self.evicted >= capacity
+            if not (served or self.forecasts.spoken):
+                self._left_lru = self.evicted
+            else:
+                self.is_lru = self.gain < -allowed / 2
         elif self.num_requests > TRUST:
             self.is_lru = self.gain < -allowed
 

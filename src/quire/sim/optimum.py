@@ -110,7 +110,7 @@ def reachable_steps(reuses: Reuses) -> Iterator[Steps]:
     prompts = zip(reuses.prompt_blocks.tolist(), _next_uses(reuses), strict=True)
     for now, (num_blocks, pieces) in enumerate(prompts):
         rest = num_blocks - sum([count for _, count in pieces])
-        stack.hold(now, [*pieces, (GONE, rest)] if rest else pieces)
+        stack.hold(now, [*pieces, (GONE, rest)] if rest else pieces, num_blocks)
         yield from stack.steps(at_least=STEPS_AT_ONCE)
     stack.collect(reuses.num_requests)
     yield from stack.steps()
@@ -148,10 +148,9 @@ class _NextUses:
         self._found: list[int] = []
         self._compact_at = COMPACT_AT
 
-    def hold(self, now: int, chain: list[Piece]) -> None:
-        """Request `now` holds blocks in the uppermost levels: (next use, count) from the root on; others go down."""
+    def hold(self, now: int, chain: list[Piece], room: int) -> None:
+        """Request `now` holds blocks in the uppermost levels, `room` of them: (next use, count) from the root on; others go down."""
         uses, sizes = self._uses, self._sizes
-        room = sum([count for _, count in chain])
         level = at = 0
         moved: list[Piece] = []
         for use, size in zip(uses, sizes, strict=True):
@@ -192,55 +191,61 @@ class _NextUses:
                 at += 1
                 continue
             size = sizes[at]
-            kept = min(count, size)
             if use <= now and use != GONE:
                 level += sum(sizes[summed:at])
                 summed = at
-                found += (level, kept, use)
-            if at and uses[at - 1] == soonest:
-                sizes[at - 1] += kept
-                if at == summed:
-                    level += kept
-                if kept == size:
+                found += (level, min(count, size), use)
+            if count < size:  # it goes before what is left of the piece
+                sizes[at] = size - count
+                if at and uses[at - 1] == soonest:
+                    sizes[at - 1] += count
+                    if at == summed:
+                        level += count
+                else:
+                    uses.insert(at, soonest)
+                    sizes.insert(at, count)
+                    end += 1
+                    at += 1
+                if use <= now:
+                    if not carried:
+                        count = 0
+                        break
+                    soonest, count = heappop(carried)
+                elif carried:
+                    soonest, count = heappushpop(carried, (use, count))
+                else:
+                    # Each piece that follows gives as much as it takes, as long as they rise.
+                    soonest = use
+                    first = at
+                    at += 1
+                    while at < end and uses[at] > soonest and sizes[at] > count:
+                        soonest = uses[at]
+                        at += 1
+                    sizes[first] += count
+                    sizes[at - 1] -= count
+                    continue
+            else:  # it takes the place of the piece
+                if at and uses[at - 1] == soonest:
+                    sizes[at - 1] += size
+                    if at == summed:
+                        level += size
                     del uses[at], sizes[at]
                     end -= 1
                 else:
-                    sizes[at] = size - kept
-            else:
-                if kept == size:
                     uses[at] = soonest
+                    at += 1
+                if count > size:
+                    count -= size
+                    if use > now:
+                        heappush(carried, (use, size))
+                    continue
+                if use > now:
+                    soonest, count = heappushpop(carried, (use, size))
+                elif carried:
+                    soonest, count = heappop(carried)
                 else:
-                    sizes[at] = size - kept
-                    uses.insert(at, soonest)
-                    sizes.insert(at, kept)
-                    end += 1
-                at += 1
-            if use > now:
-                if kept < count:
-                    heappush(carried, (use, kept))
-                    count -= kept
-                    continue
-                if not carried:
-                    soonest = use
-                    if kept < size:
-                        # Each piece that follows gives as much as it takes, as long as they rise.
-                        first = at
-                        at += 1
-                        while at < end and uses[at] > soonest and sizes[at] > count:
-                            soonest = uses[at]
-                            at += 1
-                        sizes[first] += count
-                        sizes[at - 1] -= count
-                    continue
-                soonest, count = heappushpop(carried, (use, kept))
-            elif kept < count:
-                count -= kept
-                continue
-            elif carried:
-                soonest, count = heappop(carried)
-            else:
-                count = 0
-                break
+                    count = 0
+                    break
             while carried and carried[0][0] == soonest:
                 count += heappop(carried)[1]
         if count:

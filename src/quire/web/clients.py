@@ -11,6 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from quire.web.protocol import HttpProtocol
+
 Got = TypeVar("Got")
 Item = TypeVar("Item")
 
@@ -18,12 +20,12 @@ DONE = b"data: [DONE]\n\n"
 
 UVICORN: dict[str, Any] = {
     "loop": "asyncio",
-    "http": "h11",
+    "http": HttpProtocol,
     "log_level": "warning",
     "access_log": False,
     "server_header": False,
 }
-"""Options of uvicorn, with its loop and parser by name: others, which it takes where they are installed, end otherwise."""
+"""Options of uvicorn, with its loop by name: another one, which it takes where that is installed, ends otherwise."""
 
 
 def sse(document: Any) -> bytes:

@@ -34,6 +34,7 @@ class AsyncEngine:
         self.engine = engine
         self._calls: SimpleQueue[tuple[Callable[[Engine], Any], Future[Any]] | None] = SimpleQueue()
         self._readers: dict[str, _Reader] = {}
+        self._untold: list[tuple[_Reader, RequestOutput]] = []
         self._ended: QuireError | None = None
         begun: Future[None] = Future()
         self._thread = Thread(target=self._run, args=[begun], name="quire-engine", daemon=True)
@@ -115,6 +116,7 @@ class AsyncEngine:
     def _serve(self) -> None:
         """Do steps and calls until the engine is stopped or breaks down; then whoever waits is told."""
         ended = RequestFailed("the engine was closed; make another one")
+        self.engine.when_computing(self._tell_others)
         try:
             while self._answer_calls():
                 self._deliver(self.engine.step())
@@ -146,22 +148,30 @@ class AsyncEngine:
         return True
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
-        """Hand out news, with one call into each event loop: first those of who has heard nothing yet."""
-        news: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, RequestOutput]]] = {}
+        """Hand out first and last news of a request at once, and others once the model computes the next step.
+
+        What event loops do with news then costs no time, where it would hold up what comes before.
+        """
+        self._tell_others()
+        urgent: list[tuple[_Reader, RequestOutput]] = []
         for output in outputs:
             if (reader := self._readers.get(output.request_id)) is not None:
-                told = news.setdefault(reader.loop, [])
-                told.insert(len(told) if reader.has_heard else 0, (reader, output))
+                waits = reader.has_heard and not output.finished
+                (self._untold if waits else urgent).append((reader, output))
                 reader.has_heard = True
                 if output.finished:
                     del self._readers[output.request_id]
-        for loop, told in news.items():
-            _tell(loop, told)
+        _tell(urgent)
+
+    def _tell_others(self) -> None:
+        """Hand out the news that have waited."""
+        untold, self._untold = self._untold, []
+        _tell(untold)
 
     def _refuse(self, error: QuireError) -> None:
         """Tell everyone who waits that the engine has ended."""
         for reader in list(self._readers.values()):
-            _tell(reader.loop, [(reader, error)])
+            _tell([(reader, error)])
         with suppress(Empty):
             while True:
                 called = self._calls.get_nowait()
@@ -179,16 +189,18 @@ class _Reader:
         self.has_heard = False
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop, told: Sequence[tuple[_Reader, RequestOutput | QuireError]]
-) -> None:
+def _tell(told: Sequence[tuple[_Reader, RequestOutput | QuireError]]) -> None:
     """Put news in the place of older ones, unless their event loop was closed: nobody waits there then."""
+    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, RequestOutput | QuireError]]] = {}
+    for reader, news in told:
+        of_loops.setdefault(reader.loop, []).append((reader, news))
 
-    def put() -> None:
+    def put(told: Sequence[tuple[_Reader, RequestOutput | QuireError]]) -> None:
         for reader, news in told:
             while not reader.news.empty():
                 reader.news.get_nowait()
             reader.news.put_nowait(news)
 
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(put)
+    for loop, those in of_loops.items():
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(put, those)

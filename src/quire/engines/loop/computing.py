@@ -29,11 +29,13 @@ _SPARE = 8
 class Forward:
     """Computes steps of a scheduler: KV into the pools, logits out.
 
-    pools          one for each layer group of the manager
-    before_copies  called before anything is written to them
+    pools           one for each layer group of the manager
+    before_copies   called before anything is written to them
+    before_forward  called when all is ready for the model
     """
 
     before_copies: Callable[[], None] | None = None
+    before_forward: Callable[[], object] | None = None
 
     def __init__(self, model: PackedModel, manager: CacheManager, *, debug_nan: bool) -> None:
         self.model = model
@@ -109,6 +111,8 @@ class Forward:
             torch.from_numpy(each.astype(np.int64)).to(device)  # pyright: ignore[reportUnknownMemberType]
             for each in (step.tokens, _positions(step), step.logit_rows)
         )
+        if self.before_forward is not None:
+            self.before_forward()
         return self.model.forward(ids, positions, rows, self._plans, self.pools, seen=seen)
 
     def _update_tables(self, step: Step) -> None:

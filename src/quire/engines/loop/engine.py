@@ -1,6 +1,6 @@
 """The engine: many requests at once, each shared prefix computed once and read once per step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -226,6 +226,10 @@ class Engine:
     def turn(self) -> Turn:
         """Whose turn it is: `with engine.turn` other threads are refused."""
         return self._turn
+
+    def when_computing(self, call: Callable[[], object]) -> None:
+        """Have a function called whenever the model begins to compute a step: other threads have time from then on."""
+        self._forward.before_forward = call
 
     # -- steps -----------------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ FORGET = 0.97
 SHARED = 1e-3
 """A little of each feature's own square: with few observations, all share in explaining them."""
 
-SURPRISE = 2.0
-"""One observation counts as at most so many times what was expected; a second one in a row counts as it is."""
+DOUBT = 3.0
+"""With so many short observations, what short ones take is half believed."""
 
-ALIKE = 32
-"""After so many observations in a row of which none was short, what a short one takes is not believed any more."""
+FADE = 15 / 16
+"""What one short observation still counts for that when one more has come that is not short."""
 
 
 class PrefillCost:
@@ -26,16 +26,15 @@ class PrefillCost:
     `pairs` are (token, earlier token) pairs, what attention computes. Least squares on relative errors, older
     observations forgotten step by step; coefficients that come out negative are left out.
 
-    Only what is computed behind a hit tells `a` from the rest. Who finds by it that no hit pays would never see one again: one
-    that a pause of the machine made slow would decide for long. So after `ALIKE` observations all costs are the tokens', until
-    a short one is seen. A hit that is tried for that loses less than computing takes.
+    Only what is computed behind a hit tells `a` from the rest. Who finds by it that no hit pays sees none again: a few that
+    other work on the machine made slow would decide for long. So as far as there were no short ones lately, all costs are
+    taken to be the tokens'. A hit that is loaded for that loses less than computing takes.
     """
 
     def __init__(self) -> None:
         self.num_observed = 0
         self._usual_tokens = 0.0
-        self._num_alike = 0
-        self._was_surprise = False
+        self._num_short = 0.0
         self._products = 1e-9 * np.eye(3)
         self._sums = np.zeros(3)
         self._weights = [0.0, 0.0, 0.0]
@@ -45,7 +44,6 @@ class PrefillCost:
         if stop <= start or not seconds > 0:
             return
         self._count(stop - start)
-        seconds = self._believed(seconds, self._fitted(start, stop))
         features = np.array(_features(start, stop)) / seconds
         self._products = FORGET * self._products + np.outer(features, features)
         self._sums = FORGET * self._sums + features
@@ -58,9 +56,9 @@ class PrefillCost:
             return 0.0
         if not self.num_observed:
             return UNKNOWN_S_PER_TOKEN * (stop - start)
-        if self._num_alike >= ALIKE:
-            return self._fitted(0, stop) * (stop - start) / stop
-        return self._fitted(start, stop)
+        belief = self._num_short / (self._num_short + DOUBT)
+        by_tokens = self._fitted(0, stop) * (stop - start) / stop
+        return belief * self._fitted(start, stop) + (1 - belief) * by_tokens
 
     def saved(self, start: int, end: int, num_tokens: int) -> float:
         """Return the seconds that having tokens [start, end) of a prompt saves; infinite before anything was measured."""
@@ -69,17 +67,13 @@ class PrefillCost:
         return self.seconds(start, num_tokens) - self.seconds(end, num_tokens)
 
     def _count(self, num_tokens: int) -> None:
-        """Note whether an observation is a short one: of less than half as many tokens as is usual."""
-        if not self.num_observed:
-            self._usual_tokens = num_tokens
-        is_short = 2 * num_tokens < self._usual_tokens
-        self._num_alike = 0 if is_short else self._num_alike + 1
-        self._usual_tokens += (1 - FORGET) * (num_tokens - self._usual_tokens)
-
-    def _believed(self, seconds: float, expected_s: float) -> float:
-        is_surprise = bool(self.num_observed) and seconds > SURPRISE * expected_s
-        is_first, self._was_surprise = is_surprise and not self._was_surprise, is_surprise
-        return SURPRISE * expected_s if is_first else seconds
+        """Note whether an observation is a short one: of less than half as many tokens as others usually have."""
+        if 2 * num_tokens < self._usual_tokens:
+            self._num_short += 1
+            return
+        self._num_short *= FADE
+        newest = 1 - FORGET if self._usual_tokens else 1.0
+        self._usual_tokens += newest * (num_tokens - self._usual_tokens)
 
     def _fitted(self, start: int, stop: int) -> float:
         pairs = zip(_features(start, stop), self._weights, strict=True)

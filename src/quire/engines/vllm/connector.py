@@ -166,6 +166,10 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
             stack.close()
             raise
 
+    def on_new_request(self, request: Any) -> None:
+        if self._side is not None:
+            self._side.arrived(request.request_id)
+
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,15 @@ class Loading:
         self._threads = ThreadPoolExecutor(THREADS, "quire vllm load")
         self._block_size = parts[0].namespace.block_size
 
+    def count_use(self, digests: Sequence[bytes], *, is_new: bool) -> None:
+        """Count that a prompt was asked for; no record of a new one is there to be kept from ageing."""
+        if not is_new or self._stack.counts_uses:
+            self._stack.count_use([part.key(each) for each in digests for part in self._parts])
+
+    def surely_lacks(self, digest: bytes) -> bool:
+        """Return whether it is known at once that nothing comes of this block, and so nothing of those behind it."""
+        return any(self._stack.surely_lacks(part.key(digest)) for part in self._full)
+
     def begin(self, digests: Sequence[bytes], first: int, num_tokens: int) -> PromptLoad:
         """Begin to load what is behind `first` blocks of a prompt with these digests."""
         load = PromptLoad(self._arena, digests, first, num_tokens)
@@ -109,16 +119,15 @@ class Loading:
     def _run(self, load: PromptLoad) -> None:
         end, slots = load.first, dict[tuple[int, int], int]()
         try:
-            keys = [part.key(each) for each in load.digests for part in self._parts]
-            self._stack.count_use(keys)
-            if len(load.digests) > load.first:
-                end, slots = self._load(load)
+            end, slots = self._load(load)
         except Exception as error:  # noqa: BLE001 - whatever fails here, the prompt is computed
             load.causes[type(error).__name__] += 1
         load.finish(end, slots)
 
     def _load(self, load: PromptLoad) -> tuple[int, dict[tuple[int, int], int]]:
+        began_s = time.monotonic()
         levels = self._find(load)
+        found_s = time.monotonic() - began_s
         end = self._agreed(load.first, len(load.digests), levels)
         end = min(end, load.first + self._arena.num_free // len(self._parts))
         end = self._worth(load, self._agreed(load.first, end, levels), levels)
@@ -129,7 +138,7 @@ class Loading:
             load.causes["no_memory"] += 1
             return load.first, {}
         placed = dict(zip(wanted, slots, strict=True))
-        came = self._fetch(load, placed, levels)
+        came = self._fetch(load, placed, levels, found_s)
         end = self._whole(load.first, end, came)
         needed = set(self._wanted(load.first, end))
         self._arena.give_back([slot for at, slot in placed.items() if at not in needed])
@@ -207,8 +216,12 @@ class Loading:
         load: PromptLoad,
         placed: dict[tuple[int, int], int],
         levels: dict[tuple[int, int], int],
+        found_s: float,
     ) -> set[tuple[int, int]]:
-        """Copy verified payloads into slots; return what has come."""
+        """Copy verified payloads into slots; return what has come.
+
+        Asking and loading together may wait in vain for half of what a hit saves, so what asking took is taken off.
+        """
         blocks = list(placed)
         sizes = [self._parts[group].record_bytes for group, _ in blocks]
         end = max((at for _, at in blocks), default=load.first) + 1
@@ -216,7 +229,7 @@ class Loading:
             self._keys(load, blocks),
             sizes,
             found=[levels[each] for each in blocks],
-            saved_s=self._saved_s(load, end),
+            saved_s=self._saved_s(load, end) - 2 * found_s,
         )
         came: set[tuple[int, int]] = set()
         for block, outcome, record in zip(blocks, outcomes, records, strict=True):

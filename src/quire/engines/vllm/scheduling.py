@@ -61,6 +61,7 @@ class Following:
         self.load: PromptLoad | None = None
         self.asked_at_s = 0.0
         self.num_saved = 0
+        self.is_counted = False
         self.is_passed_over = False
 
 
@@ -92,6 +93,7 @@ class SchedulerSide:
         self._loading = Loading(stack, parts, self._arena, self._cost)
         self._num_workers = num_workers
         self._now = now
+        self._alive: set[str] = set()
         self._requests: dict[str, Following] = {}
         self._loads: list[Copy] = []
         self._steps: dict[int, _Step] = {}
@@ -102,10 +104,16 @@ class SchedulerSide:
 
     # Requests
 
+    def arrived(self, request: str) -> None:
+        """Note that vLLM has a request, which may wait for others: until all have ended it does not rest."""
+        self._alive.add(request)
+        self.stack.feeding.engine_computes()
+
     def follow(
         self, request: str, tokens: Sequence[int], scope: Scope, media: Sequence[MediaItem] = ()
     ) -> None:
         """Begin to follow a request; one that is followed already is left alone."""
+        self.arrived(request)
         if request not in self._requests:
             names = PromptNames(tokens, self._block_size, scope, media)
             self._requests[request] = Following(names)
@@ -113,7 +121,8 @@ class SchedulerSide:
     def matched(self, request: str, num_tokens: int, num_computed: int) -> int | None:
         """Return the tokens behind `num_computed` that are loaded, or None while they are looked for.
 
-        At least one of `num_tokens` is left to compute.
+        At least one of `num_tokens` is left to compute. A prompt of which the tiers have nothing, as far as that is known at
+        once, waits for nobody: vLLM would go a step without it.
         """
         following = self._requests.get(request)
         if following is None:
@@ -123,13 +132,16 @@ class SchedulerSide:
         if load is not None and first < load.first:  # vLLM has lost blocks since
             self._end_load(following)
             load = None
-        most = max((num_tokens - 1) // self._block_size, first)
         if load is None:
-            digests = following.names.digests[:most]
+            digests = following.names.digests[: (num_tokens - 1) // self._block_size]
+            is_cold = len(digests) <= first or self._loading.surely_lacks(digests[first])
+            if not following.is_counted:
+                following.is_counted = True
+                self._loading.count_use(digests, is_new=is_cold and not first)
+            if is_cold:
+                return 0
             load = following.load = self._loading.begin(digests, first, num_tokens)
             following.asked_at_s = self._now()
-        if most == first:
-            return 0  # nothing could come; its use is counted beside
         if not load.done.is_set():
             if self._now() - following.asked_at_s < self._loading.deadline_s:
                 return None
@@ -169,7 +181,8 @@ class SchedulerSide:
         following = self._requests.pop(request, None)
         if following is not None:
             self._end_load(following)
-        if not self._requests:
+        self._alive.discard(request)
+        if not self._alive:
             self.stack.feeding.engine_rests()
 
     def rename(self, parts: Sequence[GroupPart]) -> None:
@@ -198,8 +211,6 @@ class SchedulerSide:
         `tokens_of`  all tokens of a request that are known
         `blocks_of`  ids of its blocks by group and place; `null_block` stands where there is none any more
         """
-        if scheduled:
-            self.stack.feeding.engine_computes()
         saved: list[_Saved] = []
         longest, total = (0, 0), 0
         for request, (start, count) in scheduled.items():

@@ -140,7 +140,7 @@ def decode_lines(path: Path, lines: Iterable[bytes], kind: type[Any]) -> Iterato
 def num_ids_of(row: Any) -> int:
     """Return the number of block ids of a row."""
     if isinstance(row, RUN_ROWS):
-        return sum(length for _, length in row.hash_runs)
+        return sum([length for _, length in row.hash_runs])
     return len(row.hash_ids)
 
 

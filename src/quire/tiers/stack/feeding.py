@@ -26,6 +26,9 @@ PATIENCE_S = 30.0
 REST_S = 5.0
 """So long work waits for the engine to rest, where the engine says when it does, before it is done beside it."""
 
+SETTLED_S = 0.03
+"""So long an engine rests before work is done: the next request may follow at once."""
+
 LOOK_S = 0.03
 """How often that is looked at."""
 
@@ -75,7 +78,7 @@ class Feeding:
 
     Without hits, and with a `busy_share` below 1, the jobs that nobody waited for take at most `FIRST_S`, that share of
     the time that has gone by, and one job more. Of an engine that says when it computes, no `FIRST_S`: that share of the
-    time that it has computed, and one job more; while it rests, all that waits is done, and costs no budget. What comes
+    time that it has computed, and one job more; when it has rested for `SETTLED_S`, all that waits is done, and costs no budget. What comes
     while it computes waits for that, up to `REST_S`, and as long as not half of what may wait does.
     """
 
@@ -90,6 +93,7 @@ class Feeding:
         self._running: dict[FeedJob, None] = {}
         self._is_awake = False
         self._is_resting: bool | None = None  # not known
+        self._settled_s = 0.0
         self._most_bytes = 0
         self._share = shared.settings.busy_share
         self._budget_s, self._counted_s = FIRST_S, shared.lanes.now()
@@ -150,8 +154,9 @@ class Feeding:
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return the keys that jobs will store or are storing: bool [keys]. They need not be given again."""
+        asked = frozenset(keys)
         with self._shared.lock:
-            under_way = frozenset[bytes]().union(*(job.keys for job in self._under_way()))
+            under_way = frozenset[bytes]().union(*(asked & job.keys for job in self._under_way()))
         return np.array([key in under_way for key in keys], np.bool_)
 
     def do(self, job: FeedJob) -> bool:
@@ -236,6 +241,7 @@ class Feeding:
                 self._budget_s -= FIRST_S
             self._count_time()
             self._is_resting = is_resting
+            self._settled_s = self._counted_s + SETTLED_S
         self._wake.set()
 
     def _run(self, job: FeedJob) -> None:
@@ -262,8 +268,12 @@ class Feeding:
         return 2 * self._waiting_bytes() >= self._most_bytes
 
     def _waits_for_rest(self, job: FeedJob) -> bool:
-        is_computing = self._is_resting is False and self._share < 1
-        return is_computing and not job.rest.passed and not self._is_filling()
+        is_told = self._is_resting is not None and self._share < 1
+        return is_told and not self._rests() and not job.rest.passed and not self._is_filling()
+
+    def _rests(self) -> bool:
+        """Whether the engine rests, and has for a while."""
+        return bool(self._is_resting) and self.lanes.now() >= self._settled_s
 
     def _count_time(self) -> None:
         """Let the budget grow by the time that went by, unless the engine rested."""
@@ -276,12 +286,15 @@ class Feeding:
     def _has_time(self) -> bool:
         """Count the time that went by, and return whether work may be done now."""
         self._count_time()
-        return bool(self._is_resting) or self._budget_s > 0 or self._share >= 1
+        return self._rests() or self._budget_s > 0 or self._share >= 1
 
     def _pause_s(self, job: FeedJob) -> float:
         """Return how long to wait before this is looked at again; 0 where it may begin."""
         if self._placing.is_filling and not job.patience.passed:
             return LOOK_S
-        if self._waits_for_rest(job):
-            return max(LOOK_S, job.rest.left_s)
-        return 0.0 if self._has_time() else max(LOOK_S, -self._budget_s / self._share)
+        waits_for_rest = self._waits_for_rest(job)
+        if not waits_for_rest and self._has_time():
+            return 0.0
+        if self._is_resting:
+            return SETTLED_S
+        return max(LOOK_S, job.rest.left_s if waits_for_rest else -self._budget_s / self._share)

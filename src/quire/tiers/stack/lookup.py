@@ -89,6 +89,15 @@ class TierLookup:
             found[missing[0] :] = [-1] * (len(found) - missing[0])
         return found
 
+    def surely_lacks(self, key: bytes) -> bool:
+        """Return whether all tiers answer at once and are in service, and none has a key."""
+        return all(
+            level.answers_at_once
+            and level.reading.allows
+            and level.tier.lookup([key]) == ([False], [])
+            for level in self._levels
+        )
+
     def _is_asked(
         self, level: Level, first: Keys, num_questions: int, saved_s: float, num_bytes: int
     ) -> bool:

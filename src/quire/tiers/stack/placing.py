@@ -36,7 +36,7 @@ class Placing:
         self._shared = shared
         self._levels = levels
         self.queues = [StoreQueue(shared, level) for level in levels]
-        self._counts_uses = any(level.settings.write == "second_use" for level in levels)
+        self.counts_uses = any(level.settings.write == "second_use" for level in levels)
 
     def wanted(self, keys: Keys) -> Bits:
         """Return the tiers that would take each key now, a bit for each tier."""
@@ -95,7 +95,7 @@ class Placing:
 
     def count_use(self, keys: Keys) -> None:
         """Count a use of each key, and tell the tiers."""
-        if self._counts_uses:
+        if self.counts_uses:
             with self._shared.lock:
                 self._shared.uses.count(keys)
         for level, queue in zip(self._levels, self.queues, strict=True):

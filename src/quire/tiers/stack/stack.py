@@ -117,6 +117,12 @@ class TierStack:
         saved_s = saved_s if self.settings.gate else math.inf
         return self._lookup.find(keys, contiguous=contiguous, saved_s=saved_s, num_bytes=num_bytes)
 
+    def surely_lacks(self, key: bytes) -> bool:
+        """Return whether it is known at once, without a wait or a question to others, that no tier has a key."""
+        if self._shared.is_closed:
+            return True
+        return not self.feeding.has([key]).any() and self._lookup.surely_lacks(key)
+
     def choose(
         self,
         keys: Keys,
@@ -230,6 +236,11 @@ class TierStack:
         """
         check_sealed(keys, records)
         return self._placing.store_evicted(keys, records) if keys else []
+
+    @property
+    def counts_uses(self) -> bool:
+        """Whether what is stored depends on how often it was asked for (`second_use`)."""
+        return self._placing.counts_uses
 
     def count_use(self, keys: Keys) -> None:
         """Count that a prompt was asked for, which keeps its records from ageing."""
