@@ -188,6 +188,15 @@ def test_a_preempted_request_is_placed_again(model):
     ops.check(engine.manager)
 
 
+def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
+    chunks, segments = Chunks("60KiB", AllRows(), **FREE), prompt(sizes=SIZES)
+    engine = Engine(model, num_blocks=400, chunks=chunks)
+    for _ in range(2):
+        ((answer, _),) = asked(engine, segments)
+        assert answer == plain(model, segments)
+    assert 0 < engine._passages.passages.store.stats.variants < len(segments.passages)
+
+
 def test_tenants_share_no_passages(model):
     engine, segments = engine_of(model, Epic(4)), prompt(sizes=SIZES)
     asked(engine, segments, scope=Scope(salt="one"))

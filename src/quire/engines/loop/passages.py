@@ -85,7 +85,7 @@ class EnginePassages:
         self._computed = computed
         self._settings = settings
         self._refusal = _refusal(forward)
-        self._pending: deque[tuple[Scope, Segments]] = deque()
+        self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque()
         self._head: tuple[Sight, bytes, ChunkKV] | None = None
         self._has_changed = False
         self.passages = Passages(self._runs, bind, computed, turn, settings)
@@ -136,7 +136,7 @@ class EnginePassages:
         if self._settings.capture == "isolated" and not isinstance(
             self._tried(scope), NotRelocatable
         ):
-            self._pending.append((scope, prompt.segments))
+            self._pending.append((scope, prompt.segments, set()))
 
     @property
     def is_pending(self) -> bool:
@@ -144,18 +144,20 @@ class EnginePassages:
         return bool(self._pending)
 
     def capture_next(self) -> None:
-        """Compute and keep one passage of those that wait."""
+        """Compute and keep one passage of those that wait, each once: one may have to go for another."""
         while self._pending:
-            scope, segments = self._pending[0]
+            scope, segments, tried = self._pending[0]
             blending = self._tried(scope)
             missing = (
                 []
                 if isinstance(blending, NotRelocatable)
                 else self.passages.missing(segments, scope, blending)
             )
+            missing = [ids for ids in missing if ids.tobytes() not in tried]
             if len(missing) < 2:
                 self._pending.popleft()
             if missing:
+                tried.add(missing[0].tobytes())
                 found = self._computed(scope, partial(self._captured, segments, missing[:1]))
                 kept = self.passages.keep(scope, found or ())
                 if not kept and self._pending and self._pending[0][1] is segments:
