@@ -51,17 +51,17 @@ def test_a_client_that_goes_in_mid_stream_is_forgotten(server):
         lines = answer.iter_lines()  # one that is forgotten closes the answer
         next(lines)
         assert server.manager.sequences
-    server.quiet(within_s=2)
+    server.quiet(within_s=6)
 
 
 def test_a_client_that_goes_while_it_waits_for_the_whole_is_forgotten(server):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json=LONG | {"n": 2}, timeout=0.5)
-    server.quiet(within_s=2)
+    server.quiet(within_s=6)
     prompts = LONG | {"prompt": ["Once", "Twice"]}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json=prompts, timeout=0.5)
-    server.quiet(within_s=2)
+    server.quiet(within_s=6)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -92,7 +92,7 @@ def test_more_than_there_is_room_for_is_told_to_come_back(server):
             assert int(refused.headers["retry-after"]) >= 1
             assert refused.json()["error"]["type"] == "rate_limit_error"
             assert crew.submit(short, server).result().status_code == 200
-    server.quiet(within_s=2)
+    server.quiet(within_s=6)
     never = server.post("/v1/completions", LONG | {"n": 5})
     assert never.status_code == 400
 
