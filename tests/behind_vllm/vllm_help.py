@@ -64,7 +64,8 @@ def started(tmp_path, script, job, name="job"):
 
 def ended(process, result, log):
     """Return the result of a job, and what was said, when it has ended."""
-    printed, _ = process.communicate(timeout=900)  # vLLM's own log, where it says why an engine died
+    # What is printed is vLLM's own log, where it says why an engine died.
+    printed, _ = process.communicate(timeout=900)
     assert result.exists(), log.read_text()[-3000:] + printed[-6000:]
     return json.loads(result.read_text()), log.read_text()
 
