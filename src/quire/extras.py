@@ -26,7 +26,7 @@ class Extra(NamedTuple):
 _CLI = ("xxhash", "typer", "rich")
 _HF = ("xxhash", "torch", "transformers", "safetensors", "jinja2")
 _RUN = tuple(dict.fromkeys((*_CLI, *_HF)))
-_SERVE = (*_RUN, "llvmlite", "prometheus_client", "starlette", "uvicorn")
+_SERVE = (*_RUN, "llvmlite", "prometheus_client", "starlette", "uvicorn", "httptools")
 
 EXTRAS = {
     "cli": Extra(_CLI, "the commands that run no model"),
@@ -46,7 +46,7 @@ EXTRAS = {
     "events": Extra(("zmq",), "KV events of running engines"),
     "engine": Extra((*_HF, "llvmlite"), "the engine at its full speed on a CPU"),
     "serve": Extra(_SERVE, "quire serve"),
-    "route": Extra((*_CLI, "starlette", "uvicorn", "httpx"), "quire route"),
+    "route": Extra((*_CLI, "starlette", "uvicorn", "httptools", "httpx"), "quire route"),
     "replicas": Extra((*_SERVE, "zmq", "ray"), "quire serve --replicas"),
     "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
     "images": Extra((*_RUN, "PIL"), "generate --image"),

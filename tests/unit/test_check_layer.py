@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.chunks import NoRows
-from quire.engines.hf.chunks.check_layer import Reading
+from quire.engines.hf.chunks.check_layer import GateReading
 
 SURE, OTHER = [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]
 EVEN, AS_EVEN = [1.0, 0.99, 0.0], [0.99, 1.0, 0.0]
@@ -22,7 +22,7 @@ class Told:
 
 
 def reading(whole, moved, repaired):
-    return Reading([Told(whole, moved, repaired)])
+    return GateReading([Told(whole, moved, repaired)])
 
 
 def is_repaired(whole, moved, repaired):

@@ -56,7 +56,7 @@ def check_layer(runs: Runs, found: Relocation, sample: Sequence[Sequence[int]] |
         return 1
     passages = _passages(runs, found.positions, sample)
     if found.drops_rows is None and len(passages) >= 4:
-        reading = Reading(_texts(runs, found, passages))
+        reading = GateReading(_texts(runs, found, passages))
         if not reading.asks:
             return 1
         deepest = min(max(int(num_layers * _DEEPEST), 1), num_layers - 1)
@@ -65,7 +65,7 @@ def check_layer(runs: Runs, found: Relocation, sample: Sequence[Sequence[int]] |
     return _worth_most(runs, found, passages)
 
 
-class Text(Protocol):
+class PassageText(Protocol):
     """Moved passages, and what is read behind them; `whole`: its logits `[tokens, vocab]` in a full forward."""
 
     whole: torch.Tensor
@@ -75,13 +75,13 @@ class Text(Protocol):
         ...
 
 
-class Reading:
+class GateReading:
     """What is read behind moved passages, in some texts.
 
     asks  whether something is to be repaired where passages are moved alone
     """
 
-    def __init__(self, texts: Sequence[Text]) -> None:
+    def __init__(self, texts: Sequence[PassageText]) -> None:
         self._texts = texts
         far, lost = self._behind(NoRows())
         asking = torch.argsort(far, descending=True)[: max(far.numel() // _ASKING, 1)]
