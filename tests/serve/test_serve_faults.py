@@ -121,14 +121,23 @@ def test_a_text_that_is_too_long_whatever_it_says_is_not_read():
         made.quiet()
 
 
-def test_a_head_without_end_is_refused(server):
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /health HTTP/1.1\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+    ],
+    ids=["head", "trailers"],
+)
+@pytest.mark.parametrize("line_end", [b"\r\n", b""], ids=["many lines", "one line"])
+def test_a_head_without_end_is_refused(server, begun, line_end):
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.settimeout(20)
-        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        connection.sendall(begun + b"X-First: a")
         with suppress(BrokenPipeError, ConnectionResetError):
             for _ in range(10_000):
-                connection.sendall(b"X-Line: " + b"a" * 90 + b"\r\n")
+                connection.sendall(line_end + b"X-Line: " + b"a" * 90)
             pytest.fail("a million bytes of headers were taken")
 
 

@@ -7,26 +7,33 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD = 1 << 16
-"""Bytes of a request line and headers."""
+"""Bytes of a request line and headers, or of trailers."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """A connection of uvicorn, read by httptools; a head that goes on for more than `MOST_HEAD` bytes is refused (400)."""
+    """A connection of uvicorn, read by httptools, which would keep a head, or trailers, without end.
+
+    Refused (400) is what goes on for more than `MOST_HEAD` bytes without a whole head, a piece of a body, or an end.
+    """
 
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
-        self._is_in_head, self._num_read = True, 0
+        self._num_read = 0
 
     def data_received(self, data: bytes) -> None:
         self._num_read += len(data)
         super().data_received(data)
-        if self._is_in_head and self._num_read > MOST_HEAD and not self.transport.is_closing():
+        if self._num_read > MOST_HEAD and not self.transport.is_closing():
             self.send_400_response(f"the head of a request has at most {MOST_HEAD} bytes")
 
     def on_headers_complete(self) -> None:
-        self._is_in_head, self._num_read = False, 0
+        self._num_read = 0
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._num_read = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self._is_in_head, self._num_read = True, 0
+        self._num_read = 0
         super().on_message_complete()
