@@ -24,6 +24,6 @@ def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - open to the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model says what an ASCII terminal cannot

@@ -131,9 +131,8 @@ class ToldPrefixes:
 
     def follow(self, name: str, endpoint: str) -> None:
         """Follow one more upstream. Raises `ConfigError`."""
-        # only who has events needs ZeroMQ
-        from quire.observe.zmq import Subscriber  # noqa: PLC0415
-        from quire.observe.zmq.publisher import beside  # noqa: PLC0415
+        from quire.observe.zmq import Subscriber  # noqa: PLC0415 - only who has events needs ZeroMQ
+        from quire.observe.zmq.publisher import beside  # noqa: PLC0415 - likewise
 
         events, _, replay = endpoint.partition(",")
         teller, ending = _Teller(self.index, self._adapters, self._lock, name), Event()

@@ -228,7 +228,7 @@ class Engine:
         return self._turn
 
     def when_computing(self, call: Callable[[], object]) -> None:
-        """Have a function called whenever the model begins to compute a step: other threads have time from then on."""
+        """Call a function whenever the model begins a step, as other threads have time then; what it raises fails the step."""
         self._forward.before_forward = call
 
     # -- steps -----------------------------------------------------------------------------
