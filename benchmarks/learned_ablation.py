@@ -126,11 +126,10 @@ def reuse_within(seconds):
     """Return a model whose rank is the chance of a return within so many seconds."""
 
     class Within(Reentry):
-        def refresh(self):
-            super().refresh()
+        def ranked(self):
             weights = np.array([2.0 ** ((k - NUM_CLASSES // 2) / 2) for k in range(NUM_CLASSES)])
-            hazard, so_far, width = (np.array(x) for x in (self._hazard, self._so_far, WIDTHS))
-            rate = hazard / (1 / weights[:, None] + so_far)
+            width = np.array(WIDTHS)
+            rate = self._hazard / (1 / weights[:, None] + self._so_far)
             ends = np.cumsum(width)
             middle = ends - width / 2
             total = np.zeros((NUM_CLASSES, len(width)))
@@ -139,7 +138,7 @@ def reuse_within(seconds):
                 inside[:at] = 0
                 inside[at] = min(width[at] / 2, seconds)
                 total[:, at] = (rate * inside).sum(axis=1)
-            self.rank = (1 - np.exp(-total)).tolist()
+            return (1 - np.exp(-total)).tolist()
 
     return Within
 
@@ -147,19 +146,16 @@ def reuse_within(seconds):
 class RateNow(Reentry):
     """The rank is the rate of return now, whatever comes later."""
 
-    def refresh(self):
-        super().refresh()
+    def ranked(self):
         weights = np.array([2.0 ** ((k - NUM_CLASSES // 2) / 2) for k in range(NUM_CLASSES)])
-        rate = np.array(self._hazard) / (1 / weights[:, None] + np.array(self._so_far))
-        self.rank = rate.tolist()
+        return (self._hazard / (1 / weights[:, None] + self._so_far)).tolist()
 
 
 class Upside(Reentry):
     """An adversary: what is most likely to be come back to goes first."""
 
-    def refresh(self):
-        super().refresh()
-        self.rank = [[-rank for rank in ranks] for ranks in self.rank]
+    def ranked(self):
+        return [[-rank for rank in ranks] for ranks in super().ranked()]
 
 
 # -- policies ----------------------------------------------------------------------------------
@@ -235,8 +231,10 @@ class _Fitted(Reentry):
 
     def __init__(self, learned):
         super().__init__()
-        self._returns, self._exposure = list(learned._returns), list(learned._exposure)
-        self._cells = learned._cells
+        self._returns, self._exposure = list(learned._returns), learned._exposure.copy()
+        self._cell_returns = list(learned._cell_returns)
+        self._cell_returned = learned._cell_returned.copy()
+        self._cell_expected, self._weights = learned._cell_expected.copy(), learned._weights
         self.refresh()
 
 

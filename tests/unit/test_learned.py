@@ -37,9 +37,8 @@ class AlwaysLru(Mind):
 class Inverted(Reentry):
     """Ranks turned upside down."""
 
-    def refresh(self):
-        super().refresh()
-        self.rank = [[-rank for rank in ranks] for ranks in self.rank]
+    def ranked(self):
+        return [[-rank for rank in ranks] for ranks in super().ranked()]
 
 
 class World:
@@ -217,9 +216,9 @@ def test_memory_is_bounded_on_a_stream_that_never_comes_back():
     mind = world.mind
     assert len(mind.ghosts) <= MAX_GHOSTS
     assert len(mind.shadow._records) <= MIN_SLOTS
-    assert sum(map(len, mind.model._aging)) < 2 * (MAX_GHOSTS + 25)
+    assert len(mind.model._aging) < 2 * (MAX_GHOSTS + 25)
     (policy,) = (doubt.__self__ for doubt in mind.doubts)
-    assert sum(len(heap.items) for heap in policy._heaps.values()) < NUM_CLASSES * (2 * 25 + 66)
+    assert sum(len(heap.items) for heap in policy._heaps) < NUM_CLASSES * (2 * 25 + 66)
 
 
 def test_what_is_never_evicted_holds_nothing_else_in_memory():
@@ -230,7 +229,7 @@ def test_what_is_never_evicted_holds_nothing_else_in_memory():
         world.now = number * 60.0
         world.serve(world.names(2))
     assert world.found(kept) == 2
-    assert sum(map(len, world.mind.model._aging)) < 2 * (MAX_GHOSTS + 25)
+    assert len(world.mind.model._aging) < 2 * (MAX_GHOSTS + 25)
 
 
 # -- what requests share -------------------------------------------------------------------------
@@ -411,8 +410,8 @@ def test_a_fresh_look_finds_the_victim_that_is_known_already():
         world.serve(request.blocks.tolist())
         victim = order.victim()
         assert victim == order.victim()
-        for kind in range(NUM_CLASSES):
-            world.mind.doubt(kind)
+        for node in order.order():
+            world.mind.doubt(node.note)
         assert victim == order.victim()
 
 

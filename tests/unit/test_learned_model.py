@@ -20,6 +20,7 @@ from quire.foresight.mind import (
 )
 from quire.foresight.reentry import (
     EDGES,
+    MIN_AGING,
     NUM_BINS,
     NUM_CLASSES,
     PRIOR,
@@ -80,21 +81,37 @@ def test_a_class_that_returns_more_than_expected_weighs_more():
         model.advance(now + 5)
         model.returned(loyal, now + 5)
     assert loyal.kind > fickle.kind + 4
-    assert model.rank[loyal.kind][0] > model.rank[fickle.kind][0]
+    assert model.rank_of(loyal, loyal.time) > model.rank_of(fickle, fickle.time)
 
 
-def test_records_stand_in_the_bin_of_their_age():
-    model = Reentry()
-    records = []
-    for number in range(120):
-        now = 0.7 * 1.1**number
-        model.advance(now)
-        for record in records:
-            age = now - record.time
-            assert EDGES[record.bin] <= age
-            assert record.bin == NUM_BINS - 1 or age < EDGES[record.bin + 1]
-        records.append(Record(time=now))
-        model.watch(records[-1], (0,))
+def exposures(waits):
+    """Return how long records that waited for so long were watched in each bin, all of weight 1, before anything is learned."""
+    so_far = np.concatenate(([0.0], np.cumsum(np.array(PRIOR) * WIDTHS)[:-1]))
+    spent = np.clip(np.array(waits)[:, None] - EDGES, 0, WIDTHS)
+    return (spent / (1 + so_far + np.array(PRIOR) * spent / 2)).sum(axis=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_each_record_is_exposed_for_as_long_as_it_was_watched(seed):
+    random, model, now = Random(seed), Reentry(), 0.0
+    waiting, waits = [], []
+    for _ in range(random.randint(1, 3 * MIN_AGING)):
+        now += random.choice((0.0, 0.1, 1.0, 30.0))
+        waiting.append(Record(time=now))
+        model.watch(waiting[-1], ())
+        if random.random() < 0.8:
+            record = waiting.pop(random.randrange(len(waiting)))
+            model.forget(record, now + 1)
+            waits.append(now + 1 - record.time)
+        if random.random() < 0.1:
+            model._look(now + 1)
+    for record in waiting:
+        model.forget(record, now + 5)
+        waits.append(now + 5 - record.time)
+    model._look(now + 5)
+    assert np.allclose(model._exposure, exposures(waits), rtol=1e-9)
+    assert len(model._aging) <= 2 * MIN_AGING
 
 
 @settings(max_examples=5, deadline=None)

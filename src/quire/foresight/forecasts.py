@@ -52,7 +52,7 @@ class Forecasts:
     def expect(self, record: Record, kind: int, scope: Scope, hint: Hint, now: float) -> None:
         """A request of a kind ends; its caller may have said when somebody comes back."""
         if hint.returns_in_s is None:
-            record.silent = (scope, None) in self._credits
+            record.silent = self.spoken and (scope, None) in self._credits
             return
         caller = self._credit(scope, None)
         of_caller = (caller.right + GIVEN) / (caller.seen + GIVEN)
@@ -86,7 +86,7 @@ class Forecasts:
 
     def advance(self, now: float) -> None:
         """Give up what was expected until now and has not come."""
-        while (head := self._lasts.first()) is not None and head[0] < now:
+        while self._lasts.items and (head := self._lasts.first()) is not None and head[0] < now:
             self.returned(head[2], now)
             self._unmet(head[2])
 

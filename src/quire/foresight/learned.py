@@ -123,17 +123,19 @@ class Learned(Watcher):
         record.closed = True
         self._watch_shared(record)
         if prompt > 1:
-            mind.doubt(record.kind)
+            mind.doubt(record)
             mind.model.watch(record, cells)
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
         if group is not None or why != "evicted":
             return
-        self.mind.evicted += len(blocks)
-        record: Record = node.note
+        mind, record = self.mind, node.note
+        mind.evicted += len(blocks)
+        if record.superseded or not record.number or record.number in mind.ghosts:
+            return
         is_answer = record.trimmed and blocks.start >= record.prompt
-        if record.number and not record.superseded and not is_answer:
-            self.mind.remember(record)
+        if not is_answer:
+            mind.remember(record)
 
     def _continue(self, walk: Walk, previous: Record, node: Node) -> None:
         """A request that found a path to this node goes on from where the previous one ended."""
@@ -141,7 +143,7 @@ class Learned(Watcher):
         walk.continues = True
         walk.record.turn = previous.turn + 1
         previous.superseded = True
-        mind.doubt(previous.kind)
+        mind.doubt(previous)
         mind.model.returned(previous, mind.now)
         mind.forecasts.returned(previous, mind.now)
         while node.children and walk.found:
@@ -174,7 +176,6 @@ class Learned(Watcher):
             mind.shared.forget(run.stay, mind.now)
             run.stay = Stay(time=mind.now)
             mind.shared.watch(run.stay, (bucket(run.uses, 15), 16 + bisect_right(EDGES, run.gap)))
-            mind.doubt(run.stay.kind)
             run = run.above
 
     def _expect(self, seq: Sequence, walk: Walk, kind: int) -> None:
@@ -208,17 +209,18 @@ class Learned(Watcher):
     def _judge(self, walk: Walk, end: int, asked: int) -> None:
         """Find out what LRU would have found, and put the request on top of its stack."""
         mind, capacity = self.mind, self._capacity()
-        path = _merged(walk.path)
+        path, shadow = walk.path if len(walk.path) < 2 else _merged(walk.path), mind.shadow
         lru_found = 0
         for owner, num_blocks in reversed(path):
-            room = capacity - mind.shadow.above(owner, capacity)
-            lru_found += max(min(num_blocks, room), 0)
+            room = capacity - shadow.above(owner, capacity)
             if room < num_blocks:
+                lru_found += max(room, 0)
                 break
+            lru_found += num_blocks
         for owner, num_blocks in path:
-            mind.shadow.take(owner, num_blocks)
+            shadow.take(owner, num_blocks)
         if walk.record.slot < 0 and end:
-            mind.shadow.push(walk.record, end, capacity)
+            shadow.push(walk.record, end, capacity)
         mind.judge(walk.found, lru_found, asked, capacity)
 
 

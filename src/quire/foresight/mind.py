@@ -36,7 +36,7 @@ PAYS_WITHIN = 8
 """The stake shrinks to nothing while so many times the blocks of the cache are evicted: by then it has paid or it does not."""
 
 
-class Walk(msgspec.Struct, eq=False):
+class Walk(msgspec.Struct, gc=False, eq=False):
     """The path that a request found, deepest node first, and then the request, while it runs.
 
     `path`       the records that its blocks belonged to, a ghost first: (record, blocks)
@@ -69,7 +69,7 @@ class Mind:
     `walk`       the path that was touched last
     `ghosts`     records of which something was evicted, by number, in the order of their first eviction
     `answers`    of those gone on from: how many were gone on from beyond the prompt, and all
-    `doubts`     are called with a class when records in it have changed
+    `doubts`     are called with a record when what is known of it changes: before its class does, and after
     `exposures`  are called with a node whose record has changed
     `gain`       blocks found in place of those that LRU would have found, of all `asked` for
     `evicted`    blocks that made room
@@ -78,7 +78,7 @@ class Mind:
 
     def __init__(self, apprentice: int = APPRENTICE) -> None:
         self._apprentice = apprentice
-        self.doubts: list[Callable[[int], None]] = []
+        self.doubts: list[Callable[[Record], None]] = []
         self.exposures: list[Callable[[Node], None]] = []
         self.model = Reentry()
         self.shared = Reentry(NUM_CLASSES, mixed=0.0)
@@ -112,6 +112,8 @@ class Mind:
         """Compare a request's blocks with those that LRU would have found in a cache of so many."""
         self.gain += found - lru_found
         self.asked += asked
+        if self.gain >= 0 and not self.is_lru:
+            return
         prompt = self.asked / max(self.num_requests, 1)
         stake = min(max(STAKE * capacity, LEAST_PROMPTS * prompt), MOST_PROMPTS * prompt)
         left = 1 - (self.evicted - self._left_lru) / (PAYS_WITHIN * capacity)
@@ -135,20 +137,20 @@ class Mind:
             self.answers = [each / 2 for each in self.answers]
 
     def remember(self, record: Record) -> None:
-        """The last blocks of a record are evicted."""
-        self.ghosts.setdefault(record.number, record)
+        """The last blocks of a record are evicted, for the first time."""
+        self.ghosts[record.number] = record
         if len(self.ghosts) > MAX_GHOSTS:
             oldest = self.ghosts.pop(next(iter(self.ghosts)))
             self.model.forget(oldest, self.now)
-            self.doubt(oldest.kind)
+            self.doubt(oldest)
 
-    def doubt(self, kind: int) -> None:
-        """Records of this class may have a rank or a queue other than before."""
+    def doubt(self, record: Record) -> None:
+        """What this record left may have a rank or a queue other than before."""
         for doubt in self.doubts:
-            doubt(kind)
+            doubt(record)
 
     def _unmet(self, record: Record) -> None:
         """A record was not come back to in the time that its caller said."""
-        self.doubt(record.kind)
+        self.doubt(record)
         self.model.learn(record, UNMET)
-        self.doubt(record.kind)
+        self.doubt(record)

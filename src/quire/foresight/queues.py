@@ -8,27 +8,31 @@ from math import inf
 from typing import TypeAlias
 
 from quire.core.node import Node
-from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Policy, Tick
+from quire.core.policies import Lru
+from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Tick
 from quire.foresight.forecasts import BELIEVED
 from quire.foresight.mind import Mind
-from quire.foresight.reentry import Record, SharedRoot
+from quire.foresight.reentry import NUM_CLASSES, Record, SharedRoot
 
 SUPERSEDED, BEYOND, AWAITED, FIRST_CLASS = range(4)
 """Queues: what another request has gone on from, what follows prompts, what callers come back to, then the classes."""
+
+NUM_QUEUES = FIRST_CLASS + 2 * NUM_CLASSES
+"""The classes are those of requests and those of what these share."""
 
 
 Item: TypeAlias = tuple[float, float, int, Entry]
 """What the queue goes by, lowest first; the age of the entry; a number; the entry."""
 
 
-class Queues(Policy):
-    """Evicts what is superseded, then answers that are trimmed, then the lowest rank.
+class Queues(Lru):
+    """Evicts what is superseded, then answers that are trimmed, then the lowest rank; or what LRU would.
 
     Of what callers have said when they come back to, that is what is expected last; of the rest, the head of a class.
     An entry's `note` is the record of the request that used it last, its `uses` its age. A queue is a heap
     by age. An entry in it may have gone, or belong in another queue since a later turn went on from it:
     that is seen when it comes to the front. `_fronts` holds rank, age and entry of the first of each
-    class, `_by_age` all entries, `_front_of` its queue by the entry's id, `_ends` until when it has that rank and `_next` the first of these;
+    class, `_front_of` its queue by the entry's id, `_until` until when it has that rank and `_next` the first of these;
     `_doubtful` names the queues to look at again.
     """
 
@@ -37,14 +41,13 @@ class Queues(Policy):
         self._mind = mind
         mind.doubts.append(self._doubt)
         mind.exposures.append(self._expose)
-        self._heaps: dict[int, LazyHeap[Item]] = {}
+        self._heaps = [LazyHeap[Item](self._holds) for _ in range(NUM_QUEUES)]
         self._lasts = LazyHeap[Item](self._holds)
-        self._by_age = LazyHeap[Item](self._holds)
-        self._held: dict[int, Entry] = {}
+        self._held: set[int] = set()
         self._fronts: dict[int, tuple[float, float, Entry]] = {}
         self._front_of: dict[int, int] = {}
         self._doubtful: dict[int, None] = {}
-        self._ends: dict[int, float] = {}
+        self._until: dict[int, float] = {}
         self._next, self._moves = inf, 0
 
     def touched(self, entry: Entry) -> None:
@@ -54,40 +57,44 @@ class Queues(Policy):
     def released(self, entry: Entry) -> None:
         if entry.note is None:  # of a request that pauses, or brought here by none
             entry.note = Record(time=self._mind.now)
-        entry.uses = self.tick()
-        self.returned(entry)
+        Lru.released(self, entry)
+        self._held.add(id(entry))
+        if entry.evictable:
+            self._push(entry)
 
     def returned(self, entry: Entry) -> None:
-        self._held[id(entry)] = entry
+        super().returned(entry)
+        self._held.add(id(entry))
         if entry.evictable:
-            self.exposed(entry)
+            self._push(entry)
 
     def referenced(self, entry: Entry) -> None:
-        del self._held[id(entry)]
+        Lru.referenced(self, entry)
+        self._held.remove(id(entry))
         queue = self._front_of.get(id(entry))
         if queue is not None:
-            self._doubt(queue - FIRST_CLASS)
+            self._look_again(queue)
 
     def exposed(self, entry: Entry) -> None:
-        age = _age(entry)
-        self._by_age.push((age, age, self.tick(), entry))
         self._push(entry)
 
     def split(self, upper: Entry, lower: Entry) -> None:
-        self._held[id(upper)] = upper
+        super().split(upper, lower)
+        self._held.add(id(upper))
 
     def victim(self) -> tuple[Entry, int] | None:
         if self._mind.is_lru:
-            oldest = self._by_age.first()
-            return (oldest[3], ENDLESS) if oldest is not None else None
-        beyond = self._head(BEYOND)  # first: what was gone on from since stands in the next one
-        superseded = self._head(SUPERSEDED)
+            return super().victim()
+        heaps = self._heaps
+        # First what follows prompts: what was gone on from since stands in the next one.
+        beyond = self._head(BEYOND) if heaps[BEYOND].items else None
+        superseded = self._head(SUPERSEDED) if heaps[SUPERSEDED].items else None
         if superseded is not None:
             return superseded, ENDLESS
         if beyond is not None:
             return beyond, beyond.end - _record(beyond).prompt
         awaited = self._look()
-        superseded = self._head(SUPERSEDED)
+        superseded = self._head(SUPERSEDED) if heaps[SUPERSEDED].items else None
         if superseded is not None:
             return superseded, ENDLESS
         front = min(self._fronts.values(), default=None)
@@ -98,22 +105,15 @@ class Queues(Policy):
         entry = front[2]
         num_blocks = _num_alike(entry)
         if num_blocks < entry.num_blocks:  # what is left of it will be of another class
-            self._doubt(self._front_of[id(entry)] - FIRST_CLASS)
+            self._look_again(self._front_of[id(entry)])
         return entry, num_blocks
 
     def order(self) -> Iterator[Entry]:
-        held: dict[int, Entry] = {}
-        for heap in self._heaps.values():
-            for item in heap.items:
-                if self._holds(item):
-                    held[id(item[3])] = item[3]
         if self._mind.is_lru:
-            yield from sorted(held.values(), key=_age)
-        else:
-            yield from sorted(
-                held.values(),
-                key=lambda e: (min(self._queue(e), FIRST_CLASS), self._rank(e)[0], _age(e)),
-            )
+            return super().order()
+        ends = [entry for entry in super().order() if entry.evictable]
+        ends.sort(key=lambda e: (min(self._queue(e), FIRST_CLASS), self._rank(e)[0], e.uses))
+        return iter(ends)
 
     def _rank(self, entry: Entry) -> tuple[float, float]:
         """Return the rank of an entry, and until when it has that."""
@@ -126,17 +126,18 @@ class Queues(Policy):
         return mind.model.rank_of(record, mind.now)
 
     def _queue(self, entry: Entry) -> int:
-        record = _record(entry)
+        record: Record = entry.note
         shared = _shared(entry, record)
         if shared is None:
             if record.superseded:
                 return SUPERSEDED
             if record.trimmed and entry.end > record.prompt:
                 return BEYOND
-        if entry.end > record.since and not self._mind.is_lru:
+        forecast = record.forecast
+        foreseen = forecast is not None or record.finished
+        if foreseen and entry.end > record.since and not self._mind.is_lru:
             if record.finished:
                 return SUPERSEDED
-            forecast = record.forecast
             if forecast is not None and forecast.trust >= BELIEVED:
                 return AWAITED
         return FIRST_CLASS + (record.kind if shared is None else shared.stay.kind)
@@ -145,16 +146,17 @@ class Queues(Policy):
         """Bring the fronts of all classes up to date; return what is awaited last."""
         mind, fronts = self._mind, self._fronts
         moves = mind.model.moves + mind.shared.moves
-        if moves != self._moves or mind.now >= self._next:
-            stale = [
-                queue
-                for queue, end in self._ends.items()
-                if moves != self._moves or end <= mind.now
-            ]
-            for queue in stale:
-                self._doubt(queue - FIRST_CLASS)
-            self._moves, self._next = moves, min(self._ends.values(), default=inf)
-        if AWAITED in self._heaps:
+        if moves != self._moves:
+            self._doubtful.update(dict.fromkeys(fronts))
+            fronts.clear()
+            self._front_of.clear()
+            self._until.clear()
+            self._moves, self._next = moves, inf
+        elif mind.now >= self._next:
+            for queue in [queue for queue, end in self._until.items() if end <= mind.now]:
+                self._look_again(queue)
+            self._next = min(self._until.values(), default=inf)
+        if self._lasts.items:
             while (first := self._lasts.first()) is not None and first[0] < mind.now:
                 heapq.heappop(self._lasts.items)
                 self._push(first[3])
@@ -164,63 +166,67 @@ class Queues(Policy):
             head = self._head(queue)
             if head is not None:
                 rank, end = self._rank(head)
-                fronts[queue] = (rank, _age(head), head)
-                self._ends[queue] = end
+                fronts[queue] = (rank, head.uses, head)
+                self._until[queue] = end
                 self._next = min(self._next, end)
                 self._front_of[id(head)] = queue
-        return self._head(AWAITED)
+        return self._head(AWAITED) if self._lasts.items else None
 
     def _expose(self, entry: Entry) -> None:
         """An entry may belong in another queue than before."""
         if id(entry) in self._held and entry.evictable:
             self._push(entry)
 
-    def _doubt(self, kind: int) -> None:
-        """The front of a class may not be what it was."""
-        queue = FIRST_CLASS + kind
+    def _doubt(self, record: Record) -> None:
+        """What is known of a record has changed, or will: the front of its class may not be what it was."""
+        queue = FIRST_CLASS + record.kind
+        front = self._fronts.get(queue)
+        if front is not None and front[2].note is record:
+            self._look_again(queue)
+
+    def _look_again(self, queue: int) -> None:
+        """The front of a queue may not be what it was."""
         front = self._fronts.pop(queue, None)
         if front is not None:
-            del self._front_of[id(front[2])], self._ends[queue]
+            del self._front_of[id(front[2])], self._until[queue]
         self._doubtful[queue] = None
 
     def _push(self, entry: Entry) -> None:
-        queue = self._queue(entry)
-        if queue not in self._heaps:
-            self._heaps[queue] = LazyHeap(self._holds)
-        age, forecast = _age(entry), _record(entry).forecast
-        if queue == AWAITED and forecast is not None:
+        queue, age = self._queue(entry), entry.uses
+        if queue == AWAITED and (forecast := _record(entry).forecast) is not None:
             self._heaps[queue].push((-forecast.held_for, age, self.tick(), entry))
             self._lasts.push((forecast.last, age, self.tick(), entry))
             return
         self._heaps[queue].push((age, age, self.tick(), entry))
-        front = self._fronts.get(queue)
-        if queue >= FIRST_CLASS and (front is None or _age(entry) <= front[1]):
-            self._doubt(queue - FIRST_CLASS)
+        if queue >= FIRST_CLASS:
+            front = self._fronts.get(queue)
+            if front is None or age <= front[1]:
+                self._look_again(queue)
 
     def _head(self, queue: int) -> Entry | None:
         """Return the oldest entry of a queue; drop what no longer belongs there."""
-        heap = self._heaps.get(queue)
-        while heap is not None and (first := heap.first()) is not None:
-            entry = first[3]
-            if self._queue(entry) == queue:
+        items = self._heaps[queue].items
+        while items:
+            entry = items[0][3]
+            holds = self._holds(items[0])
+            if holds and self._queue(entry) == queue:
                 return entry
-            heapq.heappop(heap.items)
-            self._push(entry)
+            heapq.heappop(items)
+            if holds:
+                self._push(entry)
         return None
 
     def _holds(self, item: Item) -> bool:
         """Whether an item is up to date but for the queue that its entry belongs in."""
-        _, age, _, entry = item
-        return id(entry) in self._held and entry.uses == age and entry.evictable
-
-
-def _age(entry: Entry) -> float:
-    return entry.uses
+        entry = item[3]
+        return entry.uses == item[1] and id(entry) in self._held and entry.evictable
 
 
 def _shared(entry: Entry, record: Record) -> SharedRoot | None:
     """Return the uppermost of the shared runs of a request that has an entry's last block."""
-    found, run, end = None, _runs(record), entry.end
+    found, run, end = None, record.shared, entry.end
+    if run is None or run.end < end or record.foretold or record.silent or record.spent:
+        return None
     while run is not None and run.end >= end:
         found, run = run, run.above
     return found

@@ -20,15 +20,19 @@ improving cache hit rate by maximizing hit density, NSDI 2018.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections import deque
 from itertools import pairwise
-from math import frexp
+from math import inf
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from quire.foresight.forecast import Forecast
+
+Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 EDGES = [0.0] + [2.0 ** (k // 2 - 2) * (1.0, 2.0**0.5)[k % 2] for k in range(30)]
 """Where bins of age begin, in seconds: half octaves from a quarter of a second to 1.6 hours."""
@@ -54,39 +58,49 @@ CLASS_OCTAVES = 8
 
 NUM_CLASSES = 4 * CLASS_OCTAVES + 1
 
-SILENT, UNMET = -1, -2
-"""Features, beside those that a policy names: its caller speaks of times and has said none; the time that was said is over."""
+NUM_FEATURES = 272
+"""Values of features that policies name, from 0 on."""
 
-REFRESH = 64
-"""Requests between two computations of the ranks."""
+SILENT, UNMET, NOTHING = range(NUM_FEATURES, NUM_FEATURES + 3)
+"""Beside these: its caller speaks of times and has said none; the time that was said is over; and what stands where a record
+has no further feature, whose weight is 1."""
 
+MAX_FEATURES = 6
+"""So many features a record has at most."""
 
-class Cell(msgspec.Struct, gc=False, eq=False):
-    """One value of one feature: the returns seen, and those that all else led to expect."""
+EARLY = 1024
+"""So many requests are early: little is known, and each says much."""
 
-    returns: float = 0.0
-    expected: float = 0.0
+REFRESH, EARLY_REFRESH = 128, 64
+"""Requests between two computations of the ranks, and as long as it is early."""
 
-    @property
-    def weight(self) -> float:
-        """How much sooner than the average its records are come back to."""
-        return (self.returns + CELL_EVENTS) / (self.expected + CELL_EVENTS)
+AGING, EARLY_AGING = 64, 4
+"""Requests between two looks at how records have aged, and as long as it is early; they divide those."""
+
+MIN_AGING = 1024
+"""Records that age before those are dropped that nobody waits for."""
+
+_EDGES, _WIDTHS, _PRIOR = np.array(EDGES), np.array(WIDTHS), np.array(PRIOR)
+_BINS = np.arange(NUM_BINS - 1)
+_BETWEEN_CLASSES = [
+    2.0**k * q for k in range(-CLASS_OCTAVES, CLASS_OCTAVES) for q in (2.0**0.25, 2.0**0.75)
+]
+_NO_FEATURES = (NOTHING,) * MAX_FEATURES
 
 
 class Stay(msgspec.Struct, gc=False, eq=False):
     """Blocks that nobody uses now, and what is known of how soon such blocks are used again.
 
-    `time`    since when, in seconds
-    `cells`   its values of the features; `patience` 1 / weight, `kind` the class of weight
-    `bin`     of its age; `watched` while a return would be learned from
-    `silent`  whether its caller has spoken of times before, and said none of this
+    `time`     since when, in seconds
+    `cells`    its values of the features; `kind` the class of its weight
+    `watched`  while a return would be learned from, `place` then in what the model has of all that age
+    `silent`   whether its caller has spoken of times before, and said none of this
     """
 
     time: float = 0.0
-    cells: tuple[Cell, ...] = ()
-    patience: float = 1.0
+    cells: tuple[int, ...] = ()
     kind: int = NUM_CLASSES // 2
-    bin: int = 0
+    place: int = 0
     watched: bool = False
     silent: bool = False
 
@@ -142,9 +156,9 @@ class Record(Stay, gc=False, eq=False):
 class Reentry:
     """The model: returns and exposures by age and by cell, and the ranks that follow.
 
-    After every `advance`, a watched record stands in the queue of the bin of its age; in the last
-    bin nothing ages, and it has none. `moves` counts how often the ranks were computed. Its classes are
-    numbered from `first_kind` on.
+    What ages stands in arrays, in the order of its time. So of each bin those that have left it are the first ones, and a
+    look at all that has aged since the last is some sums over pieces of these arrays. `moves` counts how often the ranks were
+    computed. Its classes are numbered from `first_kind` on.
 
     `mixed`  1 where records of a class differ in how soon they are come back to, 0 where all are alike
     """
@@ -153,145 +167,188 @@ class Reentry:
         self._first_kind = first_kind
         self._mixed = mixed
         self._returns = [0.0] * NUM_BINS
-        self._exposure = [0.0] * NUM_BINS
-        self._cells: dict[int, Cell] = {}
-        self._aging: list[deque[Stay]] = [deque() for _ in EDGES[1:]]
-        self._hazard = list(PRIOR)
-        self._so_far = [0.0] * NUM_BINS
+        self._exposure = np.zeros(NUM_BINS)
+        # Of each cell the returns seen, those until the last look, those that all else led to expect until then, and its weight.
+        self._cell_returns = [0.0] * (NOTHING + 1)
+        self._cell_returned, self._cell_expected = np.zeros(NOTHING + 1), np.zeros(NOTHING + 1)
+        self._weights = [1.0] * (NOTHING + 1)
+        self._aging: list[Stay] = []
+        self._times, self._until, self._patience = array("d"), array("d"), array("d")
+        self._cells = array("i")
+        self._ended: list[int] = []
+        self._left = np.zeros(NUM_BINS - 1, np.int64)
+        self._limit = MIN_AGING
         self._wait = 1
-        self._now = 0.0
         self.moves = 0
-        self.rank: list[list[float]] = []
+        self._lowest = self._highest = NUM_CLASSES // 2
         self.refresh()
 
     def watch(self, record: Stay, features: tuple[int, ...]) -> None:
-        """Begin to wait for the return to a record; each value of a feature has its own number."""
+        """Begin to wait for the return to a record, no older than those before; each value of a feature has its own number."""
         if record.silent:
             features = (*features, SILENT)
-        self._weigh(record, tuple([self._cells.setdefault(value, Cell()) for value in features]))
-        record.watched = True
-        self._aging[0].append(record)
+        record.place, record.watched = len(self._aging), True
+        self._aging.append(record)
+        self._times.append(record.time)
+        self._until.append(inf)
+        self._patience.append(self._weigh(record, features))
+        self._cells.extend(features + _NO_FEATURES[len(features) :])
 
     def learn(self, record: Stay, feature: int) -> None:
         """From now on a watched record has one more feature."""
         if record.watched:
-            self._weigh(record, (*record.cells, self._cells.setdefault(feature, Cell())))
+            self._patience[record.place] = self._weigh(record, (*record.cells, feature))
+            self._cells[MAX_FEATURES * record.place + len(record.cells) - 1] = feature
 
-    def _weigh(self, record: Stay, cells: tuple[Cell, ...]) -> None:
-        """Sort a record into the class of what its cells weigh."""
-        weight = 1.0
+    def _weigh(self, record: Stay, cells: tuple[int, ...]) -> float:
+        """Sort a record into the class of what its cells weigh; return 1 / weight.
+
+        A cell's weight says how much sooner than the average its records are come back to.
+        """
+        weights, weight = self._weights, 1.0
         for cell in cells:
-            weight *= cell.weight
+            weight *= weights[cell]
         weight = min(max(weight, 2.0**-CLASS_OCTAVES), 2.0**CLASS_OCTAVES)
         record.cells = cells
-        record.patience = 1.0 / weight
         record.kind = self._first_kind + class_of(weight)
+        return 1.0 / weight
+
+    @property
+    def _is_early(self) -> bool:
+        return self.moves <= EARLY // EARLY_REFRESH
 
     def advance(self, now: float) -> None:
-        """Let all records age until now, and learn from those that were not come back to."""
-        if now != self._now:
-            self._now = now
-            for age_bin, edge in enumerate(EDGES[1:]):
-                queue = self._aging[age_bin]
-                if queue and now - queue[0].time >= edge:
-                    self._grow_older(age_bin, now)
+        """A request comes: once in a while let all records age until now, and learn from those that were not come back to."""
         self._wait -= 1
-        if not self._wait:
-            self.refresh()
+        if not self._wait % (EARLY_AGING if self._is_early else AGING):
+            self._look(now)
+            if not self._wait:
+                self.refresh()
 
     def returned(self, record: Stay, now: float) -> None:
         """A watched record was come back to."""
         if record.watched:
             self.forget(record, now)
-            self._returns[record.bin] += 1
+            self._returns[bisect_right(EDGES, now - record.time) - 1] += 1
             for cell in record.cells:
-                cell.returns += 1
+                self._cell_returns[cell] += 1
 
     def forget(self, record: Stay, now: float) -> None:
         """Wait no longer for the return to a record; the time it was watched counts."""
         if record.watched:
             record.watched = False
-            width = min(max(now - record.time - EDGES[record.bin], 0.0), WIDTHS[record.bin])
-            self._expose(record, width)
+            self._until[record.place] = now
+            self._ended.append(record.place)
 
     def rank_of(self, record: Stay, now: float) -> tuple[float, float]:
         """Return the rank of a record, expected hits per block and second if held as long as pays, and until when it is that."""
-        age_bin = record.bin if record.watched else bisect_right(EDGES, now - record.time) - 1
-        return self.rank[record.kind - self._first_kind][age_bin], record.time + ENDS[age_bin]
+        kind, age_bin = record.kind - self._first_kind, bisect_right(EDGES, now - record.time) - 1
+        ranks_by_age = self.rank[kind]
+        if not ranks_by_age:
+            self._lowest, self._highest = min(self._lowest, kind), max(self._highest, kind)
+            self.rank = self.ranked()
+            ranks_by_age = self.rank[kind]
+        return ranks_by_age[age_bin], record.time + ENDS[age_bin]
 
-    def _grow_older(self, age_bin: int, now: float) -> None:
-        """Move all records of a bin that are older now to the next: `_expose`, unrolled."""
-        queue, edge = self._aging[age_bin], EDGES[age_bin + 1]
-        older = self._aging[age_bin + 1] if age_bin + 2 < NUM_BINS else None
-        width, hazard, so_far = WIDTHS[age_bin], self._hazard[age_bin], self._so_far[age_bin]
-        inside = self._mixed * hazard * width / 2
-        exposed = self._exposure[age_bin]
-        while queue and now - queue[0].time >= edge:
-            record = queue.popleft()
-            if record.watched:
-                exposure = width / (record.patience + so_far + inside)
-                exposed += exposure
-                expected = exposure * hazard
-                for cell in record.cells:
-                    without = (cell.expected + CELL_EVENTS) / (cell.returns + CELL_EVENTS)
-                    cell.expected += expected * without
-                record.bin = age_bin + 1
-                if older is not None:
-                    older.append(record)
-        self._exposure[age_bin] = exposed
+    def _look(self, now: float) -> None:
+        """Learn from how all records have aged until now: the bins that they have left, and the one in which their wait ended."""
+        times, until = np.frombuffer(self._times), np.frombuffer(self._until)
+        left = times.searchsorted(now - _EDGES[1:], "right")
+        counts = left - self._left
+        bins = np.repeat(_BINS, counts)
+        places = np.arange(len(bins)) + np.repeat(left - counts.cumsum(), counts)
+        waited = until[places] - times[places] >= _EDGES[1:][bins]
+        bins, places = bins[waited], places[waited]
+        ended = np.array(self._ended, np.int64)
+        ages = until[ended] - times[ended]
+        last = _EDGES.searchsorted(ages, "right") - 1
+        widths = np.concatenate((_WIDTHS[bins], np.minimum(ages - _EDGES[last], _WIDTHS[last])))
+        self._expose(np.concatenate((places, ended)), np.concatenate((bins, last)), widths)
+        self._left = left
+        self._ended.clear()
+        if len(times) > self._limit:
+            del times, until
+            self._drop()
 
-    def _expose(self, record: Stay, width: float) -> None:
-        age_bin = record.bin
-        hazard = self._hazard[age_bin]
-        inside = self._mixed * hazard * width / 2
-        exposure = width / (record.patience + self._so_far[age_bin] + inside)
-        self._exposure[age_bin] += exposure
-        expected = exposure * hazard
-        for cell in record.cells:
-            without = (cell.expected + CELL_EVENTS) / (cell.returns + CELL_EVENTS)
-            cell.expected += expected * without
+    def _expose(self, places: Counts, bins: Counts, widths: Numbers) -> None:
+        """Count what was watched for so long in a bin of age: what is expected of its cells, beside their own weights."""
+        hazard, patience = self._hazard[bins], np.frombuffer(self._patience)
+        halfway = self._so_far[bins] + self._mixed * hazard * widths / 2
+        exposure = widths / (patience[places] + halfway)
+        self._exposure += np.bincount(bins, exposure, NUM_BINS)
+        cells = np.frombuffer(self._cells, np.int32).reshape(-1, MAX_FEATURES)[places]
+        grown = np.bincount(cells.ravel(), np.repeat(exposure * hazard, MAX_FEATURES), NOTHING + 1)
+        grown[NOTHING] = 0
+        expected = self._cell_expected
+        expected += grown * (expected + CELL_EVENTS) / (self._cell_returned + CELL_EVENTS)
+        self._cell_returned = np.array(self._cell_returns)
+        self._weights = ((self._cell_returned + CELL_EVENTS) / (expected + CELL_EVENTS)).tolist()
+
+    def _drop(self) -> None:
+        """Keep of what ages those that are waited for still, and room for as many again."""
+        kept = [place for place, record in enumerate(self._aging) if record.watched]
+        self._left = np.searchsorted(kept, self._left)
+        self._aging = [self._aging[place] for place in kept]
+        for place, record in enumerate(self._aging):
+            record.place = place
+        self._times, self._until, self._patience = (
+            array("d", [column[place] for place in kept])
+            for column in (self._times, self._until, self._patience)
+        )
+        cells = np.frombuffer(self._cells, np.int32).reshape(-1, MAX_FEATURES)[kept]
+        self._cells = array("i", cells.tobytes())
+        self._limit = max(MIN_AGING, 2 * len(kept))
 
     def refresh(self) -> None:
-        """Compute the hazard curve and from it the rank of every class in every bin.
+        """Compute the hazard curve and from it the rank of every class in use in every bin.
 
         Only sums, products and quotients, in a fixed order: every machine gets the same ranks.
         """
-        self._wait = REFRESH
+        self._wait = EARLY_REFRESH if self._is_early else REFRESH
         self.moves += 1
-        so_far = 0.0
-        for i in range(NUM_BINS):
-            seen, exposed = self._returns[i] + BIN_EVENTS, self._exposure[i] + BIN_EVENTS / PRIOR[i]
-            self._hazard[i] = seen / exposed
-            self._so_far[i] = so_far
-            so_far += self._mixed * self._hazard[i] * WIDTHS[i]
-        self.rank = ranks(np.array(self._hazard), np.array(self._so_far)).tolist()
+        returns, exposure = np.array(self._returns), self._exposure
+        self._hazard = (returns + BIN_EVENTS) / (exposure + BIN_EVENTS / _PRIOR)
+        grown = self._mixed * self._hazard * _WIDTHS
+        self._so_far = np.concatenate(([0.0], grown.cumsum()[:-1]))
+        self.rank = self.ranked()
+
+    def ranked(self) -> list[list[float]]:
+        """Return the ranks of each class by bin of age; nothing of those of which none has been asked for yet."""
+        low, high = self._lowest, self._highest + 1
+        rows: list[list[float]] = [[] for _ in range(NUM_CLASSES)]
+        rows[low:high] = ranks(self._hazard, self._so_far, low, high).tolist()
+        return rows
 
 
-def ranks(hazard: np.ndarray, so_far: np.ndarray) -> np.ndarray:
-    """Return the Gittins index of every class in the middle of every bin, [classes, bins]."""
-    weights = np.array([2.0 ** (k // 2) * (1.0, 2.0**0.5)[k % 2] for k in range(NUM_CLASSES)])
-    weights = weights[:, None] / 2.0**CLASS_OCTAVES
-    width = np.array(WIDTHS)
-    rate = hazard / (1.0 / weights + so_far)
-    stay = 1.0 / (1.0 + rate * width)  # of those present, at the end of the bin
-    half = 1.0 / (1.0 + rate * width / 2)
+_WEIGHTS = 2.0**-CLASS_OCTAVES * np.array(
+    [2.0 ** (k // 2) * (1.0, 2.0**0.5)[k % 2] for k in range(NUM_CLASSES)]
+)
+
+
+def ranks(
+    hazard: Numbers, so_far: Numbers, low: int = 0, high: int = NUM_CLASSES
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return the Gittins index of each class from `low` to before `high` in the middle of every bin, [classes, bins]."""
+    rate = hazard / (1.0 / _WEIGHTS[low:high, None] + so_far)
+    stay = 1.0 / (1.0 + rate * _WIDTHS)  # of those present, at the end of the bin
+    half = 1.0 / (1.0 + rate * _WIDTHS / 2)
     alive = np.cumprod(stay, axis=1)
-    before = np.concatenate((np.ones((NUM_CLASSES, 1)), alive[:, :-1]), axis=1)
-    held = np.cumsum(before * width * stay, axis=1)
-    held_before = np.concatenate((np.zeros((NUM_CLASSES, 1)), held[:, :-1]), axis=1)
+    nobody, all_of_them = np.zeros((len(rate), 1)), np.ones((len(rate), 1))
+    before = np.concatenate((all_of_them, alive[:, :-1]), axis=1)
+    held = np.cumsum(before * _WIDTHS * stay, axis=1)
+    held_before = np.concatenate((nobody, held[:, :-1]), axis=1)
     here = before * half
-    held_here = held_before + before * width / 2 * half
+    held_here = held_before + before * _WIDTHS / 2 * half
     gone = here[:, :, None] - alive[:, None, :]
     time = held[:, None, :] - held_here[:, :, None]
-    now = np.broadcast_to(rate[:, :, None], gone.shape).copy()  # where next to none is left
-    return np.max(np.divide(gone, time, out=now, where=time > 0), axis=2)
+    best = np.divide(gone, time, out=np.zeros_like(gone), where=time > 0).max(axis=2)
+    np.maximum(best[:, 1:], rate[:, 1:], out=best[:, 1:])  # where next to none is left
+    return best
 
 
 def class_of(weight: float) -> int:
     """Return twice the logarithm of a weight to base 2, rounded, from 0 at the lightest."""
-    mantissa, exponent = frexp(weight)  # weight == mantissa * 2**exponent, mantissa in [1/2, 1)
-    step = 0 if mantissa < 2.0**-0.75 else 1 if mantissa < 2.0**-0.25 else 2
-    return min(max(2 * (exponent - 1) + step + 2 * CLASS_OCTAVES, 0), NUM_CLASSES - 1)
+    return bisect_right(_BETWEEN_CLASSES, weight)
 
 
 def bucket(value: int, limit: int) -> int:
