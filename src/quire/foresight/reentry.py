@@ -230,8 +230,12 @@ class Reentry:
         if record.watched:
             self.forget(record, now)
             self._returns[bisect_right(EDGES, now - record.time) - 1] += 1
+            returns, early = self._cell_returns, self._is_early
             for cell in record.cells:
-                self._cell_returns[cell] += 1
+                returns[cell] += 1
+                if early:
+                    expected = self._cell_expected.item(cell)
+                    self._weights[cell] = (returns[cell] + CELL_EVENTS) / (expected + CELL_EVENTS)
 
     def forget(self, record: Stay, now: float) -> None:
         """Wait no longer for the return to a record; the time it was watched counts."""
