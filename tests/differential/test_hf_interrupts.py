@@ -16,6 +16,7 @@ from quire.engines.hf import SlotPrefixCache
 from quire.errors import Interrupted
 from quire.slots import check
 
+pytestmark = pytest.mark.slow
 HERE = Path(quire.__file__).parent
 WATCHED = (
     str(HERE / "core"),
