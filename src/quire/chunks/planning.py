@@ -21,6 +21,7 @@ FORWARD_ROWS = 16
 """A forward more, against computing a token: weights are read again, and masks made."""
 
 _NOT_STORED = "not in the store"
+_NOTHING_LEFT = "all variants have gone since they were planned"
 _NOTHING_STORED = "no passage behind the exact prefix is in the store"
 
 
@@ -105,7 +106,7 @@ class ChunkPlan:
         return np.flatnonzero(wanted)
 
     def without(self, gone: Sequence[Variant]) -> "ChunkPlan":
-        """Return the plan with passages computed whose variants have gone."""
+        """Return the plan with passages computed whose variants have gone; without any left, the whole prompt is."""
         placements = tuple(
             msgspec.structs.replace(
                 each,
@@ -117,7 +118,8 @@ class ChunkPlan:
             else each
             for each in self.placements
         )
-        return replace(self, placements=placements)
+        is_left = any(each.variant is not None for each in placements)
+        return replace(self, placements=placements, fallback=None if is_left else _NOTHING_LEFT)
 
     def explained(self, lost: Mapping[bytes, str]) -> "ChunkPlan":
         """Return the plan with why a tier could not give passages (ids as bytes) that it had."""
