@@ -227,7 +227,8 @@ def test_passages_are_captured_ahead_of_time(model):
     assert report.exact_tokens == 48  # of the head nothing was cached
 
 
-def test_a_variant_that_goes_between_plan_and_assembly_is_computed(model, monkeypatch):
+@pytest.mark.parametrize("gone", [[1], [0, 2], [0, 1, 2, 3]])
+def test_variants_that_go_between_plan_and_assembly_are_computed(model, monkeypatch, gone):
     cache, segments = cache_of(model, selector=AllRows()), prompt(sizes=SIZES)
     asked(cache, segments)
     other = turned(segments, [2, 0, 3, 1])
@@ -235,14 +236,21 @@ def test_a_variant_that_goes_between_plan_and_assembly_is_computed(model, monkey
 
     def dropping(variants):
         pins = pin(variants)
-        cache.passages.store.drop(variants[1])
+        for at in gone:
+            cache.passages.store.drop(variants[at])
+        assert len(variants) == 4
         return pins
 
     monkeypatch.setattr(cache.passages.store, "pin", dropping)
     answer, report = asked(cache, other)
-    assert report.passages[1].reason == "its variant has gone since it was planned"
-    assert report.captured == 1
     assert answer == plain(model, other)
+    if len(gone) == 4:
+        assert report.fallback == "all variants have gone since they were planned"
+        assert asked(cache, turned(segments, [1, 3, 0, 2]))[0]
+    else:
+        reasons = [report.passages[at].reason for at in gone]
+        assert set(reasons) == {"its variant has gone since it was planned"}
+    cache.passages.store.check()
 
 
 def test_the_same_passage_twice_and_short_ones(model):

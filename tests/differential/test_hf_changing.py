@@ -49,7 +49,7 @@ class Changing:
     def check(self, texts):
         """Compare all K and V that would be found now with what the model computes as it is now."""
         bound = self.cache.kept.identity.scope()
-        for (_, scope, _), variant in self.cache.passages.store._order.values():
+        for (_, scope), variant in self.cache.passages.store._order.values():
             if scope == bound:
                 text = np.frombuffer(variant.before + variant.ids, np.int32)
                 self.compare(text, variant.start, variant.kv.layers)

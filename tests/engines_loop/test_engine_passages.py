@@ -309,7 +309,7 @@ class Changing:
         """Compare all K and V that would be found now with what the model computes as it is now."""
         for engine in self.engines:
             bound, passages = engine.scope(), engine._passages
-            for (_, scope, _), variant in passages.passages.store._order.values():
+            for (_, scope), variant in passages.passages.store._order.values():
                 if scope == bound:
                     text = np.frombuffer(variant.before + variant.ids, np.int32)
                     self.compare(passages._runs, text, variant.start, variant.kv.layers)
