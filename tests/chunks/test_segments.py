@@ -11,12 +11,14 @@ def test_a_prompt_is_its_parts_one_behind_the_other():
     assert segments.tokens.tolist() == [1, 2, 3, 4, 5, 6]
     assert segments.tokens.dtype == np.int32
     assert segments.spans == ((2, 3), (3, 5))
+    assert segments.num_tokens == segments.tokens.size == 6
     assert segments.text == segments.tokens.tobytes()
 
 
 def test_a_head_may_be_empty_and_there_may_be_no_passages():
     segments = Segments.of([[], [7]])
     assert segments.tokens.tolist() == [7]
+    assert segments.num_tokens == 1
     assert segments.spans == ()
 
 

@@ -43,6 +43,15 @@ def test_epic_takes_the_first_rows_of_each_passage():
     assert EpicShare(0).rows(moved(10)).size == Epic(0).rows(moved(10)).size == 0
 
 
+@pytest.mark.parametrize(
+    "line", ["epic:0", "epic:3", "epic:99", "epic-share:0.07", "epic-share:1", "random:0.3", "all"]
+)
+@pytest.mark.parametrize("starts", [(), (10,), (10, 50, 90)])
+def test_the_work_of_a_selector_without_a_check_is_the_rows_that_it_chooses(line, starts):
+    selector = named_selector(line)
+    assert selector.work(moved(*starts), 0.25) == selector.rows(moved(*starts)).size
+
+
 def test_deviation_keeps_the_rows_that_are_furthest_off_over_all_passages():
     selector = KVDeviation(0.1)
     rows = selector.rows(moved(10, 50))

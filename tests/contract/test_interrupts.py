@@ -15,7 +15,7 @@ from quire.exchange import hold, required_blocks, residency, restore
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from watching import take_events, take_evicted, watchers, what_if
 
-SAMPLES, LONG = 8, 1000
+SAMPLES, LONG = 5, 1000
 """So many places of each call are tried by default, and in the long run; half of the calls have fewer."""
 
 FULL = ("full", 40, FullAttention())

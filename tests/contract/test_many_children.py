@@ -10,6 +10,8 @@ from quire.core import CacheManager
 from quire.ops import check
 
 SIZE = 8
+TURNS, LONG = 300, 1500
+"""So many prompts come by default, and in the long run."""
 
 
 def shared(one, other):
@@ -19,18 +21,19 @@ def shared(one, other):
 
 @pytest.mark.parametrize("spread", [2, 3, 40])
 @pytest.mark.parametrize("head", [[], [1] * SIZE])
-def test_the_child_that_shares_most_is_found_whatever_has_gone(head, spread):
+@pytest.mark.parametrize("turns", [TURNS, pytest.param(LONG, marks=pytest.mark.long)])
+def test_the_child_that_shares_most_is_found_whatever_has_gone(head, spread, turns):
     """`spread` is how many values a token has: few make long shared heads."""
     draw = random.Random(spread)
     manager = CacheManager(600, SIZE)
     stored = []
-    for turn in range(1_500):
+    for turn in range(turns):
         tail = [draw.randrange(spread) for _ in range(SIZE)]
         most = max((shared(each, tail[:-1]) for each in stored), default=0)
         assert manager.probe(head + tail).num_tokens == (len(head) + most if stored else 0)
         serve(manager, head + tail)
         if tail not in stored:
             stored.append(tail)
-        while len(stored) > 40 or (turn % 200 == 199 and len(stored) > 1):
+        while len(stored) > 40 or (turn % 50 == 49 and len(stored) > 1):
             ops.invalidate(manager, head + stored.pop(draw.randrange(len(stored))))
         check(manager)

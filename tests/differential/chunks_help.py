@@ -1,10 +1,14 @@
 """Tiny models of every rotary kind, with fixed seeds, and prompts of passages."""
 
+from functools import cache
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import torch
 import transformers
 
 from quire.chunks import Segments
+from quire.engines.hf.chunks import ChunkModel
 
 SMALL = {
     "vocab_size": 128,
@@ -109,6 +113,17 @@ REFUSED = {
     ),
 }
 """Models whose keys cannot."""
+
+
+_KEPT = TemporaryDirectory(prefix="quire-gates-")
+GATES = _KEPT.name
+"""Where caches of one run of tests find what the gate has found of a model, which takes it longer than most tests."""
+
+
+@cache
+def chunks_of(kind, **given):
+    """A model of `MOVED` behind its gate, which tests share and do not change."""
+    return ChunkModel(made(*MOVED[kind], **given))
 
 
 def made(name, given, seed=0, **more):

@@ -322,7 +322,7 @@ def left_padded(texts):
 
 def same(model, cache, ids, *, attention_mask=None, scope=None, store_until=None, **arguments):
     """Generate with and without quire, demand the same tokens and logits, return the tokens."""
-    arguments = {"max_new_tokens": 8, **arguments}
+    arguments = {"max_new_tokens": 5, **arguments}
     both = []
     for generate, extra in (
         (model.generate, {}),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from chunks_help import MOVED, REFUSED, made, prompt
+from chunks_help import GATES, MOVED, REFUSED, made, prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from quire.errors import ConfigError, NotRelocatable, TokensError
 from quire.ops import check
 
 SIZES = (16, 48, 40, 64, 56, 9)
-FREE = {"worth": 10.0, "min_tokens": 2}
+FREE = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
 """Chunks are reused whatever they cost: the prompts are short."""
 
 
@@ -37,7 +37,7 @@ def turned(segments, order):
 def asked(cache, segments, **given):
     """Ask a cache, check all that it holds, and return the new tokens and the report."""
     output = cache.generate(
-        segments=segments, max_new_tokens=6, do_sample=False, pad_token_id=0, **given
+        segments=segments, max_new_tokens=4, do_sample=False, pad_token_id=0, **given
     )
     check(cache.manager)
     cache.passages.store.check()
@@ -50,7 +50,7 @@ def asked(cache, segments, **given):
 def plain(model, segments):
     ids = torch.from_numpy(segments.tokens.astype(np.int64))[None]
     output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, pad_token_id=0
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0
     )
     return output[0, ids.shape[1] :].tolist()
 
@@ -118,7 +118,7 @@ def test_after_an_approximate_call_the_same_prompt_is_found_nowhere(model):
     assert report.captured == 0
     assert set(cache.passages.store._order) == held
     ids = torch.from_numpy(other.tokens.astype(np.int64))[None]
-    exact = cache.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    exact = cache.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert cache.last.cached_tokens <= segments.head.size
     assert exact[0, ids.shape[1] :].tolist() == plain(model, other)
 
@@ -140,7 +140,7 @@ def test_nothing_approximate_is_ever_found_as_exact(model, data):
         segments = Segments(head, tuple(pool.passages[i] for i in order), pool.question)
         ids = torch.from_numpy(segments.tokens.astype(np.int64))[None]
         if data.draw(st.booleans()):
-            given = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+            given = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
             output = cache.generate(ids, attention_mask=torch.ones_like(ids), **given)
             assert output[0, ids.shape[1] :].tolist() == plain(model, segments)
             exact.append(output[0].tolist())
@@ -227,7 +227,8 @@ def test_passages_are_captured_ahead_of_time(model):
     assert report.exact_tokens == 48  # of the head nothing was cached
 
 
-def test_a_variant_that_goes_between_plan_and_assembly_is_computed(model, monkeypatch):
+@pytest.mark.parametrize("gone", [[1], [0, 2], [0, 1, 2, 3]])
+def test_variants_that_go_between_plan_and_assembly_are_computed(model, monkeypatch, gone):
     cache, segments = cache_of(model, selector=AllRows()), prompt(sizes=SIZES)
     asked(cache, segments)
     other = turned(segments, [2, 0, 3, 1])
@@ -235,14 +236,21 @@ def test_a_variant_that_goes_between_plan_and_assembly_is_computed(model, monkey
 
     def dropping(variants):
         pins = pin(variants)
-        cache.passages.store.drop(variants[1])
+        for at in gone:
+            cache.passages.store.drop(variants[at])
+        assert len(variants) == 4
         return pins
 
     monkeypatch.setattr(cache.passages.store, "pin", dropping)
     answer, report = asked(cache, other)
-    assert report.passages[1].reason == "its variant has gone since it was planned"
-    assert report.captured == 1
     assert answer == plain(model, other)
+    if len(gone) == 4:
+        assert report.fallback == "all variants have gone since they were planned"
+        assert asked(cache, turned(segments, [1, 3, 0, 2]))[0]
+    else:
+        reasons = [report.passages[at].reason for at in gone]
+        assert set(reasons) == {"its variant has gone since it was planned"}
+    cache.passages.store.check()
 
 
 def test_the_same_passage_twice_and_short_ones(model):
@@ -283,7 +291,7 @@ def test_a_prompt_beyond_what_the_gate_vouches_for_is_computed():
 
 
 def test_what_hardly_pays_is_not_done(model):
-    cache = PrefixCache(model, "16MiB", chunks=Chunks("64MiB"))
+    cache = PrefixCache(model, "16MiB", chunks=Chunks("64MiB", gates=GATES))
     segments = prompt(sizes=(16, 17, 17, 60))
     asked(cache, segments)
     _, report = asked(cache, turned(segments, [1, 0]), selector=AllRows())

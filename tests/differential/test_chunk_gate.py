@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from chunks_help import MOVED, REFUSED, made
+from chunks_help import MOVED, REFUSED, chunks_of, made
 
 from quire.engines.hf.chunks import ChunkModel
 from quire.engines.hf.chunks.runs import Runs
@@ -15,7 +15,7 @@ from quire.tensors.rotary import rotate_into
 @pytest.mark.parametrize("name", MOVED)
 def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
     model = made(*MOVED[name])
-    found = ChunkModel(model).relocation
+    found = chunks_of(name).relocation
     assert found.error <= 1e-4
     assert found.drops_rows is None
     assert 1 <= found.check_layer <= 2
@@ -45,7 +45,7 @@ def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
     ],
 )
 def test_layout_width_and_place_are_inferred(name, width, offset, pairs, in_values):
-    found = ChunkModel(made(*MOVED[name])).relocation
+    found = chunks_of(name).relocation
     for rotation in found.rotations:
         assert rotation.width == width
         assert rotation.offset == offset
@@ -54,7 +54,7 @@ def test_layout_width_and_place_are_inferred(name, width, offset, pairs, in_valu
 
 
 def test_layers_without_positions_are_not_turned():
-    found = ChunkModel(made(*MOVED["smollm3"])).relocation
+    found = chunks_of("smollm3").relocation
     assert [rotation is None for rotation in found.rotations] == [False, True, False]
 
 

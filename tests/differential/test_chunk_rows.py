@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from chunks_help import MOVED, made, prompt
+from chunks_help import MOVED, chunks_of, made, prompt
 
 from quire.chunks import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows
 from quire.engines.hf.chunks import ChunkModel
@@ -36,8 +36,7 @@ def far(one, two):
 
 @pytest.mark.parametrize("name", MASKS)
 def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
-    model = made(*MOVED[name], attn_implementation=attention)
-    chunks, segments = ChunkModel(model), prompt()
+    chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
     alone = chunks.capture_alone(segments.passages, segments.head)
     full = chunks.full(segments).logits
     for selector in (AllRows(), KVDeviation(1.0), KVDeviation(1.0, check=2)):
@@ -48,8 +47,7 @@ def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
 
 @pytest.mark.parametrize("name", MASKS)
 def test_any_rows_over_exact_kv_equal_a_plain_forward(name, attention):
-    model = made(*MOVED[name], attn_implementation=attention)
-    chunks, segments = ChunkModel(model), prompt()
+    chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
     there = chunks.capture_all(segments)
     full = chunks.full(segments).logits
     for selector in (NoRows(), Epic(4), RandomRows(0.3), RandomRows(0.7, seed=2), KVDeviation(0.2)):
@@ -58,21 +56,21 @@ def test_any_rows_over_exact_kv_equal_a_plain_forward(name, attention):
 
 
 def test_an_exact_passage_is_placed_without_a_row():
-    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    chunks, segments = chunks_of("llama"), prompt()
     blended = chunks.blend(segments, chunks.capture_all(segments), AllRows())
     assert blended.moved == blended.rows.size == 0
     assert far(blended.logits, chunks.full(segments).logits) <= LIMIT
 
 
 def test_what_follows_the_blended_columns_is_computed_over_them(attention):
-    model = made("Llama", {}, attn_implementation=attention)
-    chunks, segments = ChunkModel(model), prompt()
+    chunks, segments = chunks_of("llama", attn_implementation=attention), prompt()
     blended = chunks.blend(segments, chunks.capture_alone(segments.passages), AllRows())
     full = chunks.full(segments)
     following = torch.tensor([[7, 9]])
     with torch.no_grad():
         got, wanted = (
-            model(following, past_key_values=each.past).logits for each in (blended, full)
+            chunks._runs.model(following, past_key_values=each.past).logits
+            for each in (blended, full)
         )
     assert far(got, wanted) <= LIMIT
 
@@ -136,7 +134,7 @@ def test_the_model_is_left_as_it_was():
 
 def test_rows_that_deviate_most_go_on():
     """Half of the passages are exact already: none of their rows is chosen."""
-    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    chunks, segments = chunks_of("llama"), prompt()
     exact, alone = chunks.capture_all(segments), chunks.capture_alone(segments.passages)
     mixed = [alone[0], exact[1], alone[2], exact[3]]
     blended = chunks.blend(segments, mixed, KVDeviation(0.3, check=1), exact_first=False)
@@ -147,8 +145,7 @@ def test_rows_that_deviate_most_go_on():
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek v3", "gptneox"])
 def test_attention_masses_are_those_of_eager_attention(name):
-    model = made(*MOVED[name])
-    chunks, segments = ChunkModel(model), prompt()
+    chunks, segments = chunks_of(name), prompt()
     found = chunks.capture_all(segments, masses=True)
     eager = made(*MOVED[name], attn_implementation="eager")
     with torch.no_grad():
@@ -168,7 +165,7 @@ def test_attention_masses_are_those_of_eager_attention(name):
 
 
 def test_a_variant_of_another_passage_is_refused():
-    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    chunks, segments = chunks_of("llama"), prompt()
     alone = chunks.capture_alone(segments.passages)
     with pytest.raises(TokensError, match="another passage"):
         chunks.blend(segments, alone[::-1], NoRows())
@@ -177,13 +174,13 @@ def test_a_variant_of_another_passage_is_refused():
 
 
 def test_a_check_layer_that_the_model_has_not_is_refused():
-    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    chunks, segments = chunks_of("llama"), prompt()
     with pytest.raises(ConfigError, match="layers 0 to 2"):
         chunks.blend(segments, chunks.capture_alone(segments.passages), KVDeviation(0.2, check=3))
 
 
 def test_cache_craft_computes_less_where_its_context_is_the_same():
-    chunks, segments = ChunkModel(made("Llama", {})), prompt()
+    chunks, segments = chunks_of("llama"), prompt()
     there = chunks.capture_all(segments, masses=True)
     turned = type(segments)(segments.head, segments.passages[::-1], segments.question)
     same = chunks.blend(segments, there, CacheCraft(1.0), exact_first=False)

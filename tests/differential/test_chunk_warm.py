@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from chunks_help import MOVED, REFUSED, made, prompt
+from chunks_help import GATES, MOVED, REFUSED, made, prompt
 
 from quire.chunks import AllRows, Chunks, NoRows, Segments
 from quire.core import Scope
@@ -27,8 +27,9 @@ def segments():
 
 
 def cache_of(model, folder, **given):
-    kept = {"worth": 10.0, "min_tokens": 2, "warm": f"files:{folder}", **given}
-    return PrefixCache(model, "16MiB", chunks=Chunks("64MiB", NoRows(), **kept))
+    free = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
+    chunks = Chunks("64MiB", NoRows(), **free, warm=f"files:{folder}", **given)
+    return PrefixCache(model, "16MiB", chunks=chunks)
 
 
 def asked(cache, segments, **given):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chunks_help import made, prompt
+from chunks_help import GATES, made, prompt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +58,8 @@ def spec_of(kind, folder):
 
 
 def chunks_of(spec, **given):
-    return Chunks("64MiB", AllRows(), worth=10.0, min_tokens=2, warm=spec, **given)
+    free = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
+    return Chunks("64MiB", AllRows(), **free, warm=spec, **given)
 
 
 def of(order):
@@ -74,7 +75,7 @@ class Warm:
         self.open()
 
     def open(self):
-        chunks = chunks_of(spec_of(self.kind, self.folder), gates=self.folder.parent / "gates")
+        chunks = chunks_of(spec_of(self.kind, self.folder))
         self.cache = PrefixCache(self.model, "16MiB", chunks=chunks)
 
     @property

@@ -179,7 +179,7 @@ def live(kind, seed, num_steps):
 
 @pytest.mark.parametrize("kind", IN_MODULES)
 def test_each_kind_of_adapter_computes_as_without_a_cache(kind):
-    live(kind, seed=1, num_steps=5)
+    live(kind, seed=1, num_steps=3)
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_s
     model = tiny_model(family)
     cache = make_cache(model, block_size=block_size, num_blocks=2000 // block_size)
     talk = Conversation(model, cache, seed=block_size)
-    talk.run(12 if family in FAMILIES else 9)
+    talk.run(9)
     assert talk.reused > 0 or block_size == 64
     for text in talk.texts:
         check_stored(model, cache, text)
@@ -46,7 +46,7 @@ def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_s
         ("llama", 3, "lru"),
         ("llama", 9, "fifo"),
         ("llama", 9, "lfu"),
-        ("llama", 30, "lru"),
+        ("llama", 20, "lru"),
         ("deepseek_v3", 9, "lru"),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_small_cache_evicts_and_stays_right(policy, family, num_blocks):
     model = tiny_model(family)
     cache = make_cache(model, block_size=8, num_blocks=num_blocks, policy=policy)
     talk = Conversation(model, cache, seed=num_blocks)
-    talk.run(25)
+    talk.run(15)
     assert cache.stats.evicted_blocks > 0
     for text in talk.texts:
         if len(text) <= 8 * num_blocks:
@@ -84,7 +84,7 @@ def test_the_trained_model_gives_its_own_tokens(block_size):
     model = trained_model()
     cache = make_cache(model, block_size=block_size)
     talk = Conversation(model, cache, seed=11)
-    talk.run(10)
+    talk.run(7)
     assert talk.reused > 0
     for text in talk.texts:
         check_stored(model, cache, text)

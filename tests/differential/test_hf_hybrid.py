@@ -22,6 +22,8 @@ from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors import KVLayout
 
 LONG = pytest.mark.long
+OF_A_KIND = {"gemma2", "gpt_oss", "llama4_text", "qwen3_next", "bamba", "lfm3"}
+"""A family with each kind of layers; the long run has the others too."""
 MORE = [pytest.param(family, marks=LONG) for family in MORE_HYBRID_FAMILIES]
 
 
@@ -61,7 +63,7 @@ def test_every_family_branches_anywhere_and_finds_its_head(family):
     for at in (11, 33, 33):
         for seed in (1, 2):
             branch = torch.cat([trunk[:, :at], prompt(13, 10 * at + seed)], dim=1)
-            same(model, cache, branch, num_return_sequences=2, do_sample=True)
+            same(model, cache, branch, max_new_tokens=3, num_return_sequences=2, do_sample=True)
     assert cache.last.cached_tokens >= 44
 
 
@@ -222,7 +224,13 @@ def test_a_model_that_does_not_go_on_from_its_states_is_found_out(family, words,
         PrefixCache(tiny_model(family, dtype=dtype), "1MiB")
 
 
-@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, marks=[] if each in OF_A_KIND else LONG)
+        for each in (*HYBRID_FAMILIES, *MORE_HYBRID_FAMILIES)
+    ],
+)
 def test_a_model_in_half_precision_is_not_refused_for_its_rounding(family):
     PrefixCache(tiny_model(family, dtype=torch.bfloat16), "4MiB")
 
@@ -273,11 +281,11 @@ def test_a_capacity_is_shared_out_and_told():
     cache = make_cache(model, num_blocks={"full": 30, "recurrent": 7}, block_size=4)
     same(model, cache, prompt(30))
     full, recurrent = cache.memory()
-    assert (full.num_blocks, full.cached, full.num_layers) == (30, 9, 1)
+    assert (full.num_blocks, full.cached, full.num_layers) == (30, 8, 1)
     assert (recurrent.num_blocks, recurrent.cached, recurrent.num_layers) == (7, 2, 2)
     assert full.share + recurrent.share == pytest.approx(1)
     assert cache.kept.num_bytes == sum(g.num_blocks * g.bytes_per_block for g in cache.memory())
-    assert "full 9 of 30, recurrent 2 of 7 blocks of 4 tokens used" in repr(cache)
+    assert "full 8 of 30, recurrent 2 of 7 blocks of 4 tokens used" in repr(cache)
 
 
 def test_groups_are_named_all_or_not_at_all():

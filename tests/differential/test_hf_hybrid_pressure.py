@@ -1,5 +1,7 @@
 """Pools that are too small: what is evicted is computed again, and nothing is ever wrong."""
 
+from itertools import cycle, product
+
 import pytest
 import torch
 from hf_conversation import Conversation
@@ -28,16 +30,23 @@ def pools(model, num_blocks):
     return {name: num_blocks[name] for name in group_names(model)}
 
 
+BY_TURNS = {*zip(HYBRID_FAMILIES, cycle([("small", "lru"), ("tiny", "lfu")]), strict=False)}
+"""One size of pools and one policy for each family; the long run has all."""
+
+
 @pytest.mark.parametrize(
-    ("num_blocks", "policy"),
+    ("family", "num_blocks", "policy"),
     [
-        pytest.param(SMALL, "lru", id="small-lru"),
-        pytest.param(TINY, "lfu", id="tiny-lfu"),
-        pytest.param(SMALL, "lfu", id="small-lfu", marks=pytest.mark.long),
-        pytest.param(TINY, "lru", id="tiny-lru", marks=pytest.mark.long),
+        pytest.param(
+            family,
+            SMALL if size == "small" else TINY,
+            policy,
+            id=f"{family}-{size}-{policy}",
+            marks=[] if (family, (size, policy)) in BY_TURNS else pytest.mark.long,
+        )
+        for family, size, policy in product(HYBRID_FAMILIES, ["small", "tiny"], ["lru", "lfu"])
     ],
 )
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
 def test_small_pools_evict_and_stay_right(family, num_blocks, policy):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4, num_blocks=pools(model, num_blocks), policy=policy)
@@ -136,7 +145,7 @@ def test_memory_moves_to_the_group_whose_evictions_cost_hits():
     prompts = [text(60, seed) for seed in range(6)]
     for _ in range(10):
         for prompt in prompts:
-            same(model, cache, prompt)
+            same(model, cache, prompt, max_new_tokens=1)
         cache.rebalance()
     full, sliding = cache.memory()
     assert full.num_blocks < 400

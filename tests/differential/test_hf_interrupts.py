@@ -16,6 +16,7 @@ from quire.engines.hf import SlotPrefixCache
 from quire.errors import Interrupted
 from quire.slots import check
 
+pytestmark = pytest.mark.slow
 HERE = Path(quire.__file__).parent
 WATCHED = (
     str(HERE / "core"),
@@ -23,7 +24,9 @@ WATCHED = (
     str(HERE / "engines" / "hf" / "store.py"),
     str(HERE / "engines" / "hf" / "static.py"),
 )
-PLACES = 14
+PLACES, LONG = 8, 60
+"""So many lines of a call are tried by default, and in the long run."""
+
 SMALL = {"full": 40, "sliding": 14, "chunked": 12, "recurrent": 5}
 
 
@@ -67,7 +70,7 @@ def text(seed, num_tokens):
 
 
 def talk(cache, ids):
-    cache.generate(input_ids=ids, max_new_tokens=5, do_sample=False)
+    cache.generate(input_ids=ids, max_new_tokens=2, do_sample=False)
 
 
 def served(family):
@@ -81,23 +84,24 @@ def served(family):
     return model, cache, torch.cat([ids[:, :30], text(20, 8)], dim=1)
 
 
+@pytest.mark.parametrize("places", [PLACES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
-def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family):
+def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family, places):
     _, cache, prompt = served(family)
     whole = Cut()
     assert not whole.run(lambda: talk(cache, prompt))
-    for at in Random(family).sample(range(1, whole.count + 1), PLACES):
+    for at in Random(family).sample(range(1, whole.count + 1), places):
         model, cache, prompt = served(family)
         assert Cut(at).run(partial(talk, cache, prompt)), f"line {at} of {whole.count} hides Ctrl-C"
         try:
-            same(model, cache, prompt, max_new_tokens=5)
+            same(model, cache, prompt, max_new_tokens=2)
         except Interrupted as error:
             assert "clear()" in str(error)  # noqa: PT017
             cache.clear()
-            same(model, cache, prompt, max_new_tokens=5)
+            same(model, cache, prompt, max_new_tokens=2)
         ops.check(cache.manager)
         assert not cache.manager.sequences, f"line {at}: blocks are held by nobody"
-        same(model, cache, prompt, max_new_tokens=5)
+        same(model, cache, prompt, max_new_tokens=2)
         assert cache.last.cached_tokens > 0
 
 
@@ -109,16 +113,16 @@ def test_after_ctrl_c_slots_are_exact_or_say_what_to_do():
         cache = SlotPrefixCache(model, 2, 64, poison=9e3)
         for tail in range(3):
             prompt = torch.cat([ids[:, :20], text(10 + tail, 6)], dim=1)
-            cache.generate(prompt, max_new_tokens=3)
+            cache.generate(prompt, max_new_tokens=1)
         return cache, torch.cat([ids[:, :24], text(20, 6)], dim=1)
 
     def answer(cache, prompt):
-        return cache.generate(prompt, max_new_tokens=5)
+        return cache.generate(prompt, max_new_tokens=2)
 
     cache, prompt = used()
     whole = Cut()
     whole.run(lambda: answer(cache, prompt))
-    wanted = model.generate(prompt, max_new_tokens=5, do_sample=False)
+    wanted = model.generate(prompt, max_new_tokens=2, do_sample=False)
     places = {*Random(1).sample(range(1, whole.count + 1), PLACES), *whole.in_slots}
     for at in sorted(places):
         cache, prompt = used()

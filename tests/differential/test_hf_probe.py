@@ -5,7 +5,6 @@ import torch
 import transformers
 from hf_help import (
     ALL_FAMILIES,
-    FAMILIES,
     HYBRID_FAMILIES,
     TRAINED,
     left_padded,
@@ -36,7 +35,7 @@ THRESHOLDS = {"llama4_text": 8192}
 """The column from which a family's rows behind padding differ from rows alone, as transformers has it."""
 
 
-FEW = {**FAMILIES, **HYBRID_FAMILIES}
+FEW = {"llama", "gpt_neox", "gpt2", "deepseek_v3", *HYBRID_FAMILIES}
 """Every kind of attention and state; the long run has the other families of the table too."""
 
 

@@ -56,11 +56,11 @@ def test_plain_calls_of_the_model_run_beside_a_cache(own_model, ids):
     plain = own_model(short).logits
 
     def ours():
-        for _ in range(40):
+        for _ in range(20):
             assert torch.equal(cache.generate(ids, max_new_tokens=2), expected)
 
     def theirs():
-        for _ in range(100):
+        for _ in range(50):
             assert torch.equal(own_model(short).logits, plain)
 
     together(ours, theirs, theirs)
@@ -89,7 +89,7 @@ def test_two_caches_over_one_model_run_in_two_threads(model, ids):
         cache, expected = make_cache(model, block_size=4), model.generate(tokens, max_new_tokens=3)
 
         def run():
-            for _ in range(25):
+            for _ in range(12):
                 assert torch.equal(cache.generate(tokens, max_new_tokens=3), expected)
                 with cache.session(tokens) as past:
                     cache.model(tokens[:, past.get_seq_length() :], past_key_values=past)
@@ -226,21 +226,21 @@ def test_calls_within_calls(family, num_blocks):
     cache = make_cache(model, block_size=4, num_blocks=num_blocks)
     text = random_ids(torch.Generator().manual_seed(1), 60)
     outer, inner = text[:, :50], text[:, :37]
-    expected = [model.generate(ids, max_new_tokens=5) for ids in (outer, inner)]
+    expected = [model.generate(ids, max_new_tokens=3) for ids in (outer, inner)]
 
     def act():
-        assert torch.equal(cache.generate(inner, max_new_tokens=5), expected[1])
+        assert torch.equal(cache.generate(inner, max_new_tokens=3), expected[1])
         with cache.session(inner) as past:
-            out = cache.model.generate(inner, past_key_values=past, max_new_tokens=5)
+            out = cache.model.generate(inner, past_key_values=past, max_new_tokens=3)
             assert torch.equal(out, expected[1])
 
     for _ in range(2):
-        out = cache.generate(outer, max_new_tokens=5, streamer=Between(act))
+        out = cache.generate(outer, max_new_tokens=3, streamer=Between(act))
         assert torch.equal(out, expected[0])
         with cache.session(outer) as past:
             act()
             out = cache.model.generate(
-                outer, past_key_values=past, max_new_tokens=5, streamer=Between(act)
+                outer, past_key_values=past, max_new_tokens=3, streamer=Between(act)
             )
             assert torch.equal(out, expected[0])
         ops.check(cache.manager)

@@ -1,5 +1,7 @@
 """Prefixes that come back from tiers: the same tokens as without any cache, and as much as there is."""
 
+from itertools import cycle, product
+
 import pytest
 import torch
 from hf_help import (
@@ -41,12 +43,12 @@ def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(fa
     model, ids = tiny_model(family), prompt(1)
     with disk(tmp_path) as tiers:
         first = make_cache(model, tiers=tiers)
-        text = same(model, first, ids)
+        text = same(model, first, ids, max_new_tokens=8)
         assert first.last.tier_tokens == {}
         written(first)
     with disk(tmp_path) as tiers:
         again = make_cache(model, tiers=tiers)
-        assert torch.equal(same(model, again, ids), text)
+        assert torch.equal(same(model, again, ids, max_new_tokens=8), text)
         assert again.last.tier_tokens == {"disk": 80}
         assert again.last.cached_tokens == 80
         assert again.last.tier_misses == {}
@@ -58,21 +60,30 @@ def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(fa
         assert longer.last.cached_tokens == 96, "the answer was kept as well"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_pools_evict_is_found_in_host_memory_under_either_policy(family):
+BY_TURNS = {*zip(FAMILIES, cycle(["through", "back"]), strict=False)}
+"""One policy for each family; the long run has both."""
+
+
+@pytest.mark.parametrize(
+    ("family", "write"),
+    [
+        pytest.param(*each, marks=[] if each in BY_TURNS else pytest.mark.long)
+        for each in product(FAMILIES, ["through", "back"])
+    ],
+)
+def test_what_pools_evict_is_found_in_host_memory_under_either_policy(family, write):
     model = tiny_model(family)
-    for write in ("through", "back"):
-        with TierStack([Host("64MiB")], StackSettings(gate=False, write=write)) as tiers:
-            cache = make_cache(model, num_blocks=9, tiers=tiers)
-            prompts = [prompt(seed, 70 + 5 * seed) for seed in range(4)]
-            texts = [same(model, cache, ids) for ids in prompts]
-            came = 0
-            for ids, text in zip(prompts, texts, strict=True):
-                assert torch.equal(same(model, cache, ids), text)
-                came += sum(cache.last.tier_tokens.values())
-                check_stored(model, cache, text[0])
-            assert came >= 64, write
-            assert came % 16 == 0
+    with TierStack([Host("64MiB")], StackSettings(gate=False, write=write)) as tiers:
+        cache = make_cache(model, num_blocks=9, tiers=tiers)
+        prompts = [prompt(seed, 70 + 5 * seed) for seed in range(4)]
+        texts = [same(model, cache, ids) for ids in prompts]
+        came = 0
+        for ids, text in zip(prompts, texts, strict=True):
+            assert torch.equal(same(model, cache, ids), text)
+            came += sum(cache.last.tier_tokens.values())
+            check_stored(model, cache, text[0])
+        assert came >= 64
+        assert came % 16 == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])

@@ -24,7 +24,7 @@ def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     shared = random_ids(generator, 50)
     prompts = [torch.cat([shared, random_ids(generator, 40)], dim=1) for _ in range(3)]
     scope = Scope(salt=b"tenant")
-    texts = [same(model, cache, ids, scope=scope) for ids in prompts]
+    texts = [same(model, cache, ids, scope=scope, max_new_tokens=8) for ids in prompts]
     assert cache.save(tmp_path / "saved") > 10
     assert cache.save(tmp_path / "saved") > 10, "again, in its place"
     fresh = make_cache(model)
@@ -33,7 +33,7 @@ def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     assert 0 < came.num_tokens <= came.num_saved_tokens
     ops.check(fresh.manager)
     for ids, text in zip(prompts, texts, strict=True):
-        assert torch.equal(same(model, fresh, ids, scope=scope), text)
+        assert torch.equal(same(model, fresh, ids, scope=scope, max_new_tokens=8), text)
         assert fresh.last.cached_tokens >= 80
     same(model, fresh, prompts[0])
     assert fresh.last.cached_tokens == 0, "the salt came along"
@@ -107,7 +107,7 @@ def test_damaged_records_of_a_saved_cache_are_left_out(model, ids, tmp_path):
 def test_a_cache_with_tiers_and_one_without_read_each_others_files(model, ids, host, tmp_path):
     plain, tiered = make_cache(model), make_cache(model, tiers=host)
     for one, two in ((plain, tiered), (tiered, plain)):
-        same(model, one, ids)
+        same(model, one, ids, max_new_tokens=8)
         one.save(tmp_path / "saved")
         two.clear()
         assert two.load(tmp_path / "saved").num_tokens == 96

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
-from chunks_help import MOVED, made, prompt
+from chunks_help import GATES, MOVED, chunks_of, made, prompt
 
 from quire import ops
 from quire.chunks import (
@@ -28,7 +28,6 @@ from quire.chunks import (
     Segments,
 )
 from quire.core import Scope
-from quire.engines.hf.chunks import ChunkModel
 from quire.engines.loop import Engine, SamplingParams
 from quire.engines.packed import model as packed_model
 from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
@@ -36,7 +35,7 @@ from quire.tensors.copy import gather_into
 
 SIZES = (21, 48, 40, 64, 56, 9)
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
-FREE = {"worth": 10.0, "min_tokens": 2}
+FREE = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def test_blocks_hold_what_a_working_cache_would(model, selector, is_plain):
     end = other.spans[-1][1]
     store, text = engine._passages.passages.store, other.head.tobytes()
     held = [store.variants(scope, ids, text)[0] for ids in other.passage_texts]
-    blended = ChunkModel(model).blend(other, held, selector)
+    blended = chunks_of("llama").blend(other, held, selector)
     wanted = [blended.past.kv_layers[at].row(0, 0, end) for at in sorted(blended.past.kv_layers)]
     found = [tuple(map(torch.empty_like, layer)) for layer in wanted]
     gather_into(engine._forward.pools[0], job.seq.block_ids(0), end, found)
@@ -116,7 +115,7 @@ def test_blocks_hold_what_a_working_cache_would(model, selector, is_plain):
 
 
 def test_passages_in_a_tier_are_placed_by_the_next_engine(model, tmp_path):
-    given = {**FREE, "warm": f"files:{tmp_path}/warm", "gates": tmp_path / "gates"}
+    given = {**FREE, "warm": f"files:{tmp_path}/warm"}
     segments = prompt(sizes=SIZES)
     for exactness in ("exact", "approximate"):
         chunks = Chunks("64MiB", AllRows(), **given)
@@ -310,7 +309,7 @@ class Changing:
         """Compare all K and V that would be found now with what the model computes as it is now."""
         for engine in self.engines:
             bound, passages = engine.scope(), engine._passages
-            for (_, scope, _), variant in passages.passages.store._order.values():
+            for (_, scope), variant in passages.passages.store._order.values():
                 if scope == bound:
                     text = np.frombuffer(variant.before + variant.ids, np.int32)
                     self.compare(passages._runs, text, variant.start, variant.kv.layers)

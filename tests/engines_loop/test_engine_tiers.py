@@ -72,8 +72,20 @@ def test_what_was_evicted_comes_back():
         assert answer(engine) == (len(PROMPT) - 4, plain_answer(model, PROMPT, 8))
 
 
-@pytest.mark.parametrize("write", ["through", "back"])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("family", "write"),
+    [
+        ("llama", "through"),
+        ("gemma3_text", "back"),
+        ("deepseek_v3", "through"),
+        pytest.param("llama", "back", marks=LONG),
+        pytest.param("gemma3_text", "through", marks=LONG),
+        pytest.param("deepseek_v3", "back", marks=LONG),
+    ],
+)
 def test_random_traffic_in_a_small_pool_gives_the_tokens_of_the_plain_model(family, write):
     with host_stack(write=write) as stack:
         counts = Traffic(tiny_model(family), seed=2).live(16, tiers=stack, **SMALL).counts

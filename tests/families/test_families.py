@@ -20,6 +20,7 @@ from judge import judge  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.engines.hf.pools import HfStore  # noqa: E402
 
+pytestmark = pytest.mark.slow
 KEPT = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_text())
 VERDICTS = {verdict["name"]: verdict for verdict in KEPT["classes"]}
 SEED = int(os.environ.get("QUIRE_FAMILIES_SEED", dt.datetime.now(dt.UTC).toordinal()))
@@ -27,12 +28,22 @@ SAME_TRANSFORMERS = KEPT["transformers"] == transformers.__version__
 DELICATE = ["gemma3_text", "gpt_oss", "llama4_text", "falcon_h1"]
 
 
-def _sample():
-    others = sorted(set(VERDICTS) - set(DELICATE))
-    return DELICATE + random.Random(SEED).sample(others, 6)
+def _samples():
+    """Return a few classes, and for the long run as many again and all that are delicate."""
+    draw = random.Random(SEED)
+    delicate, others = (
+        draw.sample(DELICATE, 4),
+        draw.sample(sorted(set(VERDICTS) - set(DELICATE)), 6),
+    )
+    more = [*delicate[2:], *others[3:]]
+    return [
+        *delicate[:2],
+        *others[:3],
+        *(pytest.param(each, marks=pytest.mark.long) for each in more),
+    ]
 
 
-@pytest.mark.parametrize("name", _sample())
+@pytest.mark.parametrize("name", _samples())
 def test_a_class_is_sorted_as_it_was(name):
     verdict, kept = judge(name), VERDICTS[name]
     again = f"QUIRE_FAMILIES_SEED={SEED} draws this sample; all classes: make test-families"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import httpx
 import openai
@@ -19,6 +20,7 @@ from quire.cli.app import app
 from quire.cli.serve import PRIMITIVES, listen
 from quire.errors import ConfigError
 
+pytestmark = pytest.mark.slow
 SERVE = [
     sys.executable,
     "-m",
@@ -54,31 +56,66 @@ def started(*words, **env):
         process.wait()
 
 
+class Served(NamedTuple):
+    """A server that runs, what it said of itself, and where it keeps what it computed."""
+
+    process: subprocess.Popen
+    told: dict
+    tier: str
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Return a server for the tests of this file; the last of them ends it."""
+    tier = f"disk:{tmp_path_factory.mktemp('kv') / 'kv'}?capacity=64MiB"
+    words = ["--tier", tier, "--dtype", "float32", "--events", "tcp://127.0.0.1:0"]
+    with started(*words) as (process, told):
+        yield Served(process, told, tier)
+
+
 def refusal(*words, **env):
     done = CliRunner().invoke(app, ["serve", *words], env=env)
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     return done.stderr
 
 
+def test_its_events_tell_what_it_has_cached(served):
+    pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+    from quire.observe import Mirror
+    from quire.observe.zmq import Subscriber
+
+    told = served.told
+    prompt = list(range(100, 180))
+    asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 4}
+    mirror = Mirror()
+    httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).raise_for_status()
+    with Subscriber(told["events"], mirror, replay=told["events_replay"]) as events:
+        events.poll(1)
+        assert not events.is_degraded
+        assert mirror.lookup(prompt) == 80
+        again = httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more
+
+
 def test_it_finishes_what_runs_when_it_is_told_to_end_and_the_next_one_finds_what_it_computed(
-    tmp_path,
+    served,
 ):
     prompt = "Once upon a time there was a server that kept what it had computed. " * 3
-    tier = f"disk:{tmp_path / 'kv'}?capacity=64MiB"
+    process, told, tier = served
     asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 120, "temperature": 0}
-    with started("--tier", tier, "--dtype", "float32") as (process, told):
-        assert told["model"] == "quire-tiny"
-        client = openai.OpenAI(base_url=told["url"] + "/v1", api_key="none", max_retries=0)
-        stream = client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
-        chunks = [next(stream)]
-        threading.Timer(0.05, process.send_signal, [signal.SIGTERM]).start()
-        chunks += list(stream)
-        assert chunks[-1].choices[0].finish_reason == "length"
-        assert process.wait(10) == 0
-        out, err = process.communicate()
-        assert "Traceback" not in out + err
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(told["url"] + "/health")
+    assert told["model"] == "quire-tiny"
+    client = openai.OpenAI(base_url=told["url"] + "/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
+    chunks = [next(stream)]
+    threading.Timer(0.05, process.send_signal, [signal.SIGTERM]).start()
+    chunks += list(stream)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert process.wait(10) == 0
+    out, err = process.communicate()
+    assert "Traceback" not in out + err
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(told["url"] + "/health")
     with running(tiers=[tier]) as server:
         explained = server.post("/v1/cache/explain", {"prompt": prompt}).json()
         whole = (len(prompt) - 1) // 16 * 16
@@ -128,25 +165,6 @@ def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in refusal("--port", str(port))
-
-
-def test_its_events_tell_what_it_has_cached():
-    pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
-    from quire.observe import Mirror
-    from quire.observe.zmq import Subscriber
-
-    with started("--events", "tcp://127.0.0.1:0") as (_, told):
-        prompt = list(range(100, 180))
-        asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 4}
-        mirror = Mirror()
-        httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).raise_for_status()
-        with Subscriber(told["events"], mirror, replay=told["events_replay"]) as events:
-            events.poll(1)
-            assert not events.is_degraded
-            assert mirror.lookup(prompt) == 80
-            again = httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
-            cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more
 
 
 def test_the_parts_of_an_answer_do_not_wait_for_one_another():

@@ -6,15 +6,33 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from quire.bench.serve_http import ServerProcess
 from quire.cli import served_demo
 from quire.cli.app import app
 
+pytestmark = pytest.mark.slow
 SMALL = ("demo", "--num-conversations", "2", "--num-turns", "2", "--system-tokens", "300")
 SMALL += ("--max-new-tokens", "6", "--kv-memory", "16MiB")
 
 
+class Lent:
+    """One server for two demos: the second one finds that of the first, and ends it."""
+
+    server, demos = None, 0
+
+    def __init__(self, *given):
+        Lent.server = Lent.server or ServerProcess(*given)
+        self.port = Lent.server.port
+
+    def close(self):
+        Lent.demos += 1
+        if Lent.demos == 2:
+            Lent.server.close()
+
+
 def test_it_talks_with_a_server_with_reuse_and_without(monkeypatch):
     urls, lies = [], [False]
+    monkeypatch.setattr(served_demo, "ServerProcess", Lent)
 
     class Watched(served_demo.ServedSides):
         def __enter__(self):
@@ -30,8 +48,6 @@ def test_it_talks_with_a_server_with_reuse_and_without(monkeypatch):
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert f"its page at {urls[0]}" in done.stderr.replace("\n", " ")
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(urls[0] + "/health")
     assert found["outputs_identical"] is True
     cold, *others = found["turns"]
     assert len(others) == 3
@@ -45,6 +61,9 @@ def test_it_talks_with_a_server_with_reuse_and_without(monkeypatch):
     assert done.exit_code == 1
     assert "NO" in done.stdout
     assert "outputs differ" in done.stderr
+    assert urls == [urls[0]] * 2
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(urls[0] + "/health")
 
 
 def test_a_server_that_does_not_start_is_told_of():

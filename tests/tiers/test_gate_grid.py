@@ -5,6 +5,7 @@ In virtual time, so that whatever a request takes beyond what the tier and the d
 
 from functools import cache
 
+import pytest
 from hypothesis import example, given
 from hypothesis import settings as runs
 from hypothesis import strategies as st
@@ -122,43 +123,36 @@ GRID = {
     "tokens_s": st.sampled_from([500.0, 2e3, 7e3, 3e4, 1e5]),
 }
 
+SHARES = st.sampled_from([0.25, 0.5, 0.75])
+
 
 def simulated(scenario, *grid):
     world = Grid(*grid)
     return world.run(lambda *_: scenario(world))
 
 
-@given(**GRID)
-@runs(max_examples=150, deadline=None)
-@example(rtt_s=0.008, num_tokens=1024, block_s=1e-4, tokens_s=7e3)
-@example(rtt_s=0.002, num_tokens=512, block_s=1e-4, tokens_s=7e3)
-@example(rtt_s=0.0001, num_tokens=256, block_s=1e-4, tokens_s=1e4)
-def test_hits_are_never_slower_than_the_better_of_loading_and_computing(
-    rtt_s, num_tokens, block_s, tokens_s
-):
+FEW, MANY = 50, 400
+"""So many places of the grid are tried by default, and in the long run."""
+
+
+def hits(*grid):
     def scenario(world):
         world.there.update(key for keys in PROMPTS for key in keys)
         world.serve(range(WARM_UPS), is_hit=True)
         return world.serve(range(WARM_UPS, NUM_PROMPTS), is_hit=True)
 
-    assert max(simulated(scenario, rtt_s, block_s, tokens_s, num_tokens)) <= 0
+    return simulated(scenario, *grid)
 
 
-@given(**GRID)
-@runs(max_examples=100, deadline=None)
-def test_misses_are_never_slower_than_computing(rtt_s, num_tokens, block_s, tokens_s):
+def misses(*grid):
     def scenario(world):
         world.serve(range(WARM_UPS), is_hit=False)
         return world.serve(range(WARM_UPS, NUM_PROMPTS), is_hit=False)
 
-    assert max(simulated(scenario, rtt_s, block_s, tokens_s, num_tokens)) <= 0
+    return simulated(scenario, *grid)
 
 
-@given(**GRID, share=st.sampled_from([0.25, 0.5, 0.75]))
-@runs(max_examples=100, deadline=None)
-def test_hits_that_were_seen_and_new_prompts_are_told_apart(
-    rtt_s, num_tokens, block_s, tokens_s, share
-):
+def mixed(share, *grid):
     def scenario(world):
         world.there.update(PROMPTS[0], PROMPTS[1])
         beyond_s, fresh, due = [], iter(range(2, NUM_PROMPTS)), 0.0
@@ -175,4 +169,37 @@ def test_hits_that_were_seen_and_new_prompts_are_told_apart(
                 beyond_s += world.serve([next(fresh)], is_hit=False)
         return beyond_s
 
-    assert max(simulated(scenario, rtt_s, block_s, tokens_s, num_tokens)) <= 0
+    return simulated(scenario, *grid)
+
+
+@given(**GRID)
+@runs(max_examples=FEW, deadline=None)
+@example(rtt_s=0.008, num_tokens=1024, block_s=1e-4, tokens_s=7e3)
+@example(rtt_s=0.002, num_tokens=512, block_s=1e-4, tokens_s=7e3)
+@example(rtt_s=0.0001, num_tokens=256, block_s=1e-4, tokens_s=1e4)
+def test_hits_are_never_slower_than_the_better_of_loading_and_computing(
+    rtt_s, num_tokens, block_s, tokens_s
+):
+    assert max(hits(rtt_s, block_s, tokens_s, num_tokens)) <= 0
+
+
+@given(**GRID)
+@runs(max_examples=FEW, deadline=None)
+def test_misses_are_never_slower_than_computing(rtt_s, num_tokens, block_s, tokens_s):
+    assert max(misses(rtt_s, block_s, tokens_s, num_tokens)) <= 0
+
+
+@given(**GRID, share=SHARES)
+@runs(max_examples=FEW, deadline=None)
+def test_hits_that_were_seen_and_new_prompts_are_told_apart(
+    rtt_s, num_tokens, block_s, tokens_s, share
+):
+    assert max(mixed(share, rtt_s, block_s, tokens_s, num_tokens)) <= 0
+
+
+@pytest.mark.long
+@given(**GRID, share=SHARES)
+@runs(max_examples=MANY, deadline=None)
+def test_nothing_is_slower_at_many_more_places(rtt_s, num_tokens, block_s, tokens_s, share):
+    grid = rtt_s, block_s, tokens_s, num_tokens
+    assert max(*hits(*grid), *misses(*grid), *mixed(share, *grid)) <= 0

@@ -15,7 +15,9 @@ from quire.tiers.format import record_bytes
 from quire.tiers.host import Host
 
 ROOM = (str(QUIRE / "tiers"),)
-SAMPLES = 40
+SAMPLES, LONG = 15, 150
+"""So many places of each call are tried by default, and in the long run."""
+
 SIZE = record_bytes(1000)
 HELD, MORE = names_of(range(12)), names_of(range(100, 108))
 
@@ -49,15 +51,16 @@ def close(tier):
     assert not closing.is_alive(), "it hangs"
 
 
+@pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tier_is_fit_for_use_after_a_call_that_was_cut_off(kind, name, tmp_path):
+def test_a_tier_is_fit_for_use_after_a_call_that_was_cut_off(kind, name, samples, tmp_path):
     whole = SignalCut(rooms=ROOM)
     with prepared(kind, tmp_path / "whole") as tier:
         whole.run(lambda: CALLS[name](tier))
     places = range(1, whole.count + 1)
-    if len(places) > SAMPLES:
-        places = sorted(Random(name).sample(places, SAMPLES))
+    if len(places) > samples:
+        places = sorted(Random(name).sample(places, samples))
     key = names_of([500])
     for at in places:
         tier = prepared(kind, tmp_path / str(at))

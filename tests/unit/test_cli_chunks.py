@@ -98,7 +98,7 @@ def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes):
         "--passages",
         notes,
         "--prompts",
-        3,
+        1,
         "--opening",
         "<quote>",
     )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from quire.chunks.segments import Segments
@@ -20,11 +21,11 @@ FORWARD_ROWS = 16
 """A forward more, against computing a token: weights are read again, and masks made."""
 
 _NOT_STORED = "not in the store"
+_NOTHING_LEFT = "all variants have gone since they were planned"
 _NOTHING_STORED = "no passage behind the exact prefix is in the store"
 
 
-@dataclass(frozen=True, slots=True)
-class PassagePlace:
+class PassagePlace(msgspec.Struct, frozen=True, eq=False):
     """What becomes of one passage, of tokens `start` to `stop` of the prompt.
 
     variant   the variant whose K and V are placed; None: it is computed, or it was cached as a prefix
@@ -97,7 +98,7 @@ class ChunkPlan:
 
     def rows(self, chosen: Rows) -> Rows:
         """Return all rows behind `exact_until` to compute: `chosen`, and all that no variant stands for."""
-        wanted = np.ones(self.segments.tokens.size, bool)
+        wanted = np.ones(self.segments.num_tokens, bool)
         wanted[: self.exact_until] = False
         for each in self.placed:
             wanted[each.start : each.stop] = False
@@ -105,9 +106,9 @@ class ChunkPlan:
         return np.flatnonzero(wanted)
 
     def without(self, gone: Sequence[Variant]) -> "ChunkPlan":
-        """Return the plan with passages computed whose variants have gone."""
+        """Return the plan with passages computed whose variants have gone; without any left, the whole prompt is."""
         placements = tuple(
-            replace(
+            msgspec.structs.replace(
                 each,
                 variant=None,
                 is_exact=False,
@@ -117,7 +118,8 @@ class ChunkPlan:
             else each
             for each in self.placements
         )
-        return replace(self, placements=placements)
+        is_left = any(each.variant is not None for each in placements)
+        return replace(self, placements=placements, fallback=None if is_left else _NOTHING_LEFT)
 
     def explained(self, lost: Mapping[bytes, str]) -> "ChunkPlan":
         """Return the plan with why a tier could not give passages (ids as bytes) that it had."""
@@ -125,7 +127,7 @@ class ChunkPlan:
             return self
         texts = self.segments.passage_texts
         placements = tuple(
-            replace(each, reason=lost[text])
+            msgspec.structs.replace(each, reason=lost[text])
             if each.reason == _NOT_STORED and text in lost
             else each
             for text, each in zip(texts, self.placements, strict=True)
@@ -155,14 +157,14 @@ def make_plan(
     exact_until = max(cached, segments.head.size)
     placements: list[PassagePlace] = []
     is_first, passages = True, segments.passage_texts
-    head = segments.head.tobytes()
+    find = store.finder(scope, segments.head.tobytes())
     for index, ((start, stop), ids) in enumerate(zip(segments.spans, passages, strict=True)):
         if stop <= cached:
             placements.append(
                 PassagePlace(start, stop, None, is_exact=True, reason="cached prefix")
             )
             continue
-        there = store.variants(scope, ids, head) if stop - start >= settings.min_tokens else ()
+        there = find(ids) if stop - start >= settings.min_tokens else ()
         found = [each for each in there if each.kv is not None]
         exact = [each for each in found if _is_behind(each, segments, start)]
         if exact:
@@ -195,7 +197,7 @@ def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
 
 
 def _refusal(plan: ChunkPlan, limits: Reach) -> str | None:
-    num_tokens = plan.segments.tokens.size
+    num_tokens = plan.segments.num_tokens
     if limits.refusal is not None:
         return limits.refusal
     if num_tokens > limits.positions:
@@ -210,7 +212,7 @@ def _refusal(plan: ChunkPlan, limits: Reach) -> str | None:
 
 def _unworthy(plan: ChunkPlan, settings: Chunks, limits: Reach) -> str | None:
     """Return why plain prefill is to be preferred: what chunks would take, of what it takes."""
-    tokens = plan.segments.tokens.size
+    tokens = plan.segments.num_tokens
     placed = sum(each.stop - max(each.start, plan.cached) for each in plan.placed)
     whole = tokens - plan.cached
     rest = whole - placed

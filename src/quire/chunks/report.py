@@ -61,7 +61,7 @@ class ChunkReport:
 
 def report_of(plan: ChunkPlan, recomputed: Rows) -> ChunkReport:
     """Return the account of a plan that was carried out, with these rows of moved passages computed again."""
-    whole = plan.segments.tokens.size
+    whole = plan.segments.num_tokens
     if plan.fallback is not None:
         return ChunkReport(
             exactness="exact",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -68,8 +68,12 @@ class Segments:
     @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """The first position of each passage and the one behind its last."""
-        ends = np.cumsum([self.head.size, *(ids.size for ids in self.passages)]).tolist()
-        return tuple(pairwise(ends))
+        return tuple(pairwise(accumulate([self.head.size, *(ids.size for ids in self.passages)])))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return (self.spans[-1][1] if self.spans else self.head.size) + self.question.size
 
 
 def _ids(given: object, name: str) -> Tokens:

@@ -3,8 +3,8 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,8 +16,7 @@ from quire.errors import ConfigError
 Rows = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True, eq=False):
     """A passage whose K and V come from a variant that was captured behind another text.
 
     start   the position of its first token in the prompt
@@ -56,6 +55,8 @@ class Selector(ABC):
 
     def preferred(self, variants: Sequence[Variant], before: tuple[bytes, ...]) -> Variant:
         """Return the variant to place behind these passages: an isolated one, the latest, or else the latest."""
+        if len(variants) == 1:
+            return variants[0]
         isolated = [each for each in variants if each.kind == "isolated"]
         return max(isolated or variants, key=lambda each: each.number)
 
@@ -110,6 +111,9 @@ class Epic(Selector):
     def rows(self, moved: Sequence[Moved]) -> Rows:
         return _joined(np.arange(min(self.tokens, each.num_tokens)) + each.start for each in moved)
 
+    def work(self, moved: Sequence[Moved], depth: float) -> float:
+        return float(sum(min(self.tokens, each.num_tokens) for each in moved))
+
 
 class EpicShare(Selector):
     """The first rows of each passage, as a share of it: EPIC by a budget."""
@@ -122,6 +126,9 @@ class EpicShare(Selector):
         return _joined(
             np.arange(math.ceil(self.ratio * each.num_tokens)) + each.start for each in moved
         )
+
+    def work(self, moved: Sequence[Moved], depth: float) -> float:
+        return float(sum(math.ceil(self.ratio * each.num_tokens) for each in moved))
 
 
 class CacheCraft(Selector):

@@ -1,7 +1,7 @@
 """The store of variants: bounded in bytes, found by passage and scope, verified whole."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -11,8 +11,11 @@ from quire.config import parse_bytes
 from quire.core.scope import Scope
 from quire.errors import ConfigError, InvariantError, PinError
 
-Key = tuple[bool, Scope, bytes]
-"""Whether all scopes of one model share it, the scope, and the ids of the passage."""
+Shelf = tuple[bool, Scope]
+"""Whether all scopes of one model share what lies there, and the scope."""
+
+Finder = Callable[[bytes], Sequence[Variant]]
+"""Returns the variants of a passage by its ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class ChunkStore:
     def __init__(self, capacity: str | int) -> None:
         self.capacity_bytes = parse_bytes(capacity)
         self.num_bytes = 0
-        self._by_passage: dict[Key, list[Variant]] = {}
-        self._order: OrderedDict[int, tuple[Key, Variant]] = OrderedDict()
+        self._shelves: dict[Shelf, dict[bytes, list[Variant]]] = {}
+        self._order: OrderedDict[int, tuple[Shelf, Variant]] = OrderedDict()
         self._put = self._refused = self._evicted = self._dropped = self._replaced = 0
 
     def put(self, scope: Scope, variant: Variant, *, shared: bool = False) -> bool:
@@ -63,8 +66,8 @@ class ChunkStore:
                 f"{variant.name} was captured behind other passages, and its K and V tell of them; only "
                 "isolated captures can be shared between scopes"
             )
-        key = _key(scope, variant.ids, shared=shared)
-        held = self._by_passage.get(key, ())
+        shelf = _shelf(scope, shared=shared)
+        held = self._shelves.get(shelf, {}).get(variant.ids, ())
         same = [each for each in held if each.before == variant.before]
         pinned = sum(each.num_bytes for _, each in self._order.values() if each.pins)
         pinned += sum(each.num_bytes for each in same if not each.pins)
@@ -75,19 +78,28 @@ class ChunkStore:
             self._remove(each)
             self._replaced += 1
         self._make_room(variant.num_bytes)
-        self._by_passage.setdefault(key, []).append(variant)
-        self._order[variant.number] = (key, variant)
+        self._shelves.setdefault(shelf, {}).setdefault(variant.ids, []).append(variant)
+        self._order[variant.number] = (shelf, variant)
         self.num_bytes += variant.num_bytes
         self._put += 1
         return True
 
     def variants(self, scope: Scope, ids: bytes, head: bytes) -> Sequence[Variant]:
         """Return what there is of a passage: all of its scope, and shared ones behind this very head."""
-        own = self._by_passage.get(_key(scope, ids, shared=False), ())
-        shared = self._by_passage.get(_key(scope, ids, shared=True))
-        if shared is None:
-            return own
-        return [*own, *(each for each in shared if each.before == head)]
+        return self.finder(scope, head)(ids)
+
+    def finder(self, scope: Scope, head: bytes) -> Finder:
+        """Return what says the same of one passage after the other, until the store changes."""
+        own = self._shelves.get(_shelf(scope, shared=False), {})
+        common = self._shelves.get(_shelf(scope, shared=True), {})
+
+        def find(ids: bytes) -> Sequence[Variant]:
+            shared = common.get(ids)
+            if shared is None:
+                return own.get(ids, ())
+            return [*own.get(ids, ()), *(each for each in shared if each.before == head)]
+
+        return find
 
     def use(self, variant: Variant) -> None:
         """Note that a variant was used now."""
@@ -127,14 +139,15 @@ class ChunkStore:
 
     def check(self) -> None:
         """Raise `InvariantError` unless the class equation and that of the stats hold."""
-        listed = {each.number for held in self._by_passage.values() for each in held}
+        shelves = self._shelves.values()
+        listed = {each.number for shelf in shelves for held in shelf.values() for each in held}
         total = sum(variant.num_bytes for _, variant in self._order.values())
         gone = self._evicted + self._dropped + self._replaced
         if not (
             listed == set(self._order)
             and total == self.num_bytes <= self.capacity_bytes
             and self._put == len(self._order) + gone
-            and all(held for held in self._by_passage.values())
+            and all(shelf and all(shelf.values()) for shelf in shelves)
         ):
             raise InvariantError(
                 f"a store of {len(self._order)} variants lists {len(listed)}; they have {total} bytes, "
@@ -150,11 +163,14 @@ class ChunkStore:
                 self._evicted += 1
 
     def _remove(self, variant: Variant) -> None:
-        key, _ = self._order.pop(variant.number)
-        held = self._by_passage[key]
+        name, _ = self._order.pop(variant.number)
+        shelf = self._shelves[name]
+        held = shelf[variant.ids]
         held.remove(variant)
         if not held:
-            del self._by_passage[key]
+            del shelf[variant.ids]
+        if not shelf:
+            del self._shelves[name]
         self.num_bytes -= variant.num_bytes
         variant.kv = None
 
@@ -187,5 +203,5 @@ class Pins:
         self.close()
 
 
-def _key(scope: Scope, ids: bytes, *, shared: bool) -> Key:
-    return shared, Scope(lora=scope.lora, model=scope.model) if shared else scope, ids
+def _shelf(scope: Scope, *, shared: bool) -> Shelf:
+    return shared, Scope(lora=scope.lora, model=scope.model) if shared else scope

@@ -22,6 +22,9 @@ COLOURS = {
 """By family; methods of others are not drawn."""
 
 WIDTH, HEIGHT, BETWEEN, LEFT, TOP = 300, 220, 56, 52, 44
+ABREAST, LINE = 3, TOP + HEIGHT + 64
+"""Plots beside each other, and the height of a line of them."""
+
 MOST_ROWS = 0.6
 """At the right end; what computes more again is not drawn."""
 AGREEMENTS = (0.4, 0.6, 0.8, 1.0)
@@ -34,9 +37,11 @@ def picture(rows: Sequence[Row]) -> str:
     plots = [list(each) for _, each in groupby(judged, key=lambda row: row["workload"])]
     parts: list[str] = []
     for number, plot in enumerate(plots):
-        parts += _plot(LEFT + number * (WIDTH + BETWEEN), plot)
-    parts += _legend(TOP + HEIGHT + 56)
-    size = LEFT + len(plots) * (WIDTH + BETWEEN), TOP + HEIGHT + 76
+        right, down = LEFT + number % ABREAST * (WIDTH + BETWEEN), number // ABREAST * LINE
+        parts += [f'<g transform="translate({right},{down})">', *_plot(plot), "</g>"]
+    num_lines = -(-len(plots) // ABREAST)
+    parts += _legend(num_lines * LINE - 8)
+    size = LEFT + min(len(plots), ABREAST) * (WIDTH + BETWEEN), num_lines * LINE + 12
     return drawing("Agreement with the full forward, by rows computed again", size, parts)
 
 
@@ -64,22 +69,22 @@ def cell(key: str, value: float | str | None) -> str:
     return f"{value:.4f}" if key == "kl" else f"{value:.2f}"
 
 
-def _plot(left: float, rows: Sequence[Row]) -> list[str]:
-    parts = [text(left, 20, str(rows[0]["workload"]), "start", "head")]
+def _plot(rows: Sequence[Row]) -> list[str]:
+    parts = [text(0, 20, str(rows[0]["workload"]), "start", "head")]
     least = min([AGREEMENTS[0], *(float(row["agree_rate"]) for row in rows)])
 
     def place(share: float, agreement: float) -> tuple[float, float]:
         height = HEIGHT * (1 - agreement) / (1 - least)
-        return left + WIDTH * share / MOST_ROWS, TOP + height
+        return WIDTH * share / MOST_ROWS, TOP + height
 
     for agreement in AGREEMENTS:
         _, y = place(0, agreement)
-        parts += _line([(left, y), (left + WIDTH, y)], "#7a7f8640", 1)
-        parts.append(text(left - 6, y + 4, f"{agreement:.0%}", "end"))
+        parts += _line([(0, y), (WIDTH, y)], "#7a7f8640", 1)
+        parts.append(text(-6, y + 4, f"{agreement:.0%}", "end"))
     for share in SHARES:
         x, _ = place(share, 1)
         parts.append(text(x, TOP + HEIGHT + 18, f"{share:.0%}", "middle"))
-    parts.append(text(left + WIDTH / 2, TOP + HEIGHT + 36, "rows computed again", "middle"))
+    parts.append(text(WIDTH / 2, TOP + HEIGHT + 36, "rows computed again", "middle"))
     for name, colour in COLOURS.items():
         points = sorted(
             place(float(row["rows_rate"]), float(row["agree_rate"]))

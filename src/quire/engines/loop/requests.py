@@ -86,7 +86,7 @@ def read_segments(prompt: Prompt, ids: IntArray) -> Segments | None:
     segments = Segments.of(cast("Iterable[Any]", parts))
     if not np.array_equal(segments.tokens, ids):
         raise TokensError(
-            f"segments of {segments.tokens.size} tokens are no parts of a prompt of {ids.size}"
+            f"segments of {segments.num_tokens} tokens are no parts of a prompt of {ids.size}"
         )
     return segments
 

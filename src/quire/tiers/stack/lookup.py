@@ -27,12 +27,12 @@ PROBE_SHARE = 0.05
 
 
 def patience_s(saved_s: float) -> float:
-    """Return how long to wait for a tier of which nothing comes, where all of it would save so much.
+    """Return how long a request may wait in vain for tiers, where all that they have would save so much.
 
-    With that, a request loses half of computing and 50 ms at most: what saving takes is an estimate, and to notice the end
+    With that, it loses half of computing and 50 ms at most: what saving takes is an estimate, and to notice the end
     and to begin computing takes some of it.
     """
-    return saved_s / 2 + 0.03
+    return saved_s / 2 + 0.015
 
 
 class LaneCall(Generic[T]):
@@ -109,7 +109,8 @@ class TierLookup:
             estimate = level.estimate
             load_s = estimate.careful_seconds(num_bytes) if estimate.num_observed else 0.0
             load_s += (num_questions - 1) * level.asking.ask_s
-            if level.asking.pays(saved_s, load_s, lambda: self._known(level, first)):
+            in_time = num_questions * level.asking.ask_s <= patience_s(saved_s)
+            if in_time and level.asking.pays(saved_s, load_s, lambda: self._known(level, first)):
                 return True
         if saved_s <= load_s + level.asking.ask_s and level.asking.sample[0]:
             self.probe(level)
@@ -227,7 +228,7 @@ class TierLookup:
                 level.hung(timeout_s)
 
     def _load_beside(self, level: Level) -> None:
-        """Load some of the sample; where it is not there any more, there is none from now on."""
+        """Ask for some of the sample and load it; where it is not there any more, there is none from now on."""
         shared, settings = self._shared, self._shared.settings
         with shared.lock:
             self._num_probes += 1
@@ -241,11 +242,14 @@ class TierLookup:
         keys, sizes = sample[:count], sizes[:count]
         buffers = shared.pool.take(sizes)
         began_s = shared.lanes.now()
+        there = level.tier.contains(keys[:1], settings.lookup_timeout_s)
+        asked_s = shared.lanes.now()
         outcomes = guarded(
             lambda: level.tier.get(keys, buffers, settings.load_timeout_s), len(keys)
         )
-        took_s = max(0.0, shared.lanes.now() - began_s)
+        took_s = max(0.0, shared.lanes.now() - asked_s)
         with shared.lock:
+            level.asking.answered(max(0.0, asked_s - began_s), 1.0, sum(there))
             level.answered("load", outcomes)
             if outcomes.count(Outcome.HIT) == len(keys):
                 level.estimate.observe(sum(sizes), took_s)

@@ -106,7 +106,7 @@ class TierStack:
         nothing.
 
         `saved_s`    seconds that having all would save: a tier is waited for where that can be expected to pay, and
-                     half of it at most; else nobody waits, and what it has is found out beside
+                     half of it and 15 ms at most; else nobody waits, and what it has is found out beside
         `num_bytes`  bytes of all their records
         """
         check_keys(keys)
@@ -177,7 +177,7 @@ class TierStack:
 
         `sizes`    bytes of each record
         `found`    what `find` said; saves asking tiers in vain. Keys with -1 are not looked for
-        `saved_s`  seconds that having all would save. When nothing has come for half of that and 30 ms, what is still
+        `saved_s`  seconds that having all would save. When nothing has come for half of that and 15 ms, what is still
                    to come is `TIMEOUT`, and the tier is left alone for a while; as long as records come, all is well
 
         Returns after `timeout_s` (default `load_timeout_s`) at the latest; what has not come is `TIMEOUT`.

@@ -133,8 +133,8 @@ class _MovedText:
             PassagePlace(start, stop, variant, is_exact=start == len(head))
             for (start, stop), variant in zip(self._segments.spans, variants, strict=True)
         )
-        self._start = self._segments.tokens.size - self.num_read
-        past = runs.past(self._segments.tokens.size)
+        self._start = self._segments.num_tokens - self.num_read
+        past = runs.past(self._segments.num_tokens)
         runs.feed(past, self._segments.tokens[: self._start])
         self.whole = runs.logits(past, self._read, self._start)
 
@@ -142,7 +142,7 @@ class _MovedText:
         """Return the logits `[tokens, vocab]` of what is read behind rows that a selector chooses."""
         runs, segments = self._runs, self._segments
         plan = ChunkPlan(segments, selector, 0, segments.head.size, self._places)
-        past = runs.past(segments.tokens.size)
+        past = runs.past(segments.num_tokens)
         runs.feed(past, segments.head)
         self._blending.fill(past, plan, self._start)
         return runs.logits(past, self._read, self._start)

@@ -82,7 +82,7 @@ class ChunkModel:
 
         masses  measure their attention too, which `CacheCraft` goes by
         """
-        past = self._runs.past(segments.tokens.size)
+        past = self._runs.past(segments.num_tokens)
         self._runs.feed(past, segments.tokens)
         found = None
         if masses and segments.passages:
@@ -125,16 +125,16 @@ class ChunkModel:
         plan = ChunkPlan(segments, selector, 0, segments.head.size, tuple(placements))
         if not plan.placed:
             return self.full(segments)
-        past = self._runs.past(segments.tokens.size)
+        past = self._runs.past(segments.num_tokens)
         if segments.head.size:
             self._runs.feed(past, segments.head)
-        rows, logits = self._blending.fill(past, plan, segments.tokens.size, rotate=reposition)
+        rows, logits = self._blending.fill(past, plan, segments.num_tokens, rotate=reposition)
         assert logits is not None
         moved = sum(each.num_tokens for each in plan.moved)
         return Blended(logits.float().cpu(), rows, moved, past)
 
     def full(self, segments: Segments) -> Blended:
         """Return what comes of a prompt in one plain forward."""
-        past = self._runs.past(segments.tokens.size)
+        past = self._runs.past(segments.num_tokens)
         logits = self._runs.feed(past, segments.tokens)
         return Blended(logits.float().cpu(), NoRows().rows([]), 0, past)

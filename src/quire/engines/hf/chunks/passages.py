@@ -246,7 +246,9 @@ class AskedSegments:
         with self._passages.store.pin(variants):
             calls.prefill(request.prompts, request.media, past, plan.exact_until, how.chunk)
             plan = plan.without([each for each in variants if each.kv is None])
-            rows, _ = blending.fill(past, plan, self._segments.tokens.size - 1)
+            rows = _NONE
+            if plan.fallback is None:
+                rows, _ = blending.fill(past, plan, self._segments.num_tokens - 1)
         for each in variants:
             self._passages.store.use(each)
         self._report = report_of(plan, rows)
