@@ -52,9 +52,10 @@ def test_what_the_server_evicted_is_absent_and_what_it_kept_is_right(tmp_path):
         there = tier.contains(keys)
         outcomes = get(tier, keys, 100_000)
         assert set(outcomes) == {HIT, ABSENT}
-        assert outcomes[-1] is HIT
         assert 20 < outcomes.count(HIT) < 80
-        # Answers on their way take memory as well, so reading may evict.
+        # The server draws a few records and evicts the oldest of these. Answers on their way take memory as well, so
+        # reading may evict.
+        assert outcomes[-40:].count(HIT) > outcomes[:40].count(HIT)
         assert all(there[i] for i, outcome in enumerate(outcomes) if outcome is HIT)
         assert tier.stats().capacity_bytes == 8 * MIB
 
