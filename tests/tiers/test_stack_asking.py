@@ -225,6 +225,35 @@ def test_a_lookup_that_hangs_is_given_up_as_soon_and_asked_again_beside():
     world.run(scenario)
 
 
+@pytest.mark.parametrize("call", ["_contains", "_get"])
+def test_a_trial_in_which_a_tier_raises_is_followed_by_others(call):
+    """With one thread there is one trial at a time: one that were never heard of would be the last."""
+
+    def scenario(stack, remote):
+        put(remote, TEN)
+        keys, sizes = KEYS[:10], [SIZE] * 10
+        stack.choose(keys, find(stack), sizes, lambda n: 10.0 - n)
+        stack._levels[0].reading.open()
+        setattr(remote, call, raising)
+        for _ in range(3):
+            world.lanes.sleep(100.0)
+            assert find(stack) in ([0] * 10, [-1] * 10)
+        world.lanes.sleep(1.0)
+        delattr(remote, call)
+        for _ in range(3):
+            world.lanes.sleep(1000.0)
+            found = find(stack)
+            world.lanes.sleep(1.0)
+        assert found == [0] * 10
+        assert stack._levels[0].asking.num_trials == 0
+
+    def raising(*_):
+        raise RuntimeError("a tier of others")
+
+    world = Stacked("remote", threads=1)
+    world.run(scenario)
+
+
 def test_a_slow_load_that_goes_on_coming_is_not_given_up():
     def scenario(stack, host, remote):
         put(remote, TEN)

@@ -147,10 +147,7 @@ class TierLookup:
     ) -> list[bool] | None:
         """Ask a tier on this thread and note its answer, empty for a failure; None where it did not come in time."""
         shared = self._shared
-        try:
-            there, failures = level.tier.lookup(keys, timeout_s)
-        except Exception:  # noqa: BLE001 - whatever a tier raises, a request goes on without it
-            there, failures = [], [Outcome.ERROR]
+        there, failures = _asked(level, keys, timeout_s)
         took_s = max(0.0, shared.lanes.now() - began_s)
         with shared.lock:
             known = 1.0 if failures else self._known(level, keys)
@@ -242,20 +239,29 @@ class TierLookup:
         keys, sizes = sample[:count], sizes[:count]
         buffers = shared.pool.take(sizes)
         began_s = shared.lanes.now()
-        there = level.tier.contains(keys[:1], settings.lookup_timeout_s)
+        there, failures = _asked(level, keys[:1], settings.lookup_timeout_s)
         asked_s = shared.lanes.now()
         outcomes = guarded(
             lambda: level.tier.get(keys, buffers, settings.load_timeout_s), len(keys)
         )
         took_s = max(0.0, shared.lanes.now() - asked_s)
         with shared.lock:
-            level.asking.answered(max(0.0, asked_s - began_s), 1.0, sum(there))
+            if not failures:
+                level.asking.answered(max(0.0, asked_s - began_s), 1.0, sum(there))
             level.answered("load", outcomes)
             if outcomes.count(Outcome.HIT) == len(keys):
                 level.estimate.observe(sum(sizes), took_s)
             elif Outcome.ABSENT in outcomes:
                 level.asking.sample = ([], [])
         shared.pool.give_back(buffers)
+
+
+def _asked(level: Level, keys: Keys, timeout_s: float) -> tuple[list[bool], list[Outcome]]:
+    """Return what a tier says that it has, and its failures."""
+    try:
+        return level.tier.lookup(keys, timeout_s)
+    except Exception:  # noqa: BLE001 - whatever a tier raises, a request goes on without it
+        return [], [Outcome.ERROR]
 
 
 def _windows(level: Level, missing: list[int], *, contiguous: bool) -> list[list[int]]:
