@@ -1,5 +1,6 @@
 """A server in this process, on a thread, whose engine tests can look at."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 from quire import demo_model, ops
 from quire.cli.serve import listen
 from quire.engines.loop import AsyncEngine, Engine
+from quire.errors import RequestFailed
 from quire.foresight import LiveCurve
 from quire.observe.overview import Heat
 from quire.serve.server import ModelServer
@@ -68,16 +70,25 @@ class Running:
     def quiet(self, within_s=60):
         """Wait until nothing runs; then nothing may be held, and every invariant holds."""
         until = time.monotonic() + within_s
-        while (
-            self.manager.sequences
-            or self.manager.num_active
-            or self.service.num_inflight
-            or self.service.running.engine.has_unfinished()
-        ):
+        while self.service.num_inflight or not self._is_idle():
             assert time.monotonic() < until, "something is still in flight"
             time.sleep(0.02)
-        assert [pool.num_active for pool in self.manager.pools] == [0] * len(self.manager.pools)
-        ops.check(self.manager)
+
+    def _is_idle(self):
+        try:
+            return asyncio.run(self.service.running.call(is_idle))
+        except RequestFailed:  # the engine has ended, and its thread does nothing any more
+            return is_idle(self.service.running.engine)
+
+
+def is_idle(engine):
+    """Return whether nothing runs, having checked that nothing is held then; on the engine's thread, as a request may come."""
+    manager = engine.manager
+    if manager.sequences or manager.num_active or engine.has_unfinished():
+        return False
+    assert [pool.num_active for pool in manager.pools] == [0] * len(manager.pools)
+    ops.check(manager)
+    return True
 
 
 @contextmanager

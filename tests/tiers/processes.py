@@ -50,6 +50,7 @@ def wait_for_port(process: subprocess.Popen, port: int, log: str) -> None:
 def standing_still(process: subprocess.Popen) -> Iterator[None]:
     """While entered, connections are accepted by the kernel, and nothing is answered."""
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then its threads may answer still
     try:
         yield
     finally:
