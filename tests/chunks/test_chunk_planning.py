@@ -216,3 +216,15 @@ def test_a_passage_that_is_cached_in_part_is_placed_from_there_on():
 def test_settings_that_cannot_work_are_refused(given):
     with pytest.raises(ConfigError):
         Chunks(**given)
+
+
+def test_a_plan_that_loses_variants_keeps_its_reason_and_without_any_has_one():
+    store = store_of(*(variant(each, HEAD) for each in (A, B, C)))
+    plan = planned(asked(A, B, C), store)
+    every = [each.variant for each in plan.placed]
+    assert plan.fallback is None
+    assert plan.without([]).fallback is plan.without(every[:1]).fallback is None
+    assert plan.without(every).fallback == "all variants have gone since they were planned"
+    refused = planned(asked(A, B, C), store, limits=Reach(100_000, 0.0, "no keys to move"))
+    for gone in ([], every[:1], every):
+        assert refused.without(gone).fallback == "no keys to move"

@@ -119,7 +119,8 @@ class ChunkPlan:
             for each in self.placements
         )
         is_left = any(each.variant is not None for each in placements)
-        return replace(self, placements=placements, fallback=None if is_left else _NOTHING_LEFT)
+        fallback = self.fallback if is_left else self.fallback or _NOTHING_LEFT
+        return replace(self, placements=placements, fallback=fallback)
 
     def explained(self, lost: Mapping[bytes, str]) -> "ChunkPlan":
         """Return the plan with why a tier could not give passages (ids as bytes) that it had."""
