@@ -6,6 +6,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+import plain_http
 from quire.bench.serve_http import HOST, ServerProcess
 from quire.cli import served_demo
 from quire.cli.app import app
@@ -37,7 +38,7 @@ def lent():
     yield lent
     lent.server.close()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://{HOST}:{lent.port}/health")
+        plain_http.get(f"http://{HOST}:{lent.port}/health")
 
 
 @pytest.fixture
