@@ -1,5 +1,7 @@
 """The command line: `quire`. One file per command, `app` brings them together."""
 
+import atexit
+import gc
 import io
 import os
 import sys
@@ -9,6 +11,9 @@ from quire.cli import failures
 
 def main() -> None:
     """Run the command line that `sys.argv` holds."""
+    atexit.register(
+        gc.freeze
+    )  # else Python looks at all of torch once more as it ends, for a second
     options = failures.options_of(sys.argv[1:])
     try:
         _open_streams()
