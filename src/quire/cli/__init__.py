@@ -11,9 +11,8 @@ from quire.cli import failures
 
 def main() -> None:
     """Run the command line that `sys.argv` holds."""
-    atexit.register(
-        gc.freeze
-    )  # else Python looks at all of torch once more as it ends, for a second
+    # Else Python looks at all of torch once more as it ends, which takes a second.
+    atexit.register(gc.freeze)
     options = failures.options_of(sys.argv[1:])
     try:
         _open_streams()
