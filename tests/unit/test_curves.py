@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError
+from quire.sim import curves as curves_module
 from quire.sim import optimum, reuse
-from quire.sim.curves import curves
+from quire.sim.curves import curves, curves_of
+from quire.sim.executors import Processes
 from quire.sim.trace.rows import TraceRequest
 from quire.sim.workload import Chat, Traffic, Workload
 
@@ -198,6 +200,17 @@ def test_steps_that_are_added_up_a_few_at_a_time_give_the_same_curves(monkeypatc
         expected, got = getattr(whole, name), getattr(parts, name)
         assert got.capacities.tolist() == expected.capacities.tolist()
         assert got.hit_tokens.tolist() == expected.hit_tokens.tolist()
+
+
+def test_curves_that_are_computed_at_a_time_are_the_same(monkeypatch):
+    monkeypatch.setattr(curves_module, "MANY_REQUESTS", 400)
+    read = reuse.reuses(Workload({"chat": Traffic(Chat())}, 400, seed=1), 16)
+    one, some = curves_of(read, count_from=9), curves_of(read, count_from=9, executor=Processes(2))
+    for name in ("lru", "optimum", "reachable"):
+        expected, got = getattr(one, name), getattr(some, name)
+        assert got.capacities.tolist() == expected.capacities.tolist()
+        assert got.hit_tokens.tolist() == expected.hit_tokens.tolist()
+    assert some.seconds > 0
 
 
 def test_requests_that_are_read_a_few_at_a_time_give_the_same_reuses(monkeypatch):
