@@ -19,7 +19,7 @@ from quire.config import check_count
 from quire.core import CacheManager, Sequence, Watcher
 from quire.core.terms import NO_HINT
 from quire.core.tokens import INT32, IntArray
-from quire.foresight import Learned
+from quire.foresight import Learned, Trail
 from quire.sim.foresight import Advice, foresee
 from quire.sim.trace.rows import Trace, TraceRequest
 
@@ -136,9 +136,8 @@ def manager_of(
     num_blocks: int, policy: str, clock: Callable[[], float], watchers: Iterable[Watcher] = ()
 ) -> CacheManager:
     """Return the manager of a simulation: a block of a trace is a token of it."""
-    return CacheManager(
-        num_blocks, 1, policy=policy, sub_block=False, clock=clock, watchers=[*watchers]
-    )
+    told = [Trail(), *watchers]
+    return CacheManager(num_blocks, 1, policy=policy, sub_block=False, clock=clock, watchers=told)
 
 
 def open_request(
