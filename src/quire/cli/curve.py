@@ -12,7 +12,7 @@ from rich.text import Text
 
 from quire.cli.files import check_writable, csv_text, write_text
 from quire.cli.inputs import amount, names, opened
-from quire.cli.options import AsJson, CsvTo, MaybeBlockSize
+from quire.cli.options import AsJson, CsvTo, Jobs, MaybeBlockSize
 from quire.cli.output import is_utf8, print_json, progress, stdout
 from quire.cli.tables import plain_table
 
@@ -58,9 +58,7 @@ def curve(
     points: Annotated[
         int, typer.Option(min=2, help="About so many points of each curve in --json and --csv.")
     ] = 1000,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Curves at a time.", show_default="CPU cores")
-    ] = None,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     csv_file: CsvTo = None,
 ) -> None:
