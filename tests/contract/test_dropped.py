@@ -22,15 +22,6 @@ MIXES = {
 over_mixes = pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _old_objects_are_left_alone():
-    """Collections look at what these tests make, and not at all that was made before, which takes them long."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @over_mixes
 @pytest.mark.parametrize("by", ["del", "reset"])
 def test_no_node_holds_another_when_the_tree_is_gone(groups, by):

@@ -58,15 +58,6 @@ def with_an_adapter(model, cache):
     generated(model, cache)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _old_objects_are_left_alone():
-    """Collections look at what these tests make, and not at all that was made before, which takes them long."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "use",
