@@ -39,6 +39,13 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_left_stays():
+    """Leave out what files before this one have left, too: models that are kept, and all that was imported since."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     for name in [name for mark in item.iter_markers("system") for name in mark.args]:

@@ -5,9 +5,10 @@ import json
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
-import httpx
 import pytest
 from upstream_help import served, wait_for
+
+import plain_http
 
 pytest.importorskip("ray.serve", reason="install it with: pip install 'ray[serve]'")
 
@@ -155,7 +156,7 @@ def opened(keys=None, **options):
     with served(ingress.__serve_build_asgi_app__()) as url:
         yield SimpleNamespace(
             handle=handle,
-            ask=lambda prompt=TEXT, **more: httpx.post(
+            ask=lambda prompt=TEXT, **more: plain_http.post(
                 f"{url}/v1/completions", json={"prompt": prompt} | more, timeout=20
             ),
             url=url,
@@ -181,8 +182,8 @@ def test_the_router_is_told_tokens_salt_tenant_and_session(front):
     front.ask(cache_salt="s", session_id="mine")
     front.ask([1, 2, 3], user="u")
     talk = {"messages": [{"role": "user", "content": "hi"}]}
-    httpx.post(f"{front.url}/v1/chat/completions", json=talk, timeout=20)
-    httpx.post(f"{front.url}/v1/completions", content=b"no json", timeout=20)
+    plain_http.post(f"{front.url}/v1/chat/completions", json=talk, timeout=20)
+    plain_http.post(f"{front.url}/v1/completions", content=b"no json", timeout=20)
     told = [sent.prompt for sent in front.handle.sent if sent.scope["path"] != "/tokenize"]
     assert told[0].tokens.tolist() == list(TEXT.encode())
     assert told[0][1:] == ("s", None, "mine")
@@ -228,7 +229,7 @@ def test_where_all_are_full_clients_are_told_to_come_back(front):
 
 def test_a_client_that_goes_ends_its_request_at_the_replica(front):
     asked = {"prompt": "on and on", "stream": True}
-    with httpx.stream("POST", f"{front.url}/v1/completions", json=asked) as answer:
+    with plain_http.stream("POST", f"{front.url}/v1/completions", json=asked) as answer:
         lines_ = answer.iter_lines()  # one that is forgotten closes the answer
         next(lines_)
         assert front.handle.num_open == 1
@@ -236,7 +237,7 @@ def test_a_client_that_goes_ends_its_request_at_the_replica(front):
 
 
 def test_what_an_application_fails_at_is_its_answer_and_the_next_works(front):
-    assert httpx.get(f"{front.url}/v1/models").status_code == 500
+    assert plain_http.get(f"{front.url}/v1/models").status_code == 500
     assert front.ask("x" * (1 << 12)).status_code == 413
     assert front.ask().status_code == 200
 
@@ -246,7 +247,7 @@ def test_keys_are_asked_for_and_passed_on():
         assert front.ask().status_code == 401
         assert front.handle.sent == []
         key = {"authorization": "Bearer key-of-ann"}
-        answer = httpx.post(f"{front.url}/v1/completions", json={"prompt": TEXT}, headers=key)
+        answer = plain_http.post(f"{front.url}/v1/completions", json={"prompt": TEXT}, headers=key)
         assert answer.json()["by"] == "Bearer key-of-ann"
         assert front.handle.sent[-1].prompt.tenant == "ann"
         assert [sent.scope["path"] for sent in front.handle.sent] == [
@@ -256,15 +257,15 @@ def test_keys_are_asked_for_and_passed_on():
 
 
 def test_the_operator_sees_each_replica_and_all_together(front):
-    listed = httpx.get(f"{front.url}/v1/replicas").json()["replicas"]
+    listed = plain_http.get(f"{front.url}/v1/replicas").json()["replicas"]
     assert [(each["replica"], each["page"]) for each in listed] == [("one", "replicas/one/")]
     assert listed[0]["stats"] == {"prompt_tokens": 10, "hit_tokens": 4}
-    said = httpx.get(f"{front.url}/metrics").text.splitlines()
+    said = plain_http.get(f"{front.url}/metrics").text.splitlines()
     assert 'quire_requests_total{pool="a",replica="one"} 3.0' in said
     assert said.count("# TYPE quire_blocks gauge") == 1
-    assert "v1/replicas" in httpx.get(front.url).text
-    assert httpx.get(f"{front.url}/replicas/one/v1/cache").json()["samples"] == [1]
-    pin = httpx.post(f"{front.url}/replicas/one/v1/cache/pin?a=b", json={"ttl_s": 5})
+    assert "v1/replicas" in plain_http.get(front.url).text
+    assert plain_http.get(f"{front.url}/replicas/one/v1/cache").json()["samples"] == [1]
+    pin = plain_http.post(f"{front.url}/replicas/one/v1/cache/pin?a=b", json={"ttl_s": 5})
     assert (pin.status_code, pin.json()) == (201, {"ttl_s": 5, "query": "a=b"})
     assert front.handle.num_begun == 1
 
@@ -280,14 +281,14 @@ def test_metrics_of_several_replicas_are_one_text():
 
 def test_what_is_no_replica_s_or_nobody_s_to_see_is_refused(front):
     url = f"{front.url}/replicas"
-    assert httpx.get(f"{url}/two/metrics").status_code == 404
-    assert httpx.post(f"{url}/one/v1/completions", json={"prompt": TEXT}).status_code == 404
+    assert plain_http.get(f"{url}/two/metrics").status_code == 404
+    assert plain_http.post(f"{url}/one/v1/completions", json={"prompt": TEXT}).status_code == 404
     front.handle.moods = ["slow"]
-    late = httpx.get(f"{front.url}/metrics")
+    late = plain_http.get(f"{front.url}/metrics")
     assert (late.status_code, late.headers["retry-after"]) == (503, "1")
     for other in opened(ApiKeys([("ann", "key-of-ann")])):
         for path in ("", "/metrics", "/v1/replicas", "/replicas/one/"):
-            assert httpx.get(other.url + path).status_code == 403
+            assert plain_http.get(other.url + path).status_code == 403
         assert other.handle.num_begun == 0
 
 

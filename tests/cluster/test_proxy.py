@@ -2,10 +2,10 @@
 
 import json
 
-import httpx
 import pytest
 from upstream_help import Fake, routed, served, wait_for
 
+import plain_http
 from quire.cluster.proxy import MADE_BY
 from quire.cluster.upstreams import Upstream
 from quire.errors import ConfigError
@@ -97,7 +97,7 @@ def test_a_refusal_is_passed_on_and_nobody_else_is_asked(two):
     answer = router.ask("Once")
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "no such thing")
     assert len(fakes[0].asked) + len(fakes[1].asked) == 1
-    broken = httpx.post(f"{router.url}/v1/completions", content=b"no json", timeout=20)
+    broken = plain_http.post(f"{router.url}/v1/completions", content=b"no json", timeout=20)
     assert broken.status_code == 500  # as this server says it
 
 
@@ -118,7 +118,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_the_next_request_works(
 def test_a_client_that_goes_frees_the_server(two):
     router, fakes = two
     fakes[0].mood = fakes[1].mood = "slow"
-    with httpx.stream("POST", f"{router.url}/v1/completions", json={"stream": True}) as answer:
+    with plain_http.stream("POST", f"{router.url}/v1/completions", json={"stream": True}) as answer:
         lines_ = answer.iter_lines()  # one that is forgotten closes the answer
         next(lines_)
         assert sum(each.num_inflight for each in router.proxy.upstreams) == 1
@@ -130,14 +130,14 @@ def test_a_router_that_starts_before_its_servers_says_so_until_one_is_there():
     with served(Fake("none").app()) as url:
         pass  # a port where nobody listens any more
     with routed([url]) as router:
-        assert httpx.get(f"{router.url}/health").status_code == 503
+        assert plain_http.get(f"{router.url}/health").status_code == 503
         answer = router.ask()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_upstream")
         assert answer.headers["retry-after"] == "1"
         with served(Fake("late").app(), int(url.rpartition(":")[2])):
             router.well(True)
             assert router.ask().json() == {"name": "late"}
-            assert httpx.get(f"{router.url}/health").status_code == 200
+            assert plain_http.get(f"{router.url}/health").status_code == 200
         router.well(False)
 
 
@@ -147,11 +147,11 @@ def test_headers_and_paths_are_passed_on_and_others_are_not_offered(two):
     path, _, headers = (fakes[0].asked + fakes[1].asked)[0]
     assert (path, headers["authorization"]) == ("/v1/completions", "Bearer mine")
     assert headers["accept-encoding"] == "identity"
-    assert httpx.get(f"{router.url}/v1/models").json()["name"] in ("one", "two")
+    assert plain_http.get(f"{router.url}/v1/models").json()["name"] in ("one", "two")
     for other in ("/metrics", "/v1/cache", "/"):
-        refused = httpx.get(f"{router.url}{other}")
+        refused = plain_http.get(f"{router.url}{other}")
         assert (refused.status_code, "not offered" in refused.text) == (404, True)
-    state = httpx.get(f"{router.url}/v1/upstreams").json()
+    state = plain_http.get(f"{router.url}/v1/upstreams").json()
     assert [each["is_well"] for each in state["upstreams"]] == [True, True]
     assert sum(each["requests"] for each in state["upstreams"]) == 2
 
@@ -164,9 +164,9 @@ def test_keys_and_sizes_are_checked_before_anybody_is_asked():
         assert router.ask().status_code == 401
         assert router.ask(headers=known).status_code == 200
         assert router.ask("x" * 100, headers=known).status_code == 413
-        assert httpx.get(f"{router.url}/v1/upstreams", headers=known).status_code == 401
+        assert plain_http.get(f"{router.url}/v1/upstreams", headers=known).status_code == 401
         operator = {"authorization": "Bearer the-operators"}
-        assert httpx.get(f"{router.url}/v1/upstreams", headers=operator).status_code == 200
+        assert plain_http.get(f"{router.url}/v1/upstreams", headers=operator).status_code == 200
         assert len(fake.asked) == 1
 
 

@@ -101,8 +101,10 @@ def scenario(steps, **options):
     async def played():
         world = World(**options)
         with ExitStack() as stack:
-            stack.callback(world.close)
-            await steps(world, stack)
+            try:
+                await steps(world, stack)
+            finally:
+                world.close()  # before the caches, of which it would wait for an answer
 
     asyncio.run(played())
 

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import httpx
 import pytest
 from test_route_command import PROMPT, free_ports, said, started
 from typer.testing import CliRunner
 from upstream_help import wait_for
 
+import plain_http
 from quire.cli.app import app
 
 pytest.importorskip("ray.serve", reason="install it with: pip install 'ray[serve]'")
@@ -103,7 +103,7 @@ def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is
         def ask(name="ann", prompt=PROMPT, **more):
             asked = {"prompt": prompt, "max_tokens": 4, "temperature": 0} | more
             key = {"authorization": f"Bearer key-of-{name}"}
-            return httpx.post(f"{url}/v1/completions", json=asked, headers=key, timeout=180)
+            return plain_http.post(f"{url}/v1/completions", json=asked, headers=key, timeout=180)
 
         def found(answer):
             usage = answer.json()["usage"]
@@ -123,12 +123,12 @@ def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is
 
         # The operator sees each of them; of Ray's processes the replicas alone are heard beyond this machine.
         operator = {"auth": ("", "key-of-operator"), "timeout": 60}
-        listed = httpx.get(f"{url}/v1/replicas", **operator).json()["replicas"]
+        listed = plain_http.get(f"{url}/v1/replicas", **operator).json()["replicas"]
         assert home in [each["replica"] for each in listed]
         assert all(each["stats"]["prompt_tokens"] > 0 for each in listed)
-        metrics = httpx.get(f"{url}/metrics", **operator).text
+        metrics = plain_http.get(f"{url}/metrics", **operator).text
         assert all(f'replica="{each["replica"]}"' in metrics for each in listed)
-        page = httpx.get(f"{url}/replicas/{home}/", **operator)
+        page = plain_http.get(f"{url}/replicas/{home}/", **operator)
         assert "<html" in page.text
         heard = heard_beyond(mark)
         assert (
@@ -141,7 +141,7 @@ def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is
         asked = {"prompt": PROMPT, "max_tokens": 1500, "stream": True, "ignore_eos": True}
         key = {"authorization": "Bearer key-of-ann"}
         more = {"json": asked, "headers": key, "timeout": 180}
-        with httpx.stream("POST", f"{url}/v1/completions", **more) as answer:
+        with plain_http.stream("POST", f"{url}/v1/completions", **more) as answer:
             assert answer.headers[MADE_BY] == home
             for line in answer.iter_lines():
                 if line.startswith("data: "):
@@ -182,7 +182,7 @@ def test_more_replicas_come_when_there_is_more_to_do(monkeypatch):
         server = stack.enter_context(started(*words, port=free_ports(1)))
         told = said(server)
         asked = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
-        client = stack.enter_context(httpx.Client(base_url=told["url"], timeout=180))
+        client = stack.enter_context(plain_http.Client(base_url=told["url"], timeout=180))
 
         def ask(_):
             return client.post("/v1/completions", json=asked).raise_for_status().headers[MADE_BY]

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 from upstream_help import wait_for
 
+import plain_http
 from quire.cli.app import app
 from quire.cluster.proxy import MADE_BY
 
@@ -49,7 +49,7 @@ def broken_off(url, servers, home, headers=None):
     """Kill the server that answers a stream, as soon as it does."""
     asked = {"prompt": PROMPT, "max_tokens": 1500, "stream": True, "ignore_eos": True}
     more, told = {"json": asked, "headers": headers, "timeout": 30}, []
-    with httpx.stream("POST", f"{url}/v1/completions", **more) as answer:
+    with plain_http.stream("POST", f"{url}/v1/completions", **more) as answer:
         assert answer.headers[MADE_BY] == str(home)
         for line in answer.iter_lines():
             told += [line] if line.startswith("data: ") else []
@@ -71,11 +71,11 @@ def test_two_servers_behind_one_address_and_one_of_them_is_killed_in_a_stream():
         assert router["upstreams"] == urls
 
         def state():
-            return httpx.get(router["url"] + "/v1/upstreams").json()["upstreams"]
+            return plain_http.get(router["url"] + "/v1/upstreams").json()["upstreams"]
 
         def ask(**more):
             asked = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0} | more
-            return httpx.post(f"{router['url']}/v1/completions", json=asked, timeout=30)
+            return plain_http.post(f"{router['url']}/v1/completions", json=asked, timeout=30)
 
         wait_for(lambda: all(each["is_well"] for each in state()))
         first, second = ask(), ask()
@@ -116,7 +116,7 @@ def test_a_router_that_follows_events_may_begin_first_and_be_killed_and_knows_te
 
     def state():
         operator = {"authorization": "Bearer the-operators"}
-        return httpx.get(f"{url}/v1/upstreams", headers=operator).json()
+        return plain_http.get(f"{url}/v1/upstreams", headers=operator).json()
 
     def each(what):
         return [upstream[what] for upstream in state()["upstreams"]]
@@ -124,7 +124,7 @@ def test_a_router_that_follows_events_may_begin_first_and_be_killed_and_knows_te
     def ask(name="ann"):
         asked = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
         key = {"authorization": f"Bearer key-of-{name}"}
-        return httpx.post(f"{url}/v1/completions", json=asked, headers=key, timeout=30)
+        return plain_http.post(f"{url}/v1/completions", json=asked, headers=key, timeout=30)
 
     def found(answer):
         usage = answer.json()["usage"]

@@ -7,12 +7,12 @@ import threading
 import time
 from contextlib import contextmanager
 
-import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+import plain_http
 from quire.cluster.prefixes import SentPrefixes
 from quire.cluster.proxy import Proxy
 from quire.cluster.upstreams import Upstream
@@ -100,7 +100,7 @@ class Router:
 
     def ask(self, prompt="Once", path="/v1/completions", headers=None, **more):
         document = ({"prompt": prompt} if isinstance(prompt, str | list) else prompt) | more
-        return httpx.post(f"{self.url}{path}", json=document, headers=headers, timeout=20)
+        return plain_http.post(f"{self.url}{path}", json=document, headers=headers, timeout=20)
 
     def well(self, *which):
         wait_for(lambda: [each.is_well for each in self.proxy.upstreams] == list(which))

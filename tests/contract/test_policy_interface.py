@@ -1,5 +1,7 @@
 """What a policy is told, and in which order; what it may ask of an entry, and of its pool; what may be one."""
 
+import os
+
 import numpy as np
 import pytest
 from core_help import found, prefill, run, serve
@@ -192,13 +194,15 @@ class TestWhatMayBeAPolicy:
         assert manager.kernel.watchers.of(Learned) is watcher
 
     def test_another_package_offers_one_by_an_entry_point(self, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(str(tmp_path))
+        os.utime(tmp_path, (1, 1))
+        assert "mine" not in policy_names()  # it is installed while the process runs
         info = tmp_path / "more_policies-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-policies\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(
             "[quire.policies]\nmine = quire.core.policies:Lru\nlost = quire.core.policies:Gone\n"
         )
-        monkeypatch.syspath_prepend(str(tmp_path))
         assert policy_names() == ["fifo", "learned", "lfu", "lost", "lru", "mine"]
         serve(CacheManager(8, BLOCK, policy="mine"), run(0, BLOCK))
         with pytest.raises(

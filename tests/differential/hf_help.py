@@ -205,7 +205,17 @@ MORE_HYBRID_FAMILIES = {
         "conv_kernel": 4,
         "chunk_size": 4,
     },
-    "inkling_text": {**_THREE, **_MORE_EXPERTS, "sliding_window": 12},
+    "inkling_text": {
+        **_THREE,
+        **_MORE_EXPERTS,
+        "sliding_window": 12,
+        "local_layer_ids": [0, 2],
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 8,
+        "d_rel": 4,
+        "rel_extent": 64,
+    },
 }
 REFUSED_FAMILIES = {
     "jamba": {

@@ -8,7 +8,7 @@ import torch
 
 peft = pytest.importorskip("peft")
 
-from chunks_help import made, prompt  # noqa: E402
+from chunks_help import GATES, made, prompt  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -36,7 +36,7 @@ class Adapted:
             "16MiB",
             block_size=4,
             debug=True,
-            chunks=Chunks(capacity, worth=10.0, min_tokens=2),
+            chunks=Chunks(capacity, worth=10.0, min_tokens=2, gates=GATES),
         )
 
     @staticmethod
@@ -107,18 +107,32 @@ asks = st.tuples(
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=6, deadline=None)
-@given(
-    seed=st.integers(0, 99),
-    capacity=st.sampled_from(["64MiB", "64KiB"]),
-    steps=st.lists(asks, min_size=2, max_size=7),
-)
-def test_passages_follow_the_adapter_that_computes(seed, capacity, steps):
+LIVES = {
+    "seed": st.integers(0, 2),  # what the gate finds of each is kept
+    "capacity": st.sampled_from(["64MiB", "64KiB"]),
+    "steps": st.lists(asks, min_size=2, max_size=7),
+}
+
+
+def live(seed, capacity, steps):
     world = Adapted(seed, capacity)
     for how, order, selector, scope in steps:
         world.change(how)
         world.ask(order, selector, scope)
+
+
+@pytest.mark.slow
+@settings(max_examples=4, deadline=None)
+@given(**LIVES)
+def test_passages_follow_the_adapter_that_computes(seed, capacity, steps):
+    live(seed, capacity, steps)
+
+
+@pytest.mark.long
+@settings(max_examples=40, deadline=None)
+@given(**LIVES)
+def test_passages_follow_the_adapter_that_computes_in_more_lives(seed, capacity, steps):
+    live(seed, capacity, steps)
 
 
 def test_what_another_adapter_captured_is_not_in_the_store():

@@ -13,6 +13,7 @@ from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire.errors import ConfigError, NotRelocatable, TokensError
 from quire.ops import check
+from turns import by_turns
 
 SIZES = (16, 48, 40, 64, 56, 9)
 FREE = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
@@ -65,8 +66,13 @@ def test_the_first_call_is_exact_and_captures_its_passages(model):
     assert cache.passages.store.stats.variants == 4
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral with windows", "gemma3", "deepseek v3", "phi"])
-@pytest.mark.parametrize("selector", [AllRows(), KVDeviation(1.0)])
+@pytest.mark.parametrize(
+    ("name", "selector"),
+    by_turns(
+        ["llama", "mistral with windows", "gemma3", "deepseek v3", "phi"],
+        [AllRows(), KVDeviation(1.0)],
+    ),
+)
 def test_all_rows_give_the_answer_of_the_model(name, selector):
     own = made(*MOVED[name])
     cache, segments = cache_of(own), prompt(sizes=SIZES)

@@ -10,9 +10,29 @@ from quire.engines.hf.chunks.runs import Runs
 from quire.errors import NotRelocatable
 from quire.tensors.kinds import layer_kinds
 from quire.tensors.rotary import rotate_into
+from turns import few
+
+OF_A_KIND = (
+    "llama",
+    "llama linear",
+    "llama llama3",
+    "llama yarn",
+    "llama dynamic below its maximum",
+    "phi3 longrope below its threshold",
+    "phi",
+    "mistral with windows",
+    "gptneox",
+    "glm",
+    "gemma3",
+    "smollm3",
+    "deepseek v3",
+    "deepseek v3, halves",
+    "gpt-oss",
+)
+"""A model with each kind of rotation and mask; the long run has the others too."""
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("name", few(MOVED, *OF_A_KIND))
 def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
     model = made(*MOVED[name])
     found = chunks_of(name).relocation

@@ -11,6 +11,7 @@ from quire.engines.hf.chunks.rows import RowForward
 from quire.engines.hf.chunks.runs import Runs
 from quire.errors import ConfigError, TokensError
 from quire.tensors.kinds import layer_kinds
+from turns import by_turns
 
 MASKS = [
     "llama",
@@ -23,18 +24,15 @@ MASKS = [
     "smollm3",
 ]
 LIMIT = 1e-4
-
-
-@pytest.fixture(params=["eager", "sdpa"])
-def attention(request):
-    return request.param
+ATTENTIONS = ["eager", "sdpa"]
+by_masks = pytest.mark.parametrize(("name", "attention"), by_turns(MASKS, ATTENTIONS))
 
 
 def far(one, two):
     return float((one - two).abs().max())
 
 
-@pytest.mark.parametrize("name", MASKS)
+@by_masks
 def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
     chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
     alone = chunks.capture_alone(segments.passages, segments.head)
@@ -45,7 +43,7 @@ def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
         assert far(blended.logits, full) <= LIMIT
 
 
-@pytest.mark.parametrize("name", MASKS)
+@by_masks
 def test_any_rows_over_exact_kv_equal_a_plain_forward(name, attention):
     chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
     there = chunks.capture_all(segments)
@@ -62,6 +60,7 @@ def test_an_exact_passage_is_placed_without_a_row():
     assert far(blended.logits, chunks.full(segments).logits) <= LIMIT
 
 
+@pytest.mark.parametrize("attention", ATTENTIONS)
 def test_what_follows_the_blended_columns_is_computed_over_them(attention):
     chunks, segments = chunks_of("llama", attn_implementation=attention), prompt()
     blended = chunks.blend(segments, chunks.capture_alone(segments.passages), AllRows())

@@ -1,7 +1,5 @@
 """Greedy tokens with quire are those without, whatever is asked in whatever order."""
 
-from itertools import cycle, product
-
 import pytest
 import torch
 from hf_conversation import Conversation
@@ -18,23 +16,17 @@ from hf_help import (
     trained_model,
 )
 
+from turns import by_turns
+
 EVERY = [*FAMILIES, *HYBRID_FAMILIES]
-BY_TURNS = {*zip(EVERY, cycle([3, 16]), strict=False)}
-"""Blocks of one size for each family; the long run has all sizes."""
 
 
-@pytest.mark.parametrize(
-    ("family", "block_size"),
-    [
-        pytest.param(*each, marks=[] if each in BY_TURNS else pytest.mark.long)
-        for each in product(EVERY, [1, 3, 16, 64])
-    ],
-)
+@pytest.mark.parametrize(("family", "block_size"), by_turns(EVERY, [3, 16, 1, 64]))
 def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size):
     model = tiny_model(family)
     cache = make_cache(model, block_size=block_size, num_blocks=2000 // block_size)
     talk = Conversation(model, cache, seed=block_size)
-    talk.run(9)
+    talk.run(6)
     assert talk.reused > 0 or block_size == 64
     for text in talk.texts:
         check_stored(model, cache, text)

@@ -20,14 +20,15 @@ from quire.engines.hf import PrefixCache, pools
 from quire.engines.hf import request as requests
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors import KVLayout
+from turns import by_turns, few
 
-LONG = pytest.mark.long
-OF_A_KIND = {"gemma2", "gpt_oss", "llama4_text", "qwen3_next", "bamba", "lfm3"}
+OF_A_KIND = "gemma2", "gpt_oss", "llama4_text", "qwen3_next", "bamba", "lfm3"
 """A family with each kind of layers; the long run has the others too."""
-MORE = [pytest.param(family, marks=LONG) for family in MORE_HYBRID_FAMILIES]
+MORE = list(MORE_HYBRID_FAMILIES)
+BOTH = [*HYBRID_FAMILIES, *MORE]
 
 
-@pytest.mark.parametrize("family", MORE_HYBRID_FAMILIES)
+@pytest.mark.parametrize("family", few(MORE, *MORE[::2]))
 def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
@@ -41,8 +42,10 @@ def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
         assert check_stored(model, cache, one) > 40
 
 
-@pytest.mark.parametrize("arguments", [{"num_beams": 3}, {"do_sample": True}], ids=str)
-@pytest.mark.parametrize("family", [*HYBRID_FAMILIES, *MORE])
+@pytest.mark.parametrize(
+    ("family", "arguments"),
+    by_turns(BOTH, [{"num_beams": 3}, {"do_sample": True}], default=HYBRID_FAMILIES),
+)
 def test_rows_of_a_ragged_batch_multiply_over_two_turns(family, arguments):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
@@ -55,7 +58,7 @@ def test_rows_of_a_ragged_batch_multiply_over_two_turns(family, arguments):
     assert cache.last.cached_tokens > 40
 
 
-@pytest.mark.parametrize("family", MORE_HYBRID_FAMILIES)
+@pytest.mark.parametrize("family", few(MORE, *MORE[1::2]))
 def test_every_family_branches_anywhere_and_finds_its_head(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
@@ -88,7 +91,7 @@ def test_a_hybrid_layer_has_a_pool_for_its_columns_and_one_for_its_states():
     ]
 
 
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
+@pytest.mark.parametrize("family", few(HYBRID_FAMILIES, *OF_A_KIND))
 def test_a_next_turn_computes_what_is_new(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
@@ -98,7 +101,7 @@ def test_a_next_turn_computes_what_is_new(family):
     assert cache.last.cached_tokens == 64  # the last new token has no KV, and 64 ends a block
 
 
-@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+@pytest.mark.parametrize("family", few(RECURRENT_FAMILIES, "qwen3_next", "bamba", "lfm3"))
 def test_a_prompt_is_found_again_at_its_last_block_and_where_others_left_it(family):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4)
@@ -224,13 +227,7 @@ def test_a_model_that_does_not_go_on_from_its_states_is_found_out(family, words,
         PrefixCache(tiny_model(family, dtype=dtype), "1MiB")
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(each, marks=[] if each in OF_A_KIND else LONG)
-        for each in (*HYBRID_FAMILIES, *MORE_HYBRID_FAMILIES)
-    ],
-)
+@pytest.mark.parametrize("family", few(BOTH, "gemma2", "bamba", "lfm3"))
 def test_a_model_in_half_precision_is_not_refused_for_its_rounding(family):
     PrefixCache(tiny_model(family, dtype=torch.bfloat16), "4MiB")
 
@@ -238,7 +235,7 @@ def test_a_model_in_half_precision_is_not_refused_for_its_rounding(family):
 # -- mistakes must be noticed ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", WINDOWED_FAMILIES)
+@pytest.mark.parametrize("family", few(WINDOWED_FAMILIES, "gemma2", "llama4_text"))
 def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
     model = tiny_model(family)
     cache = make_cache(model, block_size=2)
@@ -256,7 +253,7 @@ def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
     assert cache.last.cached_tokens == 46
 
 
-@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+@pytest.mark.parametrize("family", few(RECURRENT_FAMILIES, "qwen3_next", "lfm2"))
 def test_a_state_of_another_boundary_is_noticed(family, monkeypatch):
     model = tiny_model(family)
     cache = make_cache(model, block_size=4, snapshot_interval=4)

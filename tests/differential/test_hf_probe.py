@@ -5,7 +5,6 @@ import torch
 import transformers
 from hf_help import (
     ALL_FAMILIES,
-    HYBRID_FAMILIES,
     TRAINED,
     left_padded,
     make_cache,
@@ -30,24 +29,23 @@ from quire.engines.hf import PrefixCache
 from quire.engines.hf.battery import check_kind
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors.kinds import MEDIA_MODELS
+from turns import few
 
+MEDIA = sorted(MEDIA_MODELS)
 THRESHOLDS = {"llama4_text": 8192}
 """The column from which a family's rows behind padding differ from rows alone, as transformers has it."""
 
-
-FEW = {"llama", "gpt_neox", "gpt2", "deepseek_v3", *HYBRID_FAMILIES}
+OF_A_KIND = ["llama", "gpt_neox", "gpt2", "deepseek_v3"]
+OF_A_KIND += ["gemma2", "llama4_text", "qwen3_next", "falcon_h1", "lfm3"]
 """Every kind of attention and state; the long run has the other families of the table too."""
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(each, marks=[] if each in FEW else pytest.mark.long) for each in ALL_FAMILIES],
-)
+@pytest.mark.parametrize("family", few(ALL_FAMILIES, *OF_A_KIND))
 def test_a_family_of_the_table_passes_behind_padding_as_well(family):
     assert check_kind(tiny_model(family), PrefixCache, needs_twin=True) == THRESHOLDS.get(family)
 
 
-@pytest.mark.parametrize("family", sorted(MEDIA_MODELS))
+@pytest.mark.parametrize("family", few(MEDIA, *MEDIA[::2]))
 def test_a_family_with_media_passes_over_text(family):
     model = media_model(family)
     assert check_kind(model, PrefixCache, needs_twin=True) is None

@@ -8,6 +8,7 @@ from hf_help import left_padded, make_cache, random_ids, same, tiny_model
 from hf_ragged import Batch, Ragged, any_batch
 
 from quire.errors import ConfigError
+from turns import by_turns
 
 SAMPLED = [
     "mistral+window",
@@ -27,8 +28,11 @@ def text(num_tokens, seed):
     return random_ids(torch.Generator().manual_seed(seed), num_tokens)[0].tolist()
 
 
-@pytest.mark.parametrize("how", ["generate", "session", "loop"])
-@pytest.mark.parametrize("lengths", [(20, 60), (60, 20), (5, 60, 20)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "how"),
+    by_turns([(20, 60), (60, 20), (5, 60, 20)], ["generate", "session", "loop"]),
+    ids=str,
+)
 @pytest.mark.parametrize("family", ["mistral+window", "gemma2", "llama4_text"])
 def test_a_row_whose_padding_reaches_beyond_what_another_has_cached(family, lengths, how):
     rows = [text(n, n) for n in lengths]
@@ -59,8 +63,9 @@ def test_any_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
     check(family, range(2, 200))
 
 
-@pytest.mark.parametrize("cropped", [1, 3, 5, 9, 17, 24])
-@pytest.mark.parametrize("lengths", [(15, 26), (26, 15), (40, 26, 61)])
+@pytest.mark.parametrize(
+    ("cropped", "lengths"), by_turns([1, 3, 5, 9, 17, 24], [(15, 26), (26, 15), (40, 26, 61)])
+)
 @pytest.mark.parametrize("family", ["gemma3_text", "mistral+window", "llama4_text"])
 def test_a_batch_that_is_cropped_sees_what_it_held_or_is_refused(family, lengths, cropped):
     """Rows begin with windows of their own: before the last of these a row lacks K and V."""

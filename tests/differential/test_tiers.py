@@ -1,7 +1,5 @@
 """Prefixes that come back from tiers: the same tokens as without any cache, and as much as there is."""
 
-from itertools import cycle, product
-
 import pytest
 import torch
 from hf_help import (
@@ -19,6 +17,7 @@ from quire.tiers.disk import Disk
 from quire.tiers.host import Host
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
+from turns import by_turns, few
 
 OPEN = StackSettings(gate=False)
 FAMILIES = ["llama", "deepseek_v3", *HYBRID_FAMILIES]
@@ -38,7 +37,7 @@ def written(cache):
     return cache.tiers.stats()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, *FAMILIES[::2]))
 def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(family, tmp_path):
     model, ids = tiny_model(family), prompt(1)
     with disk(tmp_path) as tiers:
@@ -60,16 +59,8 @@ def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(fa
         assert longer.last.cached_tokens == 96, "the answer was kept as well"
 
 
-BY_TURNS = {*zip(FAMILIES, cycle(["through", "back"]), strict=False)}
-"""One policy for each family; the long run has both."""
-
-
 @pytest.mark.parametrize(
-    ("family", "write"),
-    [
-        pytest.param(*each, marks=[] if each in BY_TURNS else pytest.mark.long)
-        for each in product(FAMILIES, ["through", "back"])
-    ],
+    ("family", "write"), by_turns(FAMILIES, ["through", "back"], default=FAMILIES[1::2])
 )
 def test_what_pools_evict_is_found_in_host_memory_under_either_policy(family, write):
     model = tiny_model(family)

@@ -16,6 +16,7 @@ from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.host import Host
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
+from turns import by_turns
 
 OPEN = StackSettings(gate=False)
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
@@ -37,8 +38,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "family"), by_turns(FAULTS, ["llama", "gemma3_text", "qwen3_next"])
+)
 def test_tiers_that_fail_are_misses_with_causes_and_the_tokens_stay_right(family, fault):
     model = tiny_model(family)
     faulty = Faulty(Host("64MiB"), FAULTS[fault], seed=3)

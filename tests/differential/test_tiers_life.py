@@ -21,6 +21,8 @@ from file_systems import command, fill, mounted
 from processes import forked
 from servers import running
 
+from turns import by_turns
+
 
 def prompt(seed):
     return random_ids(torch.Generator().manual_seed(seed), 90)
@@ -210,8 +212,7 @@ CHANGES = {
 
 
 @pytest.mark.system("redis-server")
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("is_between", [False, True], ids=["before", "between probe and get"])
+@pytest.mark.parametrize(("change", "is_between"), by_turns(CHANGES, [False, True]))
 def test_a_redis_that_changes_in_mid_run_costs_hits_and_nothing_else(
     model, tmp_path, change, is_between
 ):

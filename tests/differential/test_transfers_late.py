@@ -12,14 +12,12 @@ from late_lane import lane_of, lend, prompt, settled, tier_tokens, warm_cache
 
 from quire.tiers.host import Host
 from quire.tiers.stack import StackSettings, TierStack
+from turns import by_turns, few
 
 FAMILIES = ["llama", "gemma3_text", "mistral+window", "deepseek_v3", "qwen3_next", "falcon_h1"]
+EVEN, ODD = few(FAMILIES, *FAMILIES[::2]), few(FAMILIES, *FAMILIES[1::2])
+"""Half of the families, which take turns from test to test; the long run has all of them in each."""
 PURE = ["llama", "gemma3_text", "deepseek_v3"]
-
-
-@pytest.fixture(params=["late", "early"])
-def kind(request):
-    return request.param
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def _late(monkeypatch):
     lend(monkeypatch)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), by_turns(FAMILIES, ["late", "early"]))
 def test_a_prompt_gives_the_same_tokens_and_layers_come_one_by_one(family, kind, host, monkeypatch):
     lend(monkeypatch, kind)
     model = tiny_model(family)
@@ -43,7 +41,7 @@ def test_a_prompt_gives_the_same_tokens_and_layers_come_one_by_one(family, kind,
 
 
 @pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVEN)
 def test_rows_of_a_batch_come_late_each_by_itself(family, host):
     model = tiny_model(family)
     texts = [prompt(seed, n)[0] for seed, n in ((1, 90), (2, 70), (3, 33), (1, 60))]
@@ -57,7 +55,7 @@ def test_rows_of_a_batch_come_late_each_by_itself(family, host):
 
 
 @pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ODD)
 def test_beams_and_samples_read_what_has_come(family, host):
     model = tiny_model(family)
     arguments = ({"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3})
@@ -106,7 +104,7 @@ def test_rows_that_evict_each_other_in_one_batch_read_their_own(write):
 
 
 @pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVEN)
 def test_a_session_lends_what_has_come(family, host):
     model, ids = tiny_model(family), prompt(1)
     cache = warm_cache(model, host, ids)
@@ -136,7 +134,7 @@ def test_a_prompt_that_parts_inside_a_block_copies_what_has_come(family, host):
 
 
 @pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ODD)
 def test_rows_are_joined_and_repeated_before_anything_computes(family, host):
     model = tiny_model(family)
     ids = torch.cat([prompt(1, 81), prompt(2, 81)])  # all but the last token is in tiers

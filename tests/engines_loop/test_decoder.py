@@ -22,8 +22,20 @@ from quire.engines.packed.proof import proven
 from quire.engines.packed.tiles import TILES
 from quire.engines.packed.vectors import HAS_PAIRS
 from quire.tensors.pool import KVPool
+from turns import by_turns
 
 WIDTHS = (1, 15, 16, 40, 256)
+SHAPES = (
+    (1, 2, 1),
+    (5, 16, 64),
+    (6, 30, 63),
+    (7, 34, 65),
+    (12, 258, 130),
+    (385, 126, 96),
+    (770, 300, 33),
+    (70, 1030, 66),
+    (97, 1060, 40),
+)
 
 
 @pytest.fixture(params=[1, 2])
@@ -52,25 +64,14 @@ def test_rows_are_normed(dtype, width, threads):
 
 
 @pytest.mark.parametrize("how", ["widened", "paired", "tiles"])
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize(
-    ("num_rows", "depth", "columns"),
-    [
-        (1, 2, 1),
-        (5, 16, 64),
-        (6, 30, 63),
-        (7, 34, 65),
-        (12, 258, 130),
-        (385, 126, 96),
-        (770, 300, 33),
-        (70, 1030, 66),
-        (97, 1060, 40),
-    ],
+    ("shape", "bias", "threads"), by_turns(SHAPES, [False, True], [1, 2]), indirect=["threads"]
 )
 def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
-    monkeypatch, num_rows, depth, columns, *, dtype, bias, how, threads
+    monkeypatch, shape, *, dtype, bias, how, threads
 ):
+    num_rows, depth, columns = shape
     monkeypatch.setattr("quire.engines.packed.products.PAIRED", how == "paired" and HAS_PAIRS)
     monkeypatch.setattr("quire.engines.packed.tiles.TILES", how == "tiles" and TILES)
     torch.manual_seed(num_rows)

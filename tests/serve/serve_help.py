@@ -7,10 +7,9 @@ import time
 from contextlib import contextmanager
 from functools import cache
 
-import httpx
-import openai
 import pytest
 
+import plain_http
 from quire import demo_model, ops
 from quire.cli.serve import listen
 from quire.engines.loop import AsyncEngine, Engine
@@ -58,14 +57,14 @@ class Running:
         self.manager = service.running.engine.manager
 
     def client(self, key="none-needed", **more):
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **more)
+        return plain_http.openai_client(self.url, key, **more)
 
     def post(self, path, document=None, **more):
         more |= {"json": document} if document is not None else {}
-        return httpx.post(f"{self.url}{path}", timeout=20, **more)
+        return plain_http.post(f"{self.url}{path}", timeout=20, **more)
 
     def get(self, path, **more):
-        return httpx.get(f"{self.url}{path}", timeout=20, **more)
+        return plain_http.get(f"{self.url}{path}", timeout=20, **more)
 
     def quiet(self, within_s=60):
         """Wait until nothing runs; then nothing may be held, and every invariant holds."""

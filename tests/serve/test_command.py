@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import httpx
-import openai
 import pytest
 from serve_help import running
 from typer.testing import CliRunner
 
+import plain_http
 from quire.cli.app import app
 from quire.cli.serve import PRIMITIVES, listen
 from quire.errors import ConfigError
@@ -88,12 +88,12 @@ def test_its_events_tell_what_it_has_cached(served):
     prompt = list(range(100, 180))
     asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 4}
     mirror = Mirror()
-    httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).raise_for_status()
+    plain_http.post(told["url"] + "/v1/completions", json=asked, timeout=60).raise_for_status()
     with Subscriber(told["events"], mirror, replay=told["events_replay"]) as events:
         events.poll(1)
         assert not events.is_degraded
         assert mirror.lookup(prompt) == 80
-        again = httpx.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
+        again = plain_http.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
         cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more
 
@@ -105,7 +105,7 @@ def test_it_finishes_what_runs_when_it_is_told_to_end_and_the_next_one_finds_wha
     process, told, tier = served
     asked = {"model": "quire-tiny", "prompt": prompt, "max_tokens": 120, "temperature": 0}
     assert told["model"] == "quire-tiny"
-    client = openai.OpenAI(base_url=told["url"] + "/v1", api_key="none", max_retries=0)
+    client = plain_http.openai_client(told["url"])
     stream = client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
     chunks = [next(stream)]
     threading.Timer(0.05, process.send_signal, [signal.SIGTERM]).start()
@@ -115,7 +115,7 @@ def test_it_finishes_what_runs_when_it_is_told_to_end_and_the_next_one_finds_wha
     out, err = process.communicate()
     assert "Traceback" not in out + err
     with pytest.raises(httpx.ConnectError):
-        httpx.get(told["url"] + "/health")
+        plain_http.get(told["url"] + "/health")
     with running(tiers=[tier]) as server:
         explained = server.post("/v1/cache/explain", {"prompt": prompt}).json()
         whole = (len(prompt) - 1) // 16 * 16

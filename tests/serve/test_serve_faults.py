@@ -12,6 +12,7 @@ import openai
 import pytest
 from serve_help import fixtures, loaded, running
 
+import plain_http
 from quire.serve.service import Bounds
 from quire.tiers import Host
 from quire.tiers.faults import FaultPlan, Faulty
@@ -45,7 +46,7 @@ def wait_for(seen, within_s=60):
 
 
 def test_a_client_that_goes_in_mid_stream_is_forgotten(server):
-    with httpx.stream(
+    with plain_http.stream(
         "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}
     ) as answer:
         lines = answer.iter_lines()  # one that is forgotten closes the answer
@@ -56,11 +57,11 @@ def test_a_client_that_goes_in_mid_stream_is_forgotten(server):
 
 def test_a_client_that_goes_while_it_waits_for_the_whole_is_forgotten(server):
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=LONG | {"n": 2}, timeout=0.5)
+        plain_http.post(f"{server.url}/v1/completions", json=LONG | {"n": 2}, timeout=0.5)
     server.quiet(within_s=6)
     prompts = LONG | {"prompt": ["Once", "Twice"]}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=prompts, timeout=0.5)
+        plain_http.post(f"{server.url}/v1/completions", json=prompts, timeout=0.5)
     server.quiet(within_s=6)
 
 
@@ -80,7 +81,7 @@ def test_streams_of_several_prompts_and_choices_are_forgotten_with_their_client(
 
 
 def test_more_than_there_is_room_for_is_told_to_come_back(server):
-    with ThreadPoolExecutor(1) as crew, httpx.Client() as leaving:
+    with ThreadPoolExecutor(1) as crew, plain_http.Client() as leaving:
         stream = leaving.stream(
             "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True, "n": 3}
         )
@@ -142,7 +143,7 @@ def test_a_head_without_end_is_refused(server, begun, line_end):
 
 
 def test_one_connection_is_asked_often_with_large_heads(server):
-    with httpx.Client() as client:
+    with plain_http.Client() as client:
         for length in (10, 60_000, 20, 60_000, 60_000):
             asked = {"X-Long": "a" * length}
             assert client.get(f"{server.url}/health", headers=asked).status_code == 200
@@ -223,7 +224,9 @@ def test_what_runs_longer_than_it_may_is_ended_with_an_error(how, capfd):
         ThreadPoolExecutor(1) as crew,
     ):
         whole = crew.submit(server.post, "/v1/completions", LONG | {"prompt": "Twice"})
-        stream = httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True})
+        stream = plain_http.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}
+        )
         with stream as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -243,7 +246,7 @@ def test_what_runs_longer_than_it_may_is_ended_with_an_error(how, capfd):
 def test_while_it_finishes_what_runs_all_else_is_told_so():
     asked = LONG | {"stream": True, "max_tokens": 200}
     with running() as server:
-        stream = httpx.stream("POST", f"{server.url}/v1/completions", json=asked)
+        stream = plain_http.stream("POST", f"{server.url}/v1/completions", json=asked)
         with stream as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -267,15 +270,15 @@ def test_one_key_leaves_places_to_the_others():
             return {"json": LONG | {"n": n} | more, "headers": headers, "timeout": 20}
 
         url = f"{server.url}/v1/completions"
-        with httpx.stream("POST", url, **asked("ann", 6, stream=True)) as answer:
+        with plain_http.stream("POST", url, **asked("ann", 6, stream=True)) as answer:
             lines = answer.iter_lines()
             next(lines)
-            more = httpx.post(url, **asked("ann", 1))
+            more = plain_http.post(url, **asked("ann", 1))
             assert more.status_code == 429
             assert "2 are kept for other keys" in more.json()["error"]["message"]
-            assert httpx.post(url, **asked("ann", 7)).status_code == 400
-            assert httpx.post(url, **asked("bob", 2, max_tokens=1)).status_code == 200
-            assert httpx.post(url, **asked("bob", 3, max_tokens=1)).status_code == 429
+            assert plain_http.post(url, **asked("ann", 7)).status_code == 400
+            assert plain_http.post(url, **asked("bob", 2, max_tokens=1)).status_code == 200
+            assert plain_http.post(url, **asked("bob", 3, max_tokens=1)).status_code == 429
         server.quiet()
 
 
@@ -289,7 +292,9 @@ def test_an_error_in_the_models_forward_is_told_and_the_server_lives():
                 raise RuntimeError("the layer broke: /secret/path")
 
         model.model.layers[2].register_forward_pre_hook(maybe)
-        stream = httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True})
+        stream = plain_http.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}
+        )
         with stream as answer:
             lines = answer.iter_lines()
             next(lines)

@@ -6,7 +6,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from quire.bench.serve_http import ServerProcess
+import plain_http
+from quire.bench.serve_http import HOST, ServerProcess
 from quire.cli import served_demo
 from quire.cli.app import app
 
@@ -16,38 +17,49 @@ SMALL += ("--max-new-tokens", "6", "--kv-memory", "16MiB")
 
 
 class Lent:
-    """One server for two demos: the second one finds that of the first, and ends it."""
+    """A server that demos are lent, one after the other: the first one's words start it, and it outlives them."""
 
-    server, demos = None, 0
+    def __init__(self):
+        self.server, self.num_closed = None, 0
 
-    def __init__(self, *given):
-        Lent.server = Lent.server or ServerProcess(*given)
-        self.port = Lent.server.port
+    def __call__(self, *given):
+        self.server = self.server or ServerProcess(*given)
+        self.port = self.server.port
+        return self
 
     def close(self):
-        Lent.demos += 1
-        if Lent.demos == 2:
-            Lent.server.close()
+        self.num_closed += 1
 
 
-def test_it_talks_with_a_server_with_reuse_and_without(monkeypatch):
-    urls, lies = [], [False]
-    monkeypatch.setattr(served_demo, "ServerProcess", Lent)
+@pytest.fixture(scope="module")
+def lent():
+    """Lend one server to the demos of this file, and end it after the last."""
+    lent = Lent()
+    yield lent
+    lent.server.close()
+    with pytest.raises(httpx.ConnectError):
+        plain_http.get(f"http://{HOST}:{lent.port}/health")
 
-    class Watched(served_demo.ServedSides):
-        def __enter__(self):
-            urls.append(self.url)
-            return super().__enter__()
 
-        def _ask(self, talk, salt, **asked):
-            made = super()._ask(talk, salt, **asked)
-            return made._replace(replies=["?"] * 4, said="?") if lies[0] and salt is None else made
+@pytest.fixture
+def demo(lent, monkeypatch):
+    """Run a demo, which has to close the server that it is lent."""
+    monkeypatch.setattr(served_demo, "ServerProcess", lent)
 
-    monkeypatch.setattr(served_demo, "ServedSides", Watched)
-    done = CliRunner().invoke(app, [*SMALL, "--json"])
+    def run(*words):
+        before = lent.num_closed
+        done = CliRunner().invoke(app, [*SMALL, *words])
+        assert lent.num_closed == before + 1
+        return done
+
+    return run
+
+
+def test_it_talks_with_a_server_with_reuse_and_without(demo, lent):
+    done = demo("--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert f"its page at {urls[0]}" in done.stderr.replace("\n", " ")
+    assert f"its page at http://{HOST}:{lent.port}" in done.stderr.replace("\n", " ")
     assert found["outputs_identical"] is True
     cold, *others = found["turns"]
     assert len(others) == 3
@@ -56,14 +68,20 @@ def test_it_talks_with_a_server_with_reuse_and_without(monkeypatch):
     assert len(found["sample"]["replies"]) == 4
     assert found["ttft_speedup_median"] > 1
     assert found["pool"]["active"] == 0
-    lies[0] = True
-    done = CliRunner().invoke(app, [*SMALL, "--num-turns", "1"])
+
+
+def test_outputs_that_differ_are_told_of(demo, monkeypatch):
+    asked = served_demo.ServedSides._ask
+
+    def lying(self, talk, salt, **more):
+        made = asked(self, talk, salt, **more)
+        return made if salt else made._replace(replies=["?"] * 4, said="?")
+
+    monkeypatch.setattr(served_demo.ServedSides, "_ask", lying)
+    done = demo("--num-turns", "1")
     assert done.exit_code == 1
     assert "NO" in done.stdout
     assert "outputs differ" in done.stderr
-    assert urls == [urls[0]] * 2
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(urls[0] + "/health")
 
 
 def test_a_server_that_does_not_start_is_told_of():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from serve_help import fixtures, tiny
 
+import plain_http
 from quire.serve.operator import Operator
 
 TALK = [{"role": "user", "content": "What is a list?"}]
@@ -348,10 +349,9 @@ def test_the_operators_routes(server, client):
     assert server.manager.num_active == 5
     assert server.post("/v1/cache/evict", {"prompt": prompt}).json()["evicted_blocks"] == 0
     assert [each["id"] for each in server.get("/v1/cache/pins").json()["data"]] == [pin["id"]]
-    import httpx
 
-    assert httpx.delete(f"{server.url}/v1/cache/pins/{pin['id']}").status_code == 200
-    assert httpx.delete(f"{server.url}/v1/cache/pins/{pin['id']}").status_code == 404
+    assert plain_http.delete(f"{server.url}/v1/cache/pins/{pin['id']}").status_code == 200
+    assert plain_http.delete(f"{server.url}/v1/cache/pins/{pin['id']}").status_code == 404
     assert server.get("/v1/cache/pins").json()["data"] == []
     assert server.post("/v1/cache/evict", {"prompt": prompt}).json()["evicted_blocks"] >= 5
     assert server.post("/v1/cache/explain", {"prompt": prompt}).json()["cached_tokens"] == 0

@@ -48,11 +48,12 @@ def after(world):
     assert [lane.num_alive for lane in lanes] == [0] * len(lanes)
 
 
+pytestmark = pytest.mark.slow
 LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, marks=LONG if block > 2 else []) for block in range(10)]
+    "block", [pytest.param(block, marks=LONG if block else []) for block in range(10)]
 )
 def test_whatever_fails_hits_are_right_calls_end_in_time_and_service_returns(block):
     for seed in range(100 * block, 100 * block + 100):

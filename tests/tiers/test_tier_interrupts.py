@@ -15,7 +15,7 @@ from quire.tiers.format import record_bytes
 from quire.tiers.host import Host
 
 ROOM = (str(QUIRE / "tiers"),)
-SAMPLES, LONG = 15, 150
+SAMPLES, LONG = 6, 150
 """So many places of each call are tried by default, and in the long run."""
 
 SIZE = record_bytes(1000)

@@ -49,6 +49,17 @@ def test_help_imports_neither_numpy_nor_torch():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_command_ends_without_a_look_at_all_that_it_imported():
+    code = (
+        "import atexit, gc, sys; sys.argv = ['quire', '--version']\n"
+        "from quire.cli import main\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_doctor_prints_json_only():
     found = told("doctor")
     assert found["quire"] == __version__

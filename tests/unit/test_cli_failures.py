@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from quire.cli import demo, generate
 from quire.cli.app import app
 from traces import CONVERSATION, head_path
+from turns import by_turns
 
 TRACE = str(head_path(CONVERSATION))
 QUIRE = [sys.executable, "-m", "quire"]
@@ -179,22 +180,37 @@ def test_what_was_not_foreseen_is_a_line_that_says_so(run, monkeypatch):
 LONG = ("inspect",), ("inspect", "--json"), ("curve", TRACE), ("trace", "info", TRACE, "--json")
 
 
-@pytest.mark.parametrize("words", LONG, ids=lambda words: " ".join(words).replace(TRACE, "T"))
-def test_a_full_disk_or_a_closed_pipe_ends_a_command_without_a_traceback(words):
-    with open("/dev/full", "wb") as full:  # noqa: PTH123
-        done = subprocess.run([*QUIRE, *words], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == 2
-    assert done.stderr == b"error: the system refuses: No space left on device\n"
+def full_disk():
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def closed_pipe():
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([*QUIRE, *words], stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
+    return writer
+
+
+ENDS = {
+    full_disk: (2, b"error: the system refuses: No space left on device\n"),
+    closed_pipe: (141, b""),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    by_turns(LONG, ENDS),
+    ids=lambda each: each.__name__ if callable(each) else " ".join(each).replace(TRACE, "T"),
+)
+def test_a_full_disk_or_a_closed_pipe_ends_a_command_without_a_traceback(words, where):
+    out = where()
+    done = subprocess.run([*QUIRE, *words], stdout=out, stderr=subprocess.PIPE, check=False)
+    os.close(out)
+    assert (done.returncode, done.stderr) == ENDS[where]
 
 
 def test_control_c_ends_a_command_with_one_line_also_while_workers_run(tmp_path):
     trace = tmp_path / "t.jsonl"
-    subprocess.run([*QUIRE, "trace", "make", "chat", trace, "--num-requests", "40000"], check=True,
+    subprocess.run([*QUIRE, "trace", "make", "chat", trace, "--num-requests", "10000"], check=True,
                    capture_output=True)  # fmt: skip
     words = [*QUIRE, "replay", trace, "--jobs", "2"]
     process = subprocess.Popen(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 from quire.cli.tables import facts_table, plain_table
 from traces import CONVERSATION, head_path
+from turns import by_turns
 
 TRACE = str(head_path(CONVERSATION))
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -35,8 +36,11 @@ def numbers(words, columns):
     return set(NUMBER.findall(UNSTEADY.sub("", result.stdout))), result.stdout
 
 
-@pytest.mark.parametrize("columns", [60, 40])
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    by_turns(COMMANDS, [60, 40]),
+    ids=lambda each: each[0] if isinstance(each, tuple) else str(each),
+)
 def test_no_number_of_a_command_is_cut_or_hidden_in_a_narrow_terminal(words, columns):
     if words[0] == "replay":
         words = (*words, "--policies", "lru,optimum")

@@ -1,5 +1,6 @@
 """Hit-ratio curves: exact, against caches that are written out block by block."""
 
+import random
 import tracemalloc
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError
+from quire.sim import curves as curves_module
 from quire.sim import optimum, reuse
-from quire.sim.curves import curves
+from quire.sim.curves import curves, curves_of
+from quire.sim.executors import Processes
 from quire.sim.trace.rows import TraceRequest
 from quire.sim.workload import Chat, Traffic, Workload
 
@@ -199,11 +202,38 @@ def test_steps_that_are_added_up_a_few_at_a_time_give_the_same_curves(monkeypatc
         assert got.hit_tokens.tolist() == expected.hit_tokens.tolist()
 
 
+def test_curves_that_are_computed_at_a_time_are_the_same(monkeypatch):
+    monkeypatch.setattr(curves_module, "MANY_REQUESTS", 400)
+    read = reuse.reuses(Workload({"chat": Traffic(Chat())}, 400, seed=1), 16)
+    one, some = curves_of(read, count_from=9), curves_of(read, count_from=9, executor=Processes(2))
+    for name in ("lru", "optimum", "reachable"):
+        expected, got = getattr(one, name), getattr(some, name)
+        assert got.capacities.tolist() == expected.capacities.tolist()
+        assert got.hit_tokens.tolist() == expected.hit_tokens.tolist()
+    assert some.seconds > 0
+
+
+def test_requests_that_are_read_a_few_at_a_time_give_the_same_reuses(monkeypatch):
+    draw = random.Random(1)
+    texts = [draw.choice("ab") * draw.randint(0, 9) + draw.choice("ab") for _ in range(400)]
+    whole = reuse.reuses(SmallTrace(texts), 4)
+    for at_once in (1, 2, 7):
+        monkeypatch.setattr(reuse, "REQUESTS_AT_ONCE", at_once)
+        parts = reuse.reuses(SmallTrace(texts), 4)
+        for name in ("earlier", "later", "num_blocks", "prompt_blocks", "prompt_tokens"):
+            assert getattr(parts, name).tolist() == getattr(whole, name).tolist()
+
+
 def test_a_request_costs_the_numbers_of_its_reuses_and_no_objects():
-    requests = list(Workload({"chat": Traffic(Chat())}, 4_000, seed=1))
+    requests = list(Workload({"chat": Traffic(Chat())}, 20_000, seed=1))
+    few, many = (peak_of_reuses(requests[:count]) for count in (4_000, 20_000))
+    assert many - few < 150 * 16_000
+
+
+def peak_of_reuses(requests):
     tracemalloc.start()
     try:
         reuse.reuses(requests, 16)
-        assert tracemalloc.get_traced_memory()[1] < 150 * len(requests)
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

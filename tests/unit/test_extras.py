@@ -1,5 +1,7 @@
 """Each extra is enough for what it is for: nothing asks for another one afterwards."""
 
+import itertools
+import json
 import re
 import subprocess
 import sys
@@ -17,14 +19,34 @@ BASE = {"numpy", "msgspec"}
 TRACE = "tests/data/traces/mooncake_conversation.head.jsonl.gz"
 WITHOUT = """
 import importlib.abc, importlib.util, sys
-blocked = {blocked!r}
+blocked = set()
 class Hidden(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hidden())
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name in blocked else real(name, *rest)
+"""
+EACH = """
+import contextlib, io, json, traceback
+def run(code):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = exec(code, {"__name__": "__main__"})
+        except SystemExit as end:
+            status = end.code
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+    return status or 0, out.getvalue(), err.getvalue()
+ran = []
+for names, code in json.load(sys.stdin):
+    blocked.clear()
+    blocked.update(names)
+    ran.append(run(code))
+print(json.dumps(ran))
 """
 MODEL = "model = AutoModelForCausalLM.from_pretrained(quire.demo_model())"
 HF = f"import quire; from transformers import AutoModelForCausalLM; {MODEL}"
@@ -62,6 +84,9 @@ THINGS = {
     f"save_trace(open_trace({TRACE!r}), '{{tmp}}/t.jsonl.zst')",
 }  # fmt: skip
 
+GROWING = ["", "tiers", "cli", "report"], ["torch", "hf", "demo"]
+"""Extras of which each brings all that the one before does: one process does what they are for, in this order."""
+
 
 def closure(extra):
     """What pip installs for an extra, by its name as a package."""
@@ -84,28 +109,60 @@ def test_the_table_of_extras_is_that_of_the_package():
     assert table == declared
 
 
-@pytest.mark.parametrize("thing", THINGS, ids=lambda thing: f"{thing[1]} with [{thing[0]}]")
-def test_an_extra_is_enough_for_what_it_is_for(thing, tmp_path):
-    extra, _ = thing
-    every = {module for each in EXTRAS.values() for module in each.modules}
+def brought(extra):
+    """What can be imported with an extra, of all that any brings."""
     mine = set(EXTRAS[extra].modules) if extra else set()
     if mine & {"torch", "matplotlib"}:
         mine |= {"jinja2", "PIL"}  # which these bring themselves
+    return mine
+
+
+def program_of(thing, folder):
+    """What Python runs to do a thing."""
     code = THINGS[thing]
     if isinstance(code, tuple):
         code = COMMAND.format(
-            words=["quire", *(word.replace("{tmp}", str(tmp_path)) for word in code)]
+            words=["quire", *(word.replace("{tmp}", str(folder)) for word in code)]
         )
-    code = code.replace("{tmp}", str(tmp_path))
     ids = "def quire_ids():\n    import torch\n    return torch.arange(40)[None]\n"
-    program = WITHOUT.format(blocked=sorted(every - mine)) + ids + code
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert "pip install" not in done.stderr + done.stdout * (thing[1] != "doctor")
-    assert "No module named" not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    assert thing[1] == "cache" or done.returncode == 0, done.stderr  # there is no such file
+    return ids + code.replace("{tmp}", str(folder))
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """Return the code with which a thing ended, and what it printed and complained of."""
+    every = {module for each in EXTRAS.values() for module in each.modules}
+    found = {}
+
+    def of(thing):
+        if thing not in found:
+            extras = next((each for each in GROWING if thing[0] in each), [thing[0]])
+            assert all(brought(a) <= brought(b) for a, b in itertools.pairwise(extras))
+            things = [each for extra in extras for each in THINGS if each[0] == extra]
+            asked = [
+                (sorted(every - brought(each[0])), program_of(each, tmp_path_factory.mktemp("of")))
+                for each in things
+            ]
+            done = subprocess.run(
+                [sys.executable, "-c", WITHOUT + EACH],
+                input=json.dumps(asked), capture_output=True, text=True, check=True, cwd=ROOT,
+            )  # fmt: skip
+            *others, ran = done.stdout.splitlines()
+            beside = "\n".join([*others, done.stderr])  # what was printed by no Python
+            for each, (code, out, err) in zip(things, json.loads(ran), strict=True):
+                found[each] = code, out, err + beside
+        return found[thing]
+
+    return of
+
+
+@pytest.mark.parametrize("thing", THINGS, ids=lambda thing: f"{thing[1]} with [{thing[0]}]")
+def test_an_extra_is_enough_for_what_it_is_for(thing, outcome):
+    code, out, err = outcome(thing)
+    assert "pip install" not in err + out * (thing[1] != "doctor")
+    assert "No module named" not in out + err
+    assert "Traceback" not in err, err
+    assert thing[1] == "cache" or code == 0, err  # there is no such file
 
 
 @pytest.mark.parametrize("module", sorted({m for extra in EXTRAS.values() for m in extra.modules}))
@@ -116,8 +173,8 @@ def test_what_a_missing_library_asks_for_brings_it(module):
 
 @pytest.mark.parametrize("name", ["PrefixCache", "KVPool"])
 def test_what_the_message_names_is_all_that_a_name_needs(name):
-    program = WITHOUT.format(blocked=["torch", "transformers"]) + (
-        f"import quire\ntry: quire.{name}\nexcept ModuleNotFoundError as error: print(error)"
+    program = WITHOUT + (
+        f"blocked |= {{'torch', 'transformers'}}\nimport quire\ntry: quire.{name}\nexcept ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

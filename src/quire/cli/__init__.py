@@ -1,5 +1,7 @@
 """The command line: `quire`. One file per command, `app` brings them together."""
 
+import atexit
+import gc
 import io
 import os
 import sys
@@ -9,6 +11,8 @@ from quire.cli import failures
 
 def main() -> None:
     """Run the command line that `sys.argv` holds."""
+    # Else Python looks at all of torch once more as it ends, which takes a second.
+    atexit.register(gc.freeze)
     options = failures.options_of(sys.argv[1:])
     try:
         _open_streams()

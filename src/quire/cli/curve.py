@@ -1,5 +1,6 @@
 """`quire curve`: what every size of a cache would find of a trace."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from quire.cli.files import check_writable, csv_text, write_text
 from quire.cli.inputs import amount, names, opened
-from quire.cli.options import AsJson, CsvTo, MaybeBlockSize
+from quire.cli.options import AsJson, CsvTo, Jobs, MaybeBlockSize
 from quire.cli.output import is_utf8, print_json, progress, stdout
 from quire.cli.tables import plain_table
 
@@ -57,6 +58,7 @@ def curve(
     points: Annotated[
         int, typer.Option(min=2, help="About so many points of each curve in --json and --csv.")
     ] = 1000,
+    jobs: Jobs = None,
     as_json: AsJson = False,
     csv_file: CsvTo = None,
 ) -> None:
@@ -73,7 +75,7 @@ def curve(
       quire curve trace.jsonl.gz --count-from 50% --csv curve.csv
     """
     check_writable(csv_file)
-    both = _read(trace, block_size, count_from)
+    both = _read(trace, block_size, count_from, jobs or os.cpu_count() or 1)
     listed = [both.num_unique * share // 100 for share in SHARES]
     listed += [amount(word, both.num_unique, "--at") for word in names(at)]
     sizes = [amount(word, both.num_unique, "--hierarchy") for word in names(hierarchy)]
@@ -116,20 +118,22 @@ def _tiers(both: "Curves", sizes: Sequence[int]) -> list[dict[str, Any]]:
     return [dict(zip(("tier", "capacity_blocks", "token_hit"), row, strict=True)) for row in rows]
 
 
-def _read(path: Path, block_size: int | None, count_from: str) -> "Curves":
+def _read(path: Path, block_size: int | None, count_from: str, jobs: int) -> "Curves":
     import msgspec
 
     from quire.sim.curves import curves_of
+    from quire.sim.executors import Processes
     from quire.sim.reuse import reuses
 
     begun = time.process_time()
     trace = opened(path, block_size)
     with progress(f"reading {path.name}") as say:
         read = reuses(_told(trace, say), trace.block_size)
+        reading = time.process_time() - begun
         say("computing")
         first = amount(count_from, read.num_requests, "--count-from")
-        both = curves_of(read, count_from=first)
-    return msgspec.structs.replace(both, seconds=time.process_time() - begun)
+        both = curves_of(read, count_from=first, executor=Processes(jobs))
+    return msgspec.structs.replace(both, seconds=reading + both.seconds)
 
 
 def _told(trace: "Trace", say: Callable[[str], None]) -> "Iterator[TraceRequest]":

@@ -17,6 +17,10 @@ MaybeBlockSize: TypeAlias = Annotated[
         "--block-size", min=1, max=2**20, help="Tokens per block.", show_default="the trace's"
     ),
 ]
+Jobs: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="Replays or curves at a time.", show_default="CPU cores"),
+]
 CsvTo: TypeAlias = Annotated[
     Path | None,
     typer.Option("--csv", help="Write the rows to this file as CSV.", show_default=False),

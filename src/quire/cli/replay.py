@@ -12,7 +12,7 @@ from rich.text import Text
 
 from quire.cli import inputs
 from quire.cli.files import check_writable, csv_text, write_text
-from quire.cli.options import AsJson, CsvTo, MaybeBlockSize, MaybeGpu, MaybeModel, ReportTo
+from quire.cli.options import AsJson, CsvTo, Jobs, MaybeBlockSize, MaybeGpu, MaybeModel, ReportTo
 from quire.cli.output import print_json, progress, stderr, stdout
 from quire.cli.tables import plain_table
 from quire.config import format_bytes
@@ -64,9 +64,7 @@ def replay(
     decode_rate: Annotated[
         float | None, typer.Option(help="Output tokens per second of a request, with --concurrent.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Replays at a time.", show_default="CPU cores")
-    ] = None,
+    jobs: Jobs = None,
     executor: Annotated[str, typer.Option(help="Where they run: process or ray.")] = "process",
     csv_file: CsvTo = None,
     report: ReportTo = None,

@@ -29,7 +29,7 @@ class Replays:
         self, experiment: Experiment, roofline: "Roofline | None", executor: "Executor"
     ) -> None:
         self._read = reuses(experiment.trace, experiment.trace.block_size)
-        self.curves = curves_of(self._read)
+        self.curves = curves_of(self._read, executor=executor)
         self._experiment = experiment
         self._roofline = roofline
         self._executor = executor

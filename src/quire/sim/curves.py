@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from quire.errors import ConfigError
+from quire.sim.executors import Executor, Serial
 from quire.sim.optimum import optimum_steps, reachable_steps
 from quire.sim.reuse import Counts, Reuses, Steps, lru_steps, reuses, sums
 from quire.sim.trace.rows import Trace
 
 Ratios: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 """Ratios between 0 and 1, float64 [n]."""
+
+MANY_REQUESTS = 50_000
+"""So many requests take longer to compute than processes to begin."""
+
+STEPS: dict[str, Callable[[Reuses], Iterable[Steps]]] = {
+    "reachable": reachable_steps,
+    "optimum": optimum_steps,
+    "lru": lambda read: lru_steps(read).parts(),
+}
+"""The steps of each curve; what takes longest comes first."""
 
 
 class Curve(msgspec.Struct, frozen=True, eq=False):
@@ -144,16 +156,31 @@ def curves(trace: Trace, *, count_from: int = 0) -> Curves:
     return msgspec.structs.replace(both, seconds=time.process_time() - begun)
 
 
-def curves_of(read: Reuses, *, count_from: int = 0) -> Curves:
-    """Return the curves of a trace that was read already; see `curves`."""
-    begun = time.process_time()
+def curves_of(read: Reuses, *, count_from: int = 0, executor: Executor | None = None) -> Curves:
+    """Return the curves of a trace that was read already; see `curves`.
+
+    Those of at least `MANY_REQUESTS` are computed at a time where an executor can.
+    """
     _check_count_from(count_from, read.num_requests)
-    lru = _curve(lru_steps(read).parts(), read, count_from)
-    optimum = _curve(optimum_steps(read), read, count_from)
-    reachable = _curve(reachable_steps(read), read, count_from)
-    seconds = time.process_time() - begun
-    facts = read.num_unique, read.num_requests, read.block_size, seconds
-    return Curves(lru, optimum, reachable, *facts)
+    is_long = read.num_requests >= MANY_REQUESTS
+    where = executor if executor is not None and is_long else Serial()
+    done = dict(where.run(partial(_timed, read, count_from), [*STEPS]))
+    curves = {name: done[number][0] for number, name in enumerate(STEPS)}
+    seconds = sum(seconds for _, seconds in done.values())
+    return Curves(
+        **curves,
+        num_unique=read.num_unique,
+        num_requests=read.num_requests,
+        block_size=read.block_size,
+        seconds=seconds,
+    )
+
+
+def _timed(read: Reuses, count_from: int, name: str) -> tuple[Curve, float]:
+    """Return a curve of `STEPS`, and the CPU time that it took."""
+    begun = time.process_time()
+    curve = _curve(STEPS[name](read), read, count_from)
+    return curve, time.process_time() - begun
 
 
 def _curve(parts: Iterable[Steps], read: Reuses, count_from: int) -> Curve:

@@ -175,7 +175,7 @@ def _why_ended(worker: BaseProcess) -> BaseException:
     if worker.exitcode == -signal.SIGINT:
         return KeyboardInterrupt()  # it came to a worker first
     return QuireError(
-        f"a worker process ended with exit code {worker.exitcode} before its replay was done, "
+        f"a worker process ended with exit code {worker.exitcode} before its work was done, "
         "as one does that the system ends for want of memory; use fewer --jobs, or one"
     )
 

@@ -14,14 +14,15 @@ every capacity.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from quire.foresight.distances import Floats, lru_distances
+from quire.sim.last_uses import LastUses
 from quire.sim.trace.rows import TraceRequest
 
 Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -33,6 +34,8 @@ Bools: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool]]
 NUM_GAPS = 32
 """Bins of times between uses, each twice as long as the one before: up to 34 years."""
 
+REQUESTS_AT_ONCE = 1 << 10
+"""Requests whose reuses are found together."""
 
 STEPS_AT_ONCE = 1 << 16
 """Steps of a curve that are added up together."""
@@ -130,60 +133,25 @@ def sums(where: Counts, values: Counts, length: int) -> Counts:
 
 
 def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
-    """Return the reuses of a trace's requests. O(runs) time, O(unique runs + requests) memory.
-
-    A *strand* is a stretch of a chain whose ids rise by one; strands begin with ever higher ids. It is cut into pieces by
-    who used them last, each its end and its user. The piece nearest to the root, used last, is on top of the others.
-    """
-    heads, tops = array("i"), array("i")
-    ends, users, under = array("i"), array("i"), array("i")
-    spare = -1
+    """Return the reuses of a trace's requests. O(runs) time, O(unique runs + requests) memory."""
     earlier, later, counts = array("i"), array("i"), array("i")
     tokens, blocks, came_s = array("q"), array("q"), array("d")
-    for now, request in enumerate(requests):
-        came_s.append(request.time_s)
-        total, before, end = 0, -1, -1
-        strand = top = -1
-        numbers = iter(request.runs.ravel().tolist())
-        for first, length in zip(numbers, numbers, strict=True):
-            total += length
-            at = 0
-            if first == end:
-                at = ends[top]
-                length += at  # noqa: PLW2901 - the run goes on
-                under[top], spare, top = spare, top, under[top]
-            else:
-                strand = bisect_left(heads, first, strand + 1)
-                if strand == len(heads):
-                    heads.append(first)
-                    tops.append(-1)
-                top = tops[strand]
-            end = first + length - at
-            while top >= 0 and at < length:
-                stop, user = ends[top], users[top]
-                if stop <= length:
-                    under[top], spare, top = spare, top, under[top]
-                else:
-                    stop = length
-                if user == before:
-                    counts[-1] += stop - at
-                else:
-                    earlier.append(user)
-                    later.append(now)
-                    counts.append(stop - at)
-                    before = user
-                at = stop
-            if spare < 0:
-                spare = len(ends)
-                ends.append(0)
-                users.append(0)
-                under.append(-1)
-            tops[strand] = piece = spare
-            ends[piece], users[piece] = length, now
-            spare, under[piece], top = under[piece], top, piece
-        tokens.append(request.prompt_tokens)
-        blocks.append(total)
-    del heads, tops, ends, users, under
+    last_uses = LastUses()
+    remaining = iter(requests)
+    while some := list(islice(remaining, REQUESTS_AT_ONCE)):
+        num_runs = np.array([len(request.runs) for request in some])
+        runs = np.concatenate([request.runs for request in some], dtype=np.int64)
+        now = np.repeat(np.arange(len(tokens), len(tokens) + len(some)), num_runs)
+        again = last_uses.use(runs[:, 0], runs[:, 1], now)
+        for column, values in zip((earlier, later, counts), again, strict=True):
+            column.frombytes(values.astype(np.int32).tobytes())
+        summed = np.concatenate(([0], runs[:, 1].cumsum()))[
+            np.concatenate(([0], num_runs.cumsum()))
+        ]
+        blocks.frombytes(np.diff(summed).tobytes())
+        tokens.extend([request.prompt_tokens for request in some])
+        came_s.extend([request.time_s for request in some])
+    del last_uses
     return Reuses(
         _counts(earlier),
         _counts(later),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +138,14 @@ def timed_cases(_: Any, count: int) -> list[Case]:
 
 def _texts(tokenizer: Any, *, held_out: bool) -> list[Ids]:
     """Return texts as token ids: those that no model was trained on, or as many that all were."""
-    texts = joined(read_library(is_held_out if held_out else is_sampled))
+    texts = _library(held_out=held_out)
     every = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     return [ids for ids in every if len(ids) > 200]
+
+
+@cache
+def _library(*, held_out: bool) -> list[str]:
+    return joined(read_library(is_held_out if held_out else is_sampled))
 
 
 def _earlier(

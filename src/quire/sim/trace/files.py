@@ -6,13 +6,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quire.errors import TraceError
 from quire.sim.trace.chunks import lines_of
 from quire.sim.trace.dense import DenseIds
 from quire.sim.trace.formats import Layout
 from quire.sim.trace.numbering import Addresses, Numbering
 from quire.sim.trace.rows import Findings, ReportingTrace, Runs, TraceRequest
-from quire.sim.trace.schemas import RUN_ROWS, ChatRow, decode_lines, no_row, why_impossible
+from quire.sim.trace.schemas import (
+    RUN_ROWS,
+    ChatRow,
+    are_possible,
+    decode_lines,
+    no_row,
+    why_impossible,
+)
 
 ROWS_AT_ONCE = 512
 """Rows of runs whose ids are looked over together."""
@@ -51,8 +60,10 @@ class _FilePass:
             next(lines)
         rows = decode_lines(self._path, lines, self._layout.row_type)
         for some in _together(rows) if self._dense is not None else ([row] for row in rows):
-            for row, runs in zip(some, self._dense_runs(some), strict=True):
-                request = self._request(row, runs)
+            runs = self._dense_runs(some)
+            possible = self._are_possible(some, runs)
+            for row, row_runs in zip(some, runs, strict=True):
+                request = self._request(row, row_runs, possible=possible)
                 if request is not None:
                     yield request
         if report.rows == report.without_prompt:
@@ -71,17 +82,31 @@ class _FilePass:
             self._numbering.renumber(self._addresses.of_runs(path))
         return [None] * len(rows)
 
-    def _request(self, row: Any, runs: Runs | None) -> TraceRequest | None:
+    def _are_possible(self, rows: list[Any], runs: Sequence[Runs | None]) -> bool:
+        """Whether all rows are known to be possible; if not, each is looked at by itself."""
+        found = [each for each in runs if each is not None]
+        if not found:
+            return False
+        num_runs = np.array([0, *map(len, found)]).cumsum()
+        num_ids = np.concatenate(([0], np.concatenate(found)[:, 1].cumsum()))[num_runs]
+        begin = rows[0].timestamp if self._begin is None else self._begin
+        times = np.array([row.timestamp for row in rows]) - begin
+        times /= self._layout.ticks_per_s
+        size = self._layout.block_size
+        return are_possible(rows, np.diff(num_ids), size, np.append(self._last_s, times))
+
+    def _request(self, row: Any, runs: Runs | None, *, possible: bool) -> TraceRequest | None:
         """Return the request of a row; None without a prompt. Raises `TraceError`."""
         report, layout = self._report, self._layout
         if self._begin is None:
             self._begin = row.timestamp
         time_s = (row.timestamp - self._begin) / layout.ticks_per_s
-        reason = why_impossible(row, layout.block_size, time_s, self._last_s)
-        if reason is None and layout.local_ids and row.session_id is None:
-            reason = 'session is missing, and the header says that ids are those of a "session"'
-        if reason is not None:
-            raise no_row(self._path, report.rows + 1, reason)
+        if not possible:
+            reason = why_impossible(row, layout.block_size, time_s, self._last_s)
+            if reason is None and layout.local_ids and row.session_id is None:
+                reason = 'session is missing, and the header says that ids are those of a "session"'
+            if reason is not None:
+                raise no_row(self._path, report.rows + 1, reason)
         self._last_s = time_s
         report.rows += 1
         session = self._session(row)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 
 from quire.core.terms import Hint
 from quire.errors import TraceError
@@ -23,6 +24,9 @@ MAX_SECONDS = 1e10
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 Length: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Session: TypeAlias = str | int | None
+
+Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+Times: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Row(msgspec.Struct, gc=False):
@@ -167,6 +171,14 @@ def why_impossible(row: Any, block_size: int, time_s: float, last_s: float) -> s
             f"blocks of {block_size} ({most:,}); is the block size right?"
         )
     return None
+
+
+def are_possible(rows: Sequence[Any], num_ids: Counts, block_size: int, times_s: Times) -> bool:
+    """Whether `why_impossible` says nothing of any row; `times_s` are that of the row before them and theirs."""
+    tokens = np.array([row.input_length for row in rows])
+    fit = (num_ids >= tokens // block_size) & (num_ids <= -(-tokens // block_size))
+    rise = (times_s[1:] >= times_s[:-1]) & (np.abs(times_s[1:]) <= MAX_SECONDS)
+    return bool((fit & rise).all())
 
 
 def why(error: Exception, line: bytes) -> str:
