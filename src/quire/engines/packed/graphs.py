@@ -1,12 +1,12 @@
 """Decode steps of a plain decoder on a GPU as CUDA graphs: launched at once, where Python would launch each kernel.
 
-A graph is captured for a number of rows and of tasks, rounded up, and serves every step that it has room for: what a
-step reads is sent to where the graph reads it, and rows that it has too many of write nothing and are not returned.
+There is one for each number of rows, rounded up, and it serves every such step that it has room for: what a step reads
+is sent to where the graph reads it, and what it has too many of are tasks and rows that write nothing. For a step that
+does not fit it is captured again, with room for that one and for those before.
 """
 
 # pyright: basic
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from quire.tensors.pool import KVPool
 
 MOST_ROWS = 512
 """Rows of a step above which launching is a small part of it."""
-_MOST_GRAPHS = 48
 _ROW_SHAPES = {1: 0, 2: 0, 5: 1, 6: 0}
 """Which arrays of `Sent` have a number for each row of the step, and how many more."""
 
@@ -37,6 +36,10 @@ class _Graph(NamedTuple):
     sent: Mapping[Key, Sent]
     logits: torch.Tensor
     captured: torch.cuda.CUDAGraph
+
+    def room(self, key: Key) -> Shapes:
+        """Return the shapes that it has room for."""
+        return tuple(tuple(each.shape) for each in self.sent[key][1:])
 
 
 class Graphs:
@@ -64,7 +67,7 @@ class Graphs:
         self._kv_heads = [pool.k.shape[3] for pool in pools]
         self._device = pools[0].k.device
         self._memory = torch.cuda.graph_pool_handle()
-        self._graphs: OrderedDict[tuple[Shapes, ...], _Graph] = OrderedDict()
+        self._graphs: dict[int, _Graph] = {}
 
     def logits(
         self, tokens: Tokens, plans: Sequence[AttentionPlan], run: Callable[..., torch.Tensor]
@@ -77,16 +80,18 @@ class Graphs:
             for group, shared in sorted(set(self._keys.values()))
         }
         shapes = {key: _rooms(num_rows, found) for key, found in arrays.items()}
-        which = tuple(shapes.values())
+        rows = _rounded(num_rows)
         with torch.inference_mode():
-            graph = self._graphs.get(which)
+            graph = self._graphs.get(rows)
+            if graph is not None:
+                wider = {key: _wider(graph.room(key), shape) for key, shape in shapes.items()}
+                if any(shape != graph.room(key) for key, shape in wider.items()):
+                    shapes, graph = wider, None
+                    del self._graphs[rows]
             if graph is None:
-                graph = self._graphs[which] = self._captured(shapes, tokens, arrays, run)
-                if len(self._graphs) > _MOST_GRAPHS:
-                    self._graphs.popitem(last=False)
+                graph = self._graphs[rows] = self._captured(shapes, tokens, arrays, run)
             else:
                 _fill(graph, tokens, arrays)
-            self._graphs.move_to_end(which)
             graph.captured.replay()
             return graph.logits[:num_rows].clone()
 
@@ -137,6 +142,11 @@ def _rooms(num_rows: int, arrays: Arrays) -> Shapes:
         else (_rounded(len(each)), *((_rounded(each.shape[1]),) if at == 0 else each.shape[1:]))
         for at, each in enumerate(arrays)
     )
+
+
+def _wider(one: Shapes, other: Shapes) -> Shapes:
+    """Return the shapes of room for both."""
+    return tuple(tuple(map(max, *both)) for both in zip(one, other, strict=True))
 
 
 def _rounded(count: int) -> int:
