@@ -26,7 +26,7 @@ LONGEST = 16
 
 @functools.cache
 def _generated(model, prompt, max_tokens):
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens)
     return tuple(out[0, len(prompt) :].tolist())
@@ -52,7 +52,7 @@ def ties(model, prompt, got, max_tokens, stops=(), *, whole=True):
         assert at is not None, ("one is the beginning of the other", prompt, got, right)
         prompt += right[:at]
         with torch.inference_mode():
-            logits = model(torch.tensor([prompt])).logits[0, -1]
+            logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1]
         assert logits.max() - logits[got[at]] <= TIE, (prompt, got[at:], right[at:])
         count += 1
         prompt.append(got[at])

@@ -215,9 +215,9 @@ class Traffic:
                 self.counts["aborted"] += 1
             case "plain":
                 with torch.inference_mode():
-                    self.model(torch.tensor([prompt]))
+                    self.model(torch.tensor([prompt], device=self.model.device))
             case "cache":
-                ids = torch.tensor([prompt])
+                ids = torch.tensor([prompt], device=self.model.device)
                 made = self.cache.generate(
                     ids, attention_mask=torch.ones_like(ids), max_new_tokens=5
                 )
@@ -333,7 +333,7 @@ class Beside:
             while not self._ended.is_set():
                 for generate in (self.model.generate, self._cache.generate):
                     prompt = self._prompts[self.compared % len(self._prompts)]
-                    ids = torch.tensor([prompt])
+                    ids = torch.tensor([prompt], device=self.model.device)
                     made = generate(
                         ids, attention_mask=torch.ones_like(ids), max_new_tokens=LONGEST
                     )

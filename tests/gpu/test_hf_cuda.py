@@ -123,6 +123,8 @@ def test_ids_on_the_host_are_fine(model, arguments):
     plain = model.generate(ids, max_new_tokens=8, **arguments)
     for _ in range(2):
         assert torch.equal(cache.generate(ids, max_new_tokens=8, **arguments), plain)
+    output = cache.generate(ids, max_new_tokens=8, return_dict_in_generate=True, **arguments)
+    assert torch.equal(output.sequences, plain)
     assert cache.last.cached_tokens >= 48
 
 

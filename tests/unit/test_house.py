@@ -79,12 +79,17 @@ def test_a_manager_has_seven_attributes_at_most():
     assert len(vars(CacheManager(4))) <= 7
 
 
+def is_kernel(node):
+    """Whether it runs on a GPU, where a function is given each address and number by itself."""
+    return any(ast.unparse(each).startswith("triton.jit") for each in node.decorator_list)
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_function_takes_more_than_six_parameters(room):
     wide = []
     for name, tree in modules(room).items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef) and not is_kernel(node):
                 each = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 if len([arg for arg in each if arg.arg not in ("self", "cls")]) > 6:
                     wide.append(f"{name}.{node.name}")

@@ -22,7 +22,7 @@ from quire.engines.hf.media import Named
 from quire.engines.hf.memory import GroupMemory, used_words
 from quire.engines.hf.models import ModelFace, check_model
 from quire.engines.hf.probe import probe_model
-from quire.engines.hf.request import recorded, returned
+from quire.engines.hf.request import brought_home, recorded, returned
 from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
@@ -181,7 +181,7 @@ class PrefixCache(ModelFace):
             self.last = calls.end(request, recorder, texts, started, is_same or request.has_stayed)
             if asked is not None:
                 self.last = asked.ended(calls, request, recorder.cache, self.last)
-        return output
+        return brought_home(prompts, output)
 
     @contextmanager
     def session(

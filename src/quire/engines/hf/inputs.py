@@ -24,6 +24,7 @@ _REFUSED = {
     "custom_generate": "quire cannot know what a custom loop does with the cache",
 }
 _TENSORS = "pass a tensor [rows, tokens], as a tokenizer returns with return_tensors='pt'"
+_HOST = torch.device("cpu")
 _HARMLESS = {"logits_to_keep", "return_dict", "tokenizer", "assistant_tokenizer"}
 
 
@@ -35,12 +36,14 @@ class Prompts:
     mask:   [rows, columns]  1 for tokens, 0 for padding; None where nothing is padding
     pads:   [rows]           leading columns that are padding
     tokens: per row          int32 token ids without padding, on the host
+    home:   where the caller's ids are
     """
 
     ids: torch.Tensor
     mask: torch.Tensor | None
     pads: npt.NDArray[np.int64]
     tokens: list[npt.NDArray[np.int32]]
+    home: torch.device = _HOST
 
     @property
     def num_tokens(self) -> int:
@@ -110,7 +113,7 @@ def read_prompts(
         pads = _left_padding(mask.cpu().numpy())
         mask = mask.to(model.device) if pads.any() else None
     tokens = [row[pad:].astype(np.int32) for row, pad in zip(ids, pads, strict=True)]
-    return Prompts(prompt_ids.to(model.device), mask, pads, tokens)
+    return Prompts(prompt_ids.to(model.device), mask, pads, tokens, prompt_ids.device)
 
 
 @dataclass(frozen=True, slots=True)

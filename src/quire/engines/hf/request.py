@@ -259,6 +259,14 @@ def returned(prompts: Prompts, plan: Plan, past: WorkingCache, output: Any) -> I
         yield Kept(-row, text[:length])
 
 
+def brought_home(prompts: Prompts, output: Any) -> Any:
+    """Return what `generate` returned, its ids where the prompt's are: there the model's own leaves them."""
+    if isinstance(output, torch.Tensor):
+        return output.to(prompts.home)
+    output.sequences = output.sequences.to(prompts.home)
+    return output
+
+
 def _behind(k: torch.Tensor, v: torch.Tensor, num_columns: int) -> KV:
     """Return the last columns of one row as views, and make those before them finite.
 

@@ -2,7 +2,7 @@
 
 model      PackedModel: one forward over packed rows
 attention  over the block tables of a whole step
-decoder    a plain decoder in `passes` of compiled code: `products`, `norms`, attention
+decoder    a plain decoder in `passes` of compiled code: `products`, `norms`, attention; on a GPU as `graphs`
 proof      packed rows against plain ones, before a model serves
 
 It knows neither requests nor steps: `engines.loop` says which rows. Needs the extra `hf`.

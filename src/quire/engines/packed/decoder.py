@@ -1,13 +1,14 @@
 """The forward of a plain decoder in few passes: what its modules compute, with what lies between their products as one.
 
 Such a decoder is of transformers, each layer with two RMSNorms before grouped attention over rotated heads and a gated
-MLP (Llama, Mistral, Qwen 2). Its modules' weights are read as they are at each call.
+MLP (Llama, Mistral, Qwen 2). Its modules' weights are read as they are at each call. On a GPU decode steps are graphs.
 """
 
 # ruff: noqa: SLF001 - the registers of a module have no other names
 # pyright: reportPrivateUsage=false
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, cast
 from weakref import ref
@@ -18,9 +19,13 @@ from quire.engines.hf.sight import Sight, only_looks
 from quire.engines.packed.attention import AttentionPlan
 from quire.tensors.pool import KVPool
 
+_log = logging.getLogger(__name__)
 _MODULES = cast("Any", torch.nn.modules.module)
-_DTYPES = (torch.float32, torch.bfloat16)
-_COMPILES = find_spec("llvmlite") is not None
+_DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+_COMPILERS = {"cpu": "llvmlite", "cuda": "triton"}
 
 _MODEL = {"model": None, "lm_head": "Linear"}
 _BASE = {"embed_tokens": "Embedding", "layers": None, "norm": "RMSNorm", "rotary_emb": None}
@@ -35,16 +40,15 @@ _MLP = {"gate_proj": "Linear", "up_proj": "Linear", "down_proj": "Linear", "act_
 
 
 def is_plain(model: Any) -> bool:
-    """Whether a model has the parts of a plain decoder, as transformers and torch make them, on a CPU.
+    """Whether a model has the parts of a plain decoder, as transformers and torch make them, where these can be computed.
 
     That these are put together as here remains to be shown, by its logits.
     """
-    dtype = model.dtype
+    dtype, device = model.dtype, model.device.type
     return (
-        _COMPILES
-        and model.device.type == "cpu"
-        and dtype in _DTYPES
-        and _computes_here()
+        dtype in _DTYPES.get(device, ())
+        and find_spec(_COMPILERS[device]) is not None
+        and _computes_here(device)
         and _has(model, _MODEL, dtype)
         and _has(model.model, _BASE, dtype)
         and all(
@@ -57,14 +61,16 @@ def is_plain(model: Any) -> bool:
 
 
 class PlainDecoder:
-    """Computes a model that is plain, by passes that stay for as long as model and pools are the same.
+    """Computes a model that is plain, by what stays for as long as model and pools are the same.
 
-    Pools are not kept alive: memory that a pool has given up is free before the next step.
+    On a CPU these are passes, which do not keep pools alive: memory that a pool has given up is free before the next
+    step. On a GPU they are CUDA graphs of decode steps.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._kept: tuple[Any, Any] = (), None
+        self._captures = True
         self._own: Sight | None = None
         self._seen: Sight | None = None
 
@@ -85,18 +91,54 @@ class PlainDecoder:
         plans: Sequence[AttentionPlan],
         pools: Sequence[KVPool],
         places: Mapping[Any, tuple[int, int]],
-    ) -> torch.Tensor:
-        """Return the logits `[len(rows), vocab]` of some rows, None: of all.
+        *,
+        run: Callable[..., torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Return the logits `[len(rows), vocab]` of some rows, None: of all; or None for a step that only `run` computes.
 
         tokens  their ids and their positions, int64 [N]
         plans, pools, places  one for each layer group; the group of each attention, and its place there
+        run     the model's own forward: of ids, positions, the rows of the logits, and what attends
         """
         (ids, positions), base = tokens, self._model.model
+        if ids.is_cuda:
+            is_asked = rows is None or len(rows) == len(ids)
+            return self._replayed(tokens, plans, pools, places, run) if is_asked else None
         hidden: torch.Tensor = base.embed_tokens(ids)
         cos, sin = (each[0] for each in base.rotary_emb(hidden[None], positions[None]))
         inputs = hidden, cos, sin
         last, _ = places[base.layers[-1].self_attn]
         return self._passes(inputs, pools, places).logits(inputs, plans, last, rows)
+
+    def _replayed(
+        self,
+        tokens: tuple[torch.Tensor, torch.Tensor],
+        plans: Sequence[AttentionPlan],
+        pools: Sequence[KVPool],
+        places: Mapping[Any, tuple[int, int]],
+        run: Callable[..., torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Return the logits of a step that decodes, one row of each request, by a graph; None for any other."""
+        from quire.engines.packed.graphs import MOST_ROWS, Graphs  # noqa: PLC0415 - loads Triton
+
+        num_rows, packed = len(tokens[0]), plans[0].packed
+        decodes = num_rows == len(packed.lengths) and packed.positions is None
+        if not self._captures or not decodes or num_rows > MOST_ROWS:
+            return None
+        held = [each for pool in pools for each in (pool.k, pool.v)]
+        key, graphs = self._kept
+        try:
+            if graphs is None or not all(was() is now for was, now in zip(key, held, strict=True)):
+                self._kept = (), None
+                layers = [each.self_attn for each in self._model.model.layers]
+                heads = {each: each.q_proj.out_features // each.head_dim for each in layers}
+                graphs = Graphs(heads, places, pools)
+                self._kept = [ref(each) for each in held], graphs
+            return graphs.logits(tokens, plans, run)
+        except RuntimeError as error:
+            _log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", error)
+            self._captures, self._kept = False, ((), None)
+            return None
 
     def _passes(
         self,
@@ -125,10 +167,10 @@ class PlainDecoder:
         return passes
 
 
-def _computes_here() -> bool:
+def _computes_here(device: str) -> bool:
     """Whether nothing outside of a model's modules has a part in what they compute."""
     return (
-        not torch.is_autocast_enabled("cpu")
+        not torch.is_autocast_enabled(device)
         and not _MODULES._global_forward_hooks
         and not _MODULES._global_forward_pre_hooks
     )

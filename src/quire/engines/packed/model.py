@@ -109,7 +109,11 @@ class PackedModel:
 
         if self.plain and self._decoder.is_plain(seen):
             with locked(self.model), torch.inference_mode():
-                return self._decoder.logits((ids, positions), rows, plans, pools, self._layers)
+                found = self._decoder.logits(
+                    (ids, positions), rows, plans, pools, self._layers, run=self._run
+                )
+            if found is not None:
+                return found
         return self._run(ids, positions, rows, of_pools)
 
     def _run(

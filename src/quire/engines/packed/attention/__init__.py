@@ -9,6 +9,7 @@ compiled   the same as a pass over what a step reads
 kernel     one layer as code for any number of threads: new rows, tasks, and the merge of what these find
 few, many  a task's attention, by how many queries it has
 layer      what such code is given
+device     the same tasks and merge on a GPU, as Triton kernels
 reference  attention as it is defined, one request after another
 """
 

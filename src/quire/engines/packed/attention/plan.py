@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.engines.packed.attention.runs import Ints, Tables, shared_runs
-from quire.engines.packed.attention.work import Parts, Work, ranges, tasks
+from quire.engines.packed.attention.work import FEW, Parts, Sent, Work, ranges, tasks
 from quire.errors import ConfigError
 
 MIN_SAVED_TOKENS = 256
@@ -60,6 +60,9 @@ class AttentionPlan:
     _works: dict[tuple[int, int, int], Work] = field(
         init=False, repr=False, default_factory=dict[tuple[int, int, int], Work]
     )
+    _sent: dict[tuple[int, int, int], Sent] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, int], Sent]
+    )
 
     def update(self, packed: Packed) -> None:
         """Take the rows of a step; its arrays may change once this returns.
@@ -68,6 +71,7 @@ class AttentionPlan:
         plan is then the one before.
         """
         _check(packed, self.block_size)
+        self._sent.clear()
         if goes_on := self._goes_on(packed):
             self.packed.tables[:] = packed.tables
             self.packed.context[:] = packed.context
@@ -118,6 +122,23 @@ class AttentionPlan:
             held = (self.packed.tables, self.position, self.seen_from, self._parts.rows)
             self._works[key] = Work(self.block_size, *held, found, order, starts)
         return self._works[key]
+
+    def arrays(self, group: int, kv_heads: int, num_threads: int) -> tuple[Ints | Tables, ...]:
+        """Return what `Sent` takes of that work."""
+        work = self.work(group, kv_heads, num_threads)
+        few = work.tasks[:, 4] == FEW
+        slots: Ints = self.slots.numpy()  # pyright: ignore[reportUnknownMemberType]
+        of_rows = work.tables, work.position, work.seen_from, work.rows
+        return *of_rows, work.merged, work.merged_starts, slots, work.tasks[~few], work.tasks[few]
+
+    def sent(self, group: int, kv_heads: int, num_threads: int, device: torch.device) -> Sent:
+        """Return that work on a device, which it is sent to once in a step."""
+        key = group, kv_heads, num_threads
+        if key not in self._sent:
+            arrays = self.arrays(*key)
+            self._sent[key] = Sent.room(tuple(each.shape for each in arrays), device)
+            self._sent[key].take(arrays)
+        return self._sent[key]
 
     def lower(self, positions: Ints) -> Ints:
         """Return the first position that rows at these positions see."""

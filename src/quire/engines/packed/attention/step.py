@@ -1,4 +1,4 @@
-"""Attention of one layer over the block tables of a step: compiled where it can be, else as it is defined."""
+"""Attention of one layer over the block tables of a step: compiled where it can be, on CPUs and on GPUs, else as it is defined."""
 
 from importlib.util import find_spec
 
@@ -9,6 +9,9 @@ from quire.engines.packed.attention.reference import KV, attend_reference
 from quire.engines.packed.attention.scoring import Scoring
 
 _COMPILES = find_spec("llvmlite") is not None
+_HAS_TRITON = find_spec("triton") is not None
+_WIDEST_BYTES = 512
+"""Bytes of a key or a value above which their tiles have no room on a GPU's multiprocessor."""
 
 
 def attend(
@@ -28,14 +31,11 @@ def attend(
         return _attend_compiled(plan, pools, q, new, scoring)
     if scoring.rotary is not None:
         q, new = turned(q, *scoring.rotary), (turned(new[0], *scoring.rotary), new[1])
-    write(plan, pools, new)
-    return attend_reference(plan, pools, q, scoring)
-
-
-def write(plan: AttentionPlan, pools: KV, new: KV) -> None:
-    """Write the new rows' K and V to the pool."""
+    if _runs_on_device(pools, q, new):
+        return _attend_on_device(plan, pools, q, new, scoring)
     for pool, rows in zip(pools, new, strict=True):
         pool.flatten(0, 1)[plan.slots] = rows
+    return attend_reference(plan, pools, q, scoring)
 
 
 def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -75,3 +75,29 @@ def _attend_compiled(
     reading.take(plan)
     Program([attention_pass(reading, pools, q, new, scoring, out=out)]).run()
     return out
+
+
+def _runs_on_device(pools: KV, q: torch.Tensor, new: KV) -> bool:
+    """Return whether there is a GPU that has these, and kernels can be for them."""
+    tensors = (*pools, q, *new)
+    return (
+        _HAS_TRITON
+        and q.is_cuda
+        and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and all(
+            each.dtype == q.dtype
+            and each.stride(-1) == 1
+            and each.shape[-1] * each.itemsize <= _WIDEST_BYTES
+            for each in tensors
+        )
+        and all(pool.is_contiguous() for pool in pools)
+    )
+
+
+def _attend_on_device(
+    plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
+) -> torch.Tensor:
+    # Triton is loaded by who attends on a GPU.
+    from quire.engines.packed.attention.device import attend_on_device  # noqa: PLC0415
+
+    return attend_on_device(plan, pools, q, new, scoring)

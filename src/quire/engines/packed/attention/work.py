@@ -1,10 +1,16 @@
 """What the rows of a step read, divided into tasks for threads."""
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from quire.engines.packed.attention.runs import Ints, Tables
+
+Shapes = tuple[tuple[int, ...], ...]
 
 LANES = 64
 """Queries, rows times query heads of one kv head, that stand side by side where there are many."""
@@ -65,6 +71,46 @@ class Work(NamedTuple):
     tasks: Ints
     merged: Ints
     merged_starts: Ints
+
+
+class Sent(NamedTuple):
+    """What a step reads, on a device: the arrays of `Work`, and where the new rows go, all int32 and in one place.
+
+    Where there is more room than a step needs, its arrays are followed by what nobody reads: tasks without rows, rows
+    without parts, and new rows that go nowhere (-1).
+
+    many, few  the tasks, by how many queries are attended at once
+    """
+
+    flat: torch.Tensor
+    tables: torch.Tensor
+    position: torch.Tensor
+    seen_from: torch.Tensor
+    rows: torch.Tensor
+    merged: torch.Tensor
+    merged_starts: torch.Tensor
+    slots: torch.Tensor
+    many: torch.Tensor
+    few: torch.Tensor
+
+    @classmethod
+    def room(cls, shapes: Shapes, device: torch.device) -> "Sent":
+        """Return room for arrays of these shapes."""
+        stops = [0, *accumulate(map(prod, shapes))]
+        flat = torch.empty(stops[-1], dtype=torch.int32, device=device)
+        parts = zip(pairwise(stops), shapes, strict=True)
+        return cls(flat, *(flat[start:stop].view(shape) for (start, stop), shape in parts))
+
+    def take(self, arrays: Sequence[Ints | Tables]) -> None:
+        """Send the arrays of a step."""
+        flat = np.zeros(len(self.flat), np.int32)
+        stop = 0
+        for name, array, there in zip(self._fields[1:], arrays, self[1:], strict=True):
+            part = flat[stop : (stop := stop + there.numel())].reshape(there.shape)
+            if name in ("merged_starts", "slots"):
+                part[:] = array[-1] if name == "merged_starts" else -1
+            part[tuple(map(slice, array.shape))] = array
+        self.flat.copy_(torch.from_numpy(flat))  # pyright: ignore[reportUnknownMemberType]
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:

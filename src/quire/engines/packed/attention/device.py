@@ -1,0 +1,253 @@
+"""Attention over block tables on a GPU: new rows, a step's tasks, and the merge of what these found, as Triton kernels.
+
+Triton comes with torch where torch computes on GPUs. A task's queries stand side by side, as many as a product of
+matrices takes; of what its rows do not see, nothing is loaded. Weights are powers of 2, as on CPUs (`kernel`).
+"""
+
+# pyright: basic, reportIndexIssue=false
+# ruff: noqa: ANN001, ANN202, N803, PLR0917 - kernels as Triton's users write them: no types, and capitals for what they are compiled for
+
+from functools import cache
+from itertools import chain
+
+import torch
+import triton  # pyright: ignore[reportMissingImports] - where there is a GPU
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+from quire.engines.packed.attention.plan import AttentionPlan
+from quire.engines.packed.attention.reference import KV
+from quire.engines.packed.attention.scoring import Scoring
+from quire.engines.packed.attention.work import FEW, LANES, Sent
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)
+"""The highest score of nobody."""
+
+
+def attend_on_device(
+    plan: AttentionPlan, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
+) -> torch.Tensor:
+    """Do what `attend` does, where all is on one GPU and of one dtype."""
+    kv_heads = pools[1].shape[2]
+    key = q.shape[1] // kv_heads, kv_heads, num_threads(q.device)
+    return attend_sent(plan.sent(*key, q.device), pools, q, new, scoring)
+
+
+def attend_sent(sent: Sent, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring) -> torch.Tensor:
+    """Do the same for what was sent; rows that it has room for and no step are of no meaning, and write nothing."""
+    (k, v), (num_rows, heads, depth) = pools, q.shape
+    block_size, kv_heads, width = v.shape[1:]
+    known = {"WIDTH": width, "WIDTHS": _padded(width)}
+    deep = {"DEPTH": depth, "DEPTHS": _padded(depth)}
+    rows = ((each, *each.stride()[:2]) for each in new)
+    _write[(num_rows,)](sent.slots, k, v, *chain(*rows), kv_heads, **known, **deep)
+    out = torch.empty((num_rows, heads, width), dtype=q.dtype, device=q.device)
+    sums = torch.empty((len(sent.merged), heads, width), device=q.device)
+    highest, total = torch.empty((2, len(sent.merged), heads), device=q.device)
+    parts = highest, total, sums, sent.merged_starts
+    known["SINKS"] = scoring.sinks is not None
+    lines = max(deep["DEPTHS"], known["WIDTHS"]) * q.element_size()
+    for tasks, at_once in ((sent.many, LANES), (sent.few, FEW)):
+        if len(tasks):
+            _attend[(len(tasks),)](
+                tasks,
+                *(sent.tables, sent.tables.shape[1], sent.position, sent.seen_from, sent.rows),
+                *(q, *q.stride()[:2], k, v, kv_heads, out, *parts),
+                *(scoring.scale, scoring.softcap or 0.0),
+                **known,
+                **deep,
+                SOFTCAP=scoring.softcap is not None,
+                GROUP=heads // kv_heads,
+                BLOCK_SIZE=block_size,
+                QUERIES=_padded(at_once),
+                KEYS=64 if lines <= 256 else 32,
+                PRECISION="ieee",
+                num_stages=2,
+            )
+    sinks = q if scoring.sinks is None else scoring.sinks.detach().float()
+    _merge[(num_rows, heads)](out, *parts, sent.merged, sinks, **known)
+    return out
+
+
+@cache
+def num_threads(device: torch.device) -> int:
+    """Return how many tasks a GPU works on at once."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _padded(count: int) -> int:
+    """Return the size of a side of a product of matrices that has room for so many."""
+    return max(16, triton.next_power_of_2(count))
+
+
+@triton.jit
+def _write(
+    slots,
+    k,
+    v,
+    new_k,
+    k_row,
+    k_head,
+    new_v,
+    v_row,
+    v_head,
+    kv_heads,
+    WIDTH: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DEPTHS: tl.constexpr,
+):
+    """Write a new row's K and V to its slot."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    d, w = tl.arange(0, DEPTHS), tl.arange(0, WIDTHS)
+    if slot >= 0:
+        for head in range(kv_heads):
+            place = slot * kv_heads + head
+            found = tl.load(new_k + row * k_row + head * k_head + d, mask=d < DEPTH)
+            tl.store(k + place * DEPTH + d, found, mask=d < DEPTH)
+            found = tl.load(new_v + row * v_row + head * v_head + w, mask=w < WIDTH)
+            tl.store(v + place * WIDTH + w, found, mask=w < WIDTH)
+
+
+@triton.jit(do_not_specialize=["columns"])
+def _attend(
+    tasks,
+    tables,
+    columns,
+    position,
+    seen_from,
+    rows,
+    q,
+    q_row,
+    q_head,
+    k,
+    v,
+    kv_heads,
+    out,
+    all_highest,
+    all_total,
+    all_sums,
+    merged_starts,
+    scale,
+    softcap,
+    WIDTH: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DEPTHS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend one task: write what it found for a query as output where no other part has a say, else as a part."""
+    task = tasks + tl.program_id(0) * 10
+    table, rows_start, num_rows = tl.load(task), tl.load(task + 1), tl.load(task + 2)
+    first_query, at_once = tl.load(task + 3), tl.load(task + 4)
+    start, stop, first_part = tl.load(task + 5), tl.load(task + 6), tl.load(task + 7)
+    first_head, num_heads = tl.load(task + 8), tl.load(task + 9)
+    heads = kv_heads * GROUP
+    lane = tl.arange(0, QUERIES)
+    query = first_query + lane
+    is_query = (lane < at_once) & (query < num_rows * GROUP)
+    row = tl.load(rows + rows_start + query // GROUP, mask=is_query, other=0)
+    last_seen = tl.load(position + row, mask=is_query, other=-1)
+    first_seen = tl.load(seen_from + row, mask=is_query, other=2147483647)
+    first_of_row = tl.load(merged_starts + row, mask=is_query, other=0)
+    alone = tl.load(merged_starts + row + 1, mask=is_query, other=0) - first_of_row == 1
+    if SINKS:
+        alone = alone & (lane < 0)
+    first_key = tl.maximum(start, tl.min(first_seen, 0))
+    end = tl.minimum(stop, tl.max(last_seen, 0) + 1)
+    d, w = tl.arange(0, DEPTHS), tl.arange(0, WIDTHS)
+    for kv_head in range(first_head, first_head + num_heads):
+        head = kv_head * GROUP + query % GROUP
+        of_query = row.to(tl.int64) * q_row + head * q_head
+        queries = tl.load(
+            q + of_query[:, None] + d[None, :],
+            mask=is_query[:, None] & (d < DEPTH)[None, :],
+            other=0.0,
+        )
+        highest = tl.full([QUERIES], LOWEST, tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+        sums = tl.zeros([QUERIES, WIDTHS], tl.float32)
+        for at in range(first_key, end, KEYS):
+            key = at + tl.arange(0, KEYS)
+            seen = (key[None, :] <= last_seen[:, None]) & (key[None, :] >= first_seen[:, None])
+            seen = seen & (key < end)[None, :]
+            is_read = tl.max(seen.to(tl.int32), 0) > 0
+            block = tl.load(tables + table * columns + key // BLOCK_SIZE, mask=is_read, other=0)
+            slot = (block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE) * kv_heads + kv_head
+            keys = tl.load(
+                k + slot[None, :] * DEPTH + d[:, None],
+                mask=is_read[None, :] & (d < DEPTH)[:, None],
+                other=0.0,
+            )
+            scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+            if SOFTCAP:
+                twice = tl.minimum(scores / softcap * (2 * LOG2_E), 126.0)
+                scores = softcap * (1 - 2 / (tl.exp2(twice) + 1))
+            scores = tl.where(seen, scores * LOG2_E, LOWEST)
+            before = highest
+            highest = tl.maximum(before, tl.max(scores, 1))
+            share = tl.exp2(before - highest)
+            weights = tl.where(seen, tl.exp2(scores - highest[:, None]), 0.0)
+            values = tl.load(
+                v + slot[:, None] * WIDTH + w[None, :],
+                mask=is_read[:, None] & (w < WIDTH)[None, :],
+                other=0.0,
+            )
+            total = total * share + tl.sum(weights, 1)
+            sums = sums * share[:, None]
+            sums += tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        is_width = (w < WIDTH)[None, :]
+        place = row.to(tl.int64) * heads + head
+        tl.store(
+            out + place[:, None] * WIDTH + w[None, :],
+            (sums / total[:, None]).to(out.dtype.element_ty),
+            mask=(is_query & alone)[:, None] & is_width,
+        )
+        is_part = is_query & (alone == 0)
+        part = (first_part + query // GROUP).to(tl.int64) * heads + head
+        tl.store(all_highest + part, highest, mask=is_part)
+        tl.store(all_total + part, total, mask=is_part)
+        tl.store(
+            all_sums + part[:, None] * WIDTH + w[None, :], sums, mask=is_part[:, None] & is_width
+        )
+
+
+@triton.jit
+def _merge(
+    out,
+    all_highest,
+    all_total,
+    all_sums,
+    merged_starts,
+    merged,
+    sinks,
+    WIDTH: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    """Fill the output of a head of a row from its parts and the sink, each by its share of the sum of weights."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    first, last = tl.load(merged_starts + row), tl.load(merged_starts + row + 1)
+    if (last - first > 1) | SINKS:
+        highest, total = LOWEST, 0.0
+        if SINKS:
+            highest, total = tl.load(sinks + head) * LOG2_E, 1.0
+        w = tl.arange(0, WIDTHS)
+        sums = tl.zeros([WIDTHS], tl.float32)
+        for at in range(first, last):
+            part = tl.load(merged + at).to(tl.int64) * heads + head
+            before, high = highest, tl.load(all_highest + part)
+            highest = tl.maximum(before, high)
+            kept, share = tl.exp2(before - highest), tl.exp2(high - highest)
+            total = total * kept + tl.load(all_total + part) * share
+            values = tl.load(all_sums + part * WIDTH + w, mask=w < WIDTH, other=0.0)
+            sums = sums * kept + values * share
+        to = out + (row.to(tl.int64) * heads + head) * WIDTH + w
+        tl.store(to, (sums / total).to(out.dtype.element_ty), mask=w < WIDTH)
