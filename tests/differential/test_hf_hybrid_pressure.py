@@ -1,7 +1,5 @@
 """Pools that are too small: what is evicted is computed again, and nothing is ever wrong."""
 
-from itertools import cycle, product
-
 import pytest
 import torch
 from hf_conversation import Conversation
@@ -16,6 +14,7 @@ from hf_help import (
 )
 
 from quire import ops
+from turns import by_turns
 
 SMALL = {"full": 60, "sliding": 12, "chunked": 9, "recurrent": 4}
 TINY = {"full": 26, "sliding": 7, "chunked": 6, "recurrent": 2}
@@ -30,25 +29,12 @@ def pools(model, num_blocks):
     return {name: num_blocks[name] for name in group_names(model)}
 
 
-BY_TURNS = {*zip(HYBRID_FAMILIES, cycle([("small", "lru"), ("tiny", "lfu")]), strict=False)}
-"""One size of pools and one policy for each family; the long run has all."""
-
-
 @pytest.mark.parametrize(
-    ("family", "num_blocks", "policy"),
-    [
-        pytest.param(
-            family,
-            SMALL if size == "small" else TINY,
-            policy,
-            id=f"{family}-{size}-{policy}",
-            marks=[] if (family, (size, policy)) in BY_TURNS else pytest.mark.long,
-        )
-        for family, size, policy in product(HYBRID_FAMILIES, ["small", "tiny"], ["lru", "lfu"])
-    ],
+    ("family", "size", "policy"),
+    by_turns(HYBRID_FAMILIES, ["small", "tiny"], ["lru", "lfu"], default=[*HYBRID_FAMILIES][::2]),
 )
-def test_small_pools_evict_and_stay_right(family, num_blocks, policy):
-    model = tiny_model(family)
+def test_small_pools_evict_and_stay_right(family, size, policy):
+    model, num_blocks = tiny_model(family), SMALL if size == "small" else TINY
     cache = make_cache(model, block_size=4, num_blocks=pools(model, num_blocks), policy=policy)
     talk = Conversation(model, cache, seed=len(family) + num_blocks["full"])
     talk.run(9)

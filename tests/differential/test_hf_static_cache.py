@@ -67,7 +67,7 @@ def test_random_conversations_over_few_slots_give_the_tokens_of_generate():
     vocab = model.config.vocab_size
     cache = make(model, num_slots=3)
     texts = [torch.randint(3, vocab, (1, 40), generator=generator)]
-    for _ in range(30):
+    for _ in range(20):
         text = texts[int(torch.randint(len(texts), (), generator=generator))]
         keep = int(torch.randint(1, text.shape[1] + 1, (), generator=generator))
         tail = torch.randint(3, vocab, (1, 7), generator=generator)

@@ -14,6 +14,7 @@ from hf_help import check_stored, make_cache, random_ids, same, tiny_model
 from quire import ops
 from quire.engines.hf import SlotPrefixCache
 from quire.errors import CacheBusy
+from turns import by_turns
 
 
 @pytest.fixture
@@ -218,8 +219,9 @@ def test_a_slot_cache_refuses_a_second_thread(model, ids):
     together(lambda: cache.generate(ids, max_new_tokens=3))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_next"])
-@pytest.mark.parametrize("num_blocks", [400, 30])
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), by_turns(["llama", "gemma2", "qwen3_next"], [30, 400])
+)
 def test_calls_within_calls(family, num_blocks):
     """Within a streamer of the same cache, in open sessions, over texts that share what is kept."""
     model = tiny_model(family)

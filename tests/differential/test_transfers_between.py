@@ -15,8 +15,11 @@ from quire.exchange.restore import Restore
 from quire.tensors.copy import scatter
 from quire.tensors.pool import KVPool
 from quire.tensors.records import BlockCodec
+from turns import by_turns, few
 
 FAMILIES = ["llama", "gemma3_text", "mistral+window", "deepseek_v3", "qwen3_next", "falcon_h1"]
+EVEN, ODD = few(FAMILIES, *FAMILIES[::2]), few(FAMILIES, *FAMILIES[1::2])
+"""Half of the families, which take turns from test to test; the long run has all of them in each."""
 
 
 @pytest.fixture
@@ -37,8 +40,9 @@ def fail_if_wanted(*_):
 
 
 @pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("where", ["before", "first layer", "last layer"])
+@pytest.mark.parametrize(
+    ("family", "where"), by_turns(FAMILIES, ["before", "first layer", "last layer"])
+)
 def test_an_error_leaves_blocks_that_others_can_read(family, where, host):
     model, ids = tiny_model(family), prompt(1)
     layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
@@ -61,7 +65,7 @@ def test_an_error_leaves_blocks_that_others_can_read(family, where, host):
 
 
 @pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVEN)
 def test_an_error_before_the_working_cache_leaves_blocks_that_others_can_read(
     family, host, monkeypatch
 ):
@@ -81,7 +85,7 @@ def test_an_error_before_the_working_cache_leaves_blocks_that_others_can_read(
     assert cache.last.cached_tokens == 80
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ODD)
 def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
     lend(monkeypatch, "early")
     model, ids = tiny_model(family), prompt(1)
@@ -107,7 +111,7 @@ def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
     assert tier_tokens(cache) == 80, "and it comes again"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVEN)
 def test_a_step_that_fails_once_fails_a_call_and_spoils_nothing(family, host, monkeypatch):
     lend(monkeypatch, "early")
     model, ids = tiny_model(family), prompt(1)
