@@ -81,7 +81,7 @@ class Graphs:
         }
         shapes = {key: _rooms(num_rows, found) for key, found in arrays.items()}
         rows = _rounded(num_rows)
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.cuda.device(self._device):
             graph = self._graphs.get(rows)
             if graph is not None:
                 wider = {key: _wider(graph.room(key), shape) for key, shape in shapes.items()}

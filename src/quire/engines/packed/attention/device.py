@@ -30,7 +30,8 @@ def attend_on_device(
     """Do what `attend` does, where all is on one GPU and of one dtype."""
     kv_heads = pools[1].shape[2]
     key = q.shape[1] // kv_heads, kv_heads, num_threads(q.device)
-    return attend_sent(plan.sent(*key, q.device), pools, q, new, scoring)
+    with torch.cuda.device_of(q):  # Triton launches on the current one
+        return attend_sent(plan.sent(*key, q.device), pools, q, new, scoring)
 
 
 def attend_sent(sent: Sent, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring) -> torch.Tensor:
