@@ -133,7 +133,7 @@ def sums(where: Counts, values: Counts, length: int) -> Counts:
 
 
 def reuses(requests: Iterable[TraceRequest], block_size: int) -> Reuses:
-    """Return the reuses of a trace's requests. O(runs) time, O(unique runs + requests) memory."""
+    """Return the reuses of a trace's requests. O(runs log runs) time, in NumPy; O(unique runs + requests) memory."""
     earlier, later, counts = array("i"), array("i"), array("i")
     tokens, blocks, came_s = array("q"), array("q"), array("d")
     last_uses = LastUses()
