@@ -23,6 +23,9 @@ from quire.engines.packed.attention import (  # noqa: E402
 )
 from quire.engines.packed.attention.step import _runs_on_device  # noqa: E402
 
+if torch.cuda.is_available():
+    from quire.engines.packed.attention import device
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
@@ -103,6 +106,22 @@ def test_a_plan_goes_on_while_a_batch_decodes(sight):
             pool.copy_(was)
             pool[0].flatten(0, 1)[plan.slots] = rows
         packed = Packed(packed.tables, packed.context + 1, packed.lengths)
+
+
+def test_where_kernels_cannot_be_the_reference_attends(monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(device, "attend_on_device", broken)
+    device.can_attend.cache_clear()
+    try:
+        step = Step(5)
+        plan = AttentionPlan(step.size)
+        plan.update(step.packed(*step.tree(6, 4), [2] * 6))
+        compare(step, plan, Scoring(0.3), by_kernels=False)
+    finally:
+        device.can_attend.cache_clear()
+    assert sum("no compiler here" in record.message for record in caplog.records) == 1
 
 
 def test_long_contexts_are_divided_over_the_device():

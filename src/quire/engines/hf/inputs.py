@@ -36,7 +36,7 @@ class Prompts:
     mask:   [rows, columns]  1 for tokens, 0 for padding; None where nothing is padding
     pads:   [rows]           leading columns that are padding
     tokens: per row          int32 token ids without padding, on the host
-    home:   where the caller's ids are
+    home:   where the caller's ids are, the model's device where they are no tensor
     """
 
     ids: torch.Tensor
@@ -113,7 +113,8 @@ def read_prompts(
         pads = _left_padding(mask.cpu().numpy())
         mask = mask.to(model.device) if pads.any() else None
     tokens = [row[pad:].astype(np.int32) for row, pad in zip(ids, pads, strict=True)]
-    return Prompts(prompt_ids.to(model.device), mask, pads, tokens, prompt_ids.device)
+    home = given.device if isinstance(given, torch.Tensor) else model.device
+    return Prompts(prompt_ids.to(model.device), mask, pads, tokens, home)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 
 from quire.engines.hf.sight import Sight, only_looks
 from quire.engines.packed.attention import AttentionPlan
+from quire.engines.packed.attention.step import runs_on_device
 from quire.tensors.pool import KVPool
 
 _log = logging.getLogger(__name__)
@@ -132,13 +133,22 @@ class PlainDecoder:
                 self._kept = (), None
                 layers = [each.self_attn for each in self._model.model.layers]
                 heads = {each: each.q_proj.out_features // each.head_dim for each in layers}
+                of_heads = {(places[each][0], count) for each, count in heads.items()}
+                self._captures = all(
+                    runs_on_device((pools[group].k[0], pools[group].v[0]), count)
+                    for group, count in of_heads
+                )
+                if not self._captures:
+                    return None
                 graphs = Graphs(heads, places, pools)
                 self._kept = [ref(each) for each in held], graphs
             return graphs.logits(tokens, plans, run)
-        except RuntimeError as error:
+        except torch.OutOfMemoryError:
+            self._kept = (), None  # there may be more another time
+        except Exception as error:  # noqa: BLE001 - what the model itself raises, it raises again
             _log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", error)
             self._captures, self._kept = False, ((), None)
-            return None
+        return None
 
     def _passes(
         self,

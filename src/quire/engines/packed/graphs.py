@@ -8,6 +8,7 @@ does not fit it is captured again, with room for that one and for those before.
 # pyright: basic
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,8 @@ from quire.tensors.pool import KVPool
 
 MOST_ROWS = 512
 """Rows of a step above which launching is a small part of it."""
-_ROW_SHAPES = {1: 0, 2: 0, 5: 1, 6: 0}
-"""Which arrays of `Sent` have a number for each row of the step, and how many more."""
+_capturing = Lock()
+"""A process captures one graph at a time."""
 
 Key = tuple[int, int]
 """A layer group, and the query heads that read each of its kv heads."""
@@ -29,17 +30,14 @@ Arrays = Sequence[Any]
 
 
 class _Graph(NamedTuple):
-    """A captured step: what it reads, and where its logits are."""
+    """A captured step: what it reads, where its logits are, and what it has room for."""
 
     ids: torch.Tensor
     positions: torch.Tensor
     sent: Mapping[Key, Sent]
     logits: torch.Tensor
+    shapes: Mapping[Key, Shapes]
     captured: torch.cuda.CUDAGraph
-
-    def room(self, key: Key) -> Shapes:
-        """Return the shapes that it has room for."""
-        return tuple(tuple(each.shape) for each in self.sent[key][1:])
 
 
 class Graphs:
@@ -47,7 +45,6 @@ class Graphs:
 
     heads   query heads of each attention
     places  the group of each attention, and its place there
-    pools   not kept alive
     """
 
     def __init__(
@@ -60,12 +57,13 @@ class Graphs:
             module: (group, (pools[group].k[index], pools[group].v[index]))
             for module, (group, index) in places.items()
         }
-        self._keys = {
-            module: (group, heads[module] // both[1].shape[2])
-            for module, (group, both) in self._places.items()
-        }
         self._kv_heads = [pool.k.shape[3] for pool in pools]
+        self._keys = {
+            module: (group, heads[module] // self._kv_heads[group])
+            for module, (group, _) in self._places.items()
+        }
         self._device = pools[0].k.device
+        self._stream = torch.cuda.Stream(self._device)
         self._memory = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, _Graph] = {}
 
@@ -79,17 +77,16 @@ class Graphs:
             (group, shared): plans[group].arrays(shared, self._kv_heads[group], threads)
             for group, shared in sorted(set(self._keys.values()))
         }
-        shapes = {key: _rooms(num_rows, found) for key, found in arrays.items()}
         rows = _rounded(num_rows)
-        with torch.inference_mode(), torch.cuda.device(self._device):
-            graph = self._graphs.get(rows)
-            if graph is not None:
-                wider = {key: _wider(graph.room(key), shape) for key, shape in shapes.items()}
-                if any(shape != graph.room(key) for key, shape in wider.items()):
-                    shapes, graph = wider, None
-                    del self._graphs[rows]
-            if graph is None:
-                graph = self._graphs[rows] = self._captured(shapes, tokens, arrays, run)
+        graph = self._graphs.get(rows)
+        shapes = {key: _rooms(found) for key, found in arrays.items()}
+        if graph is not None:
+            shapes = {key: _wider(graph.shapes[key], shape) for key, shape in shapes.items()}
+        with torch.cuda.device(self._device):
+            if graph is None or shapes != graph.shapes:
+                with _capturing:
+                    # One before goes when this one is there: their memory is none's without a graph.
+                    graph = self._graphs[rows] = self._captured(shapes, tokens, arrays, run)
             else:
                 _fill(graph, tokens, arrays)
             graph.captured.replay()
@@ -113,14 +110,13 @@ class Graphs:
             return attend_sent(sent[self._keys[module]], both, q, (k, v), scoring)
 
         captured = torch.cuda.CUDAGraph()
-        graph = _Graph(ids, positions, sent, ids, captured)
+        graph = _Graph(ids, positions, sent, ids, shapes, captured)
         _fill(graph, tokens, arrays)
-        beside, current = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
-            run(ids, positions, None, attention)
-        current.wait_stream(beside)
-        with torch.cuda.graph(captured, pool=self._memory, capture_error_mode="thread_local"):
+        run(ids, positions, None, attention)
+        # A capture that fails may leave its stream the current one: the outer block puts that back.
+        current = torch.cuda.stream(torch.cuda.current_stream(self._device))
+        how = {"pool": self._memory, "stream": self._stream, "capture_error_mode": "thread_local"}
+        with current, torch.cuda.graph(captured, **how):
             logits = run(ids, positions, None, attention)
         return graph._replace(logits=logits)
 
@@ -133,15 +129,14 @@ def _fill(graph: _Graph, tokens: Tokens, arrays: Mapping[Key, Arrays]) -> None:
         graph.sent[key].take(found)
 
 
-def _rooms(num_rows: int, arrays: Arrays) -> Shapes:
+def _rooms(arrays: Arrays) -> Shapes:
     """Return the shapes of room for a step's arrays, and for those of steps that differ a little."""
-    rows = _rounded(num_rows)
-    return tuple(
-        (rows + _ROW_SHAPES[at],)
-        if at in _ROW_SHAPES
-        else (_rounded(len(each)), *((_rounded(each.shape[1]),) if at == 0 else each.shape[1:]))
-        for at, each in enumerate(arrays)
-    )
+    shapes = [(_rounded(len(each)), *each.shape[1:]) for each in arrays]
+    by_name = dict(zip(Sent._fields[1:], range(len(shapes)), strict=True))
+    rows, columns = map(_rounded, arrays[0].shape)
+    shapes[by_name["tables"]] = rows, columns
+    shapes[by_name["merged_starts"]] = (rows + 1,)
+    return tuple(shapes)
 
 
 def _wider(one: Shapes, other: Shapes) -> Shapes:

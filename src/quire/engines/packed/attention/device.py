@@ -7,21 +7,59 @@ matrices takes; of what its rows do not see, nothing is loaded. Weights are powe
 # pyright: basic, reportIndexIssue=false
 # ruff: noqa: ANN001, ANN202, N803, PLR0917 - kernels as Triton's users write them: no types, and capitals for what they are compiled for
 
-from functools import cache
+import logging
+from functools import cache, partial
 from itertools import chain
 
+import numpy as np
 import torch
 import triton  # pyright: ignore[reportMissingImports] - where there is a GPU
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from quire.engines.packed.attention.plan import AttentionPlan
+from quire.engines.packed.attention.plan import AttentionPlan, Packed
 from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.attention.scoring import Scoring
 from quire.engines.packed.attention.work import FEW, LANES, Sent
 
+_log = logging.getLogger(__name__)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WIDEST_BYTES = 512
+"""Of a key or a value: above it tiles have no room on a multiprocessor, and take minutes to compile."""
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
 """The highest score of nobody."""
+
+
+@cache
+def can_attend(
+    device: torch.device, dtype: torch.dtype, heads: int, block: tuple[int, int, int, int]
+) -> bool:
+    """Return whether these kernels compile, and have room on a device: seen by attending a few rows.
+
+    block  tokens of a block, kv heads, elements of a key and of a value
+    """
+    size, kv_heads, depth, width = block
+    if dtype not in DTYPES or max(depth, width) * dtype.itemsize > _WIDEST_BYTES:
+        return False
+    rows = LANES + 1
+    columns = -(-rows // size)
+    tables = np.arange(2 * columns, dtype=np.int32).reshape(2, columns)
+    plan = AttentionPlan(size)
+    plan.update(Packed(tables, np.zeros(2, np.int64), np.array([1, rows])))
+    made = partial(torch.zeros, dtype=dtype, device=device)
+    try:
+        pools, new = (
+            (made(*shape, kv_heads, depth), made(*shape, kv_heads, width))
+            for shape in ((tables.size, size), (rows + 1,))
+        )
+        attend_on_device(plan, pools, made(rows + 1, heads, depth), new, Scoring(1.0))
+        torch.cuda.synchronize(device)
+    except Exception as error:  # noqa: BLE001 - no compiler, too little memory on a multiprocessor, ...
+        _log.warning("attention on %s is computed request by request, slowly: %s", device, error)
+        return False
+    return True
 
 
 def attend_on_device(

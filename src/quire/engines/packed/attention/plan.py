@@ -60,8 +60,8 @@ class AttentionPlan:
     _works: dict[tuple[int, int, int], Work] = field(
         init=False, repr=False, default_factory=dict[tuple[int, int, int], Work]
     )
-    _sent: dict[tuple[int, int, int], Sent] = field(
-        init=False, repr=False, default_factory=dict[tuple[int, int, int], Sent]
+    _sent: dict[tuple[int, int, int, torch.device], Sent] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, int, torch.device], Sent]
     )
 
     def update(self, packed: Packed) -> None:
@@ -133,9 +133,9 @@ class AttentionPlan:
 
     def sent(self, group: int, kv_heads: int, num_threads: int, device: torch.device) -> Sent:
         """Return that work on a device, which it is sent to once in a step."""
-        key = group, kv_heads, num_threads
+        key = group, kv_heads, num_threads, device
         if key not in self._sent:
-            arrays = self.arrays(*key)
+            arrays = self.arrays(group, kv_heads, num_threads)
             self._sent[key] = Sent.room(tuple(each.shape for each in arrays), device)
             self._sent[key].take(arrays)
         return self._sent[key]

@@ -10,8 +10,6 @@ from quire.engines.packed.attention.scoring import Scoring
 
 _COMPILES = find_spec("llvmlite") is not None
 _HAS_TRITON = find_spec("triton") is not None
-_WIDEST_BYTES = 512
-"""Bytes of a key or a value above which their tiles have no room on a GPU's multiprocessor."""
 
 
 def attend(
@@ -31,7 +29,7 @@ def attend(
         return _attend_compiled(plan, pools, q, new, scoring)
     if scoring.rotary is not None:
         q, new = turned(q, *scoring.rotary), (turned(new[0], *scoring.rotary), new[1])
-    if _runs_on_device(pools, q, new):
+    if q.is_cuda and _runs_on_device(pools, q, new):
         return _attend_on_device(plan, pools, q, new, scoring)
     for pool, rows in zip(pools, new, strict=True):
         pool.flatten(0, 1)[plan.slots] = rows
@@ -78,20 +76,23 @@ def _attend_compiled(
 
 
 def _runs_on_device(pools: KV, q: torch.Tensor, new: KV) -> bool:
-    """Return whether there is a GPU that has these, and kernels can be for them."""
+    """Return whether kernels of a GPU can attend these, which are there."""
     tensors = (*pools, q, *new)
     return (
-        _HAS_TRITON
-        and q.is_cuda
-        and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and all(
-            each.dtype == q.dtype
-            and each.stride(-1) == 1
-            and each.shape[-1] * each.itemsize <= _WIDEST_BYTES
-            for each in tensors
-        )
+        all(each.dtype == q.dtype and each.stride(-1) == 1 for each in tensors)
         and all(pool.is_contiguous() for pool in pools)
+        and runs_on_device(pools, q.shape[1])
     )
+
+
+def runs_on_device(pools: KV, heads: int) -> bool:
+    """Return whether kernels of the GPU that has these pools can attend with so many query heads."""
+    if not _HAS_TRITON:
+        return False
+    from quire.engines.packed.attention.device import can_attend  # noqa: PLC0415 - Triton
+
+    k, v = pools
+    return can_attend(k.device, k.dtype, heads, (*k.shape[1:], v.shape[-1]))
 
 
 def _attend_on_device(

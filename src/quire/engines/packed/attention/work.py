@@ -1,7 +1,7 @@
 """What the rows of a step read, divided into tasks for threads."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -96,17 +96,18 @@ class Sent(NamedTuple):
     @classmethod
     def room(cls, shapes: Shapes, device: torch.device) -> "Sent":
         """Return room for arrays of these shapes."""
-        stops = [0, *accumulate(map(prod, shapes))]
-        flat = torch.empty(stops[-1], dtype=torch.int32, device=device)
-        parts = zip(pairwise(stops), shapes, strict=True)
-        return cls(flat, *(flat[start:stop].view(shape) for (start, stop), shape in parts))
+        # Each begins at 16 bytes: for other addresses Triton compiles other kernels.
+        starts = [0, *accumulate(-(-prod(shape) // 4) * 4 for shape in shapes)]
+        flat = torch.empty(starts.pop(), dtype=torch.int32, device=device)
+        parts = zip(starts, shapes, strict=True)
+        return cls(flat, *(flat[start : start + prod(shape)].view(shape) for start, shape in parts))
 
     def take(self, arrays: Sequence[Ints | Tables]) -> None:
         """Send the arrays of a step."""
         flat = np.zeros(len(self.flat), np.int32)
-        stop = 0
         for name, array, there in zip(self._fields[1:], arrays, self[1:], strict=True):
-            part = flat[stop : (stop := stop + there.numel())].reshape(there.shape)
+            start = int(there.storage_offset())
+            part = flat[start : start + there.numel()].reshape(there.shape)
             if name in ("merged_starts", "slots"):
                 part[:] = array[-1] if name == "merged_starts" else -1
             part[tuple(map(slice, array.shape))] = array
