@@ -21,7 +21,7 @@ from quire.engines.packed.attention import (
 )
 from quire.engines.packed.attention import step as attention_step
 from quire.engines.packed.attention.layer import Shape
-from quire.engines.packed.attention.work import Sent
+from quire.engines.packed.attention.work import SentWork
 from quire.engines.packed.compiling import Cpu
 from quire.engines.packed.tiles import TILES
 from quire.engines.packed.vectors import HAS_PAIRS
@@ -174,12 +174,12 @@ def test_a_step_is_sent_to_where_there_may_be_more_room(more):
     plan = AttentionPlan(step.size, min_saved_tokens=0)
     plan.update(step.packed(*step.tree(6, 4), [2, 1, 1, 3, 1, 1]))
     arrays = plan.arrays(2, 2, 4)
-    sent = Sent.room(tuple((len(a) + more, *a.shape[1:]) for a in arrays), torch.device("cpu"))
+    sent = SentWork.room(tuple((len(a) + more, *a.shape[1:]) for a in arrays), torch.device("cpu"))
     sent.flat.fill_(77)
     for _ in range(2):  # what is left of a step before does not stay
         sent.take(arrays)
-    last = {"merged_starts": arrays[Sent._fields.index("merged_starts") - 1][-1], "slots": -1}
-    for name, array, there in zip(Sent._fields[1:], arrays, sent[1:], strict=True):
+    last = {"merged_starts": arrays[SentWork._fields.index("merged_starts") - 1][-1], "slots": -1}
+    for name, array, there in zip(SentWork._fields[1:], arrays, sent[1:], strict=True):
         assert np.array_equal(there[: len(array)], array)
         assert (there[len(array) :] == last.get(name, 0)).all()
 

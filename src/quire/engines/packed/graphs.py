@@ -15,7 +15,7 @@ import torch
 
 from quire.engines.packed.attention import AttentionPlan, Scoring
 from quire.engines.packed.attention.device import attend_sent, num_threads
-from quire.engines.packed.attention.work import Sent, Shapes
+from quire.engines.packed.attention.work import SentWork, Shapes
 from quire.tensors.pool import KVPool
 
 MOST_ROWS = 512
@@ -34,7 +34,7 @@ class _Graph(NamedTuple):
 
     ids: torch.Tensor
     positions: torch.Tensor
-    sent: Mapping[Key, Sent]
+    sent: Mapping[Key, SentWork]
     logits: torch.Tensor
     shapes: Mapping[Key, Shapes]
     captured: torch.cuda.CUDAGraph
@@ -102,7 +102,7 @@ class Graphs:
         """Compute a step once, so that all is loaded and compiled, and capture it."""
         room = _rounded(len(tokens[0]))
         ids, positions = (each.new_zeros(room) for each in tokens)
-        sent = {key: Sent.room(shape, self._device) for key, shape in shapes.items()}
+        sent = {key: SentWork.room(shape, self._device) for key, shape in shapes.items()}
 
         def attention(module: Any, q: Any, k: Any, v: Any, how: Mapping[str, Any]) -> torch.Tensor:
             _, both = self._places[module]
@@ -132,7 +132,7 @@ def _fill(graph: _Graph, tokens: Tokens, arrays: Mapping[Key, Arrays]) -> None:
 def _rooms(arrays: Arrays) -> Shapes:
     """Return the shapes of room for a step's arrays, and for those of steps that differ a little."""
     shapes = [(_rounded(len(each)), *each.shape[1:]) for each in arrays]
-    by_name = dict(zip(Sent._fields[1:], range(len(shapes)), strict=True))
+    by_name = dict(zip(SentWork._fields[1:], range(len(shapes)), strict=True))
     rows, columns = map(_rounded, arrays[0].shape)
     shapes[by_name["tables"]] = rows, columns
     shapes[by_name["merged_starts"]] = (rows + 1,)

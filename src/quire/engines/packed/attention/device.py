@@ -19,7 +19,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from quire.engines.packed.attention.plan import AttentionPlan, Packed
 from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.attention.scoring import Scoring
-from quire.engines.packed.attention.work import FEW, LANES, Sent
+from quire.engines.packed.attention.work import FEW, LANES, SentWork
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ def attend_on_device(
         return attend_sent(plan.sent(*key, q.device), pools, q, new, scoring)
 
 
-def attend_sent(sent: Sent, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring) -> torch.Tensor:
+def attend_sent(
+    sent: SentWork, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
+) -> torch.Tensor:
     """Do the same for what was sent; rows that it has room for and no step are of no meaning, and write nothing."""
     (k, v), (num_rows, heads, depth) = pools, q.shape
     block_size, kv_heads, width = v.shape[1:]

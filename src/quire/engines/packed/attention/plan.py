@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.engines.packed.attention.runs import Ints, Tables, shared_runs
-from quire.engines.packed.attention.work import FEW, Parts, Sent, Work, ranges, tasks
+from quire.engines.packed.attention.work import FEW, Parts, SentWork, Work, ranges, tasks
 from quire.errors import ConfigError
 
 MIN_SAVED_TOKENS = 256
@@ -60,8 +60,8 @@ class AttentionPlan:
     _works: dict[tuple[int, int, int], Work] = field(
         init=False, repr=False, default_factory=dict[tuple[int, int, int], Work]
     )
-    _sent: dict[tuple[int, int, int, torch.device], Sent] = field(
-        init=False, repr=False, default_factory=dict[tuple[int, int, int, torch.device], Sent]
+    _sent: dict[tuple[int, int, int, torch.device], SentWork] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, int, torch.device], SentWork]
     )
 
     def update(self, packed: Packed) -> None:
@@ -124,19 +124,19 @@ class AttentionPlan:
         return self._works[key]
 
     def arrays(self, group: int, kv_heads: int, num_threads: int) -> tuple[Ints | Tables, ...]:
-        """Return what `Sent` takes of that work."""
+        """Return what `SentWork` takes of that work."""
         work = self.work(group, kv_heads, num_threads)
         few = work.tasks[:, 4] == FEW
         slots: Ints = self.slots.numpy()  # pyright: ignore[reportUnknownMemberType]
         of_rows = work.tables, work.position, work.seen_from, work.rows
         return *of_rows, work.merged, work.merged_starts, slots, work.tasks[~few], work.tasks[few]
 
-    def sent(self, group: int, kv_heads: int, num_threads: int, device: torch.device) -> Sent:
+    def sent(self, group: int, kv_heads: int, num_threads: int, device: torch.device) -> SentWork:
         """Return that work on a device, which it is sent to once in a step."""
         key = group, kv_heads, num_threads, device
         if key not in self._sent:
             arrays = self.arrays(group, kv_heads, num_threads)
-            self._sent[key] = Sent.room(tuple(each.shape for each in arrays), device)
+            self._sent[key] = SentWork.room(tuple(each.shape for each in arrays), device)
             self._sent[key].take(arrays)
         return self._sent[key]
 

@@ -73,7 +73,7 @@ class Work(NamedTuple):
     merged_starts: Ints
 
 
-class Sent(NamedTuple):
+class SentWork(NamedTuple):
     """What a step reads, on a device: the arrays of `Work`, and where the new rows go, all int32 and in one place.
 
     Where there is more room than a step needs, its arrays are followed by what nobody reads: tasks without rows, rows
@@ -94,7 +94,7 @@ class Sent(NamedTuple):
     few: torch.Tensor
 
     @classmethod
-    def room(cls, shapes: Shapes, device: torch.device) -> "Sent":
+    def room(cls, shapes: Shapes, device: torch.device) -> "SentWork":
         """Return room for arrays of these shapes."""
         # Each begins at 16 bytes: for other addresses Triton compiles other kernels.
         starts = [0, *accumulate(-(-prod(shape) // 4) * 4 for shape in shapes)]
