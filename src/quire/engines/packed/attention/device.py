@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST_BYTES = 512
-"""Of a key or a value: above it tiles have no room on a multiprocessor, and take minutes to compile."""
+"""Of a key or a value: above it tiles have no room on the multiprocessors of many GPUs."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
