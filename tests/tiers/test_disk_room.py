@@ -4,11 +4,13 @@ import errno
 import shutil
 import threading
 
+import pytest
 from disk_help import get, put
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.disk import Disk
+from quire.tiers.disk.files import DiskFiles
 from quire.tiers.format import new_buffer, record_bytes
 
 HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.ERROR
@@ -132,6 +134,46 @@ def test_a_record_that_moved_and_was_deleted_does_not_come_back(tmp_path):
     with Disk(tmp_path / "left", 1 << 20) as disk:
         assert [entry.key for entry in disk.scan()] == [name_of(1000)]
         assert disk.recovered.is_clean
+
+
+@pytest.mark.parametrize("change", ["deleted", "replaced"])
+def test_a_record_that_is_being_moved_can_be(tmp_path, change):
+    """Whoever looks it up while it moves waits for the move, and must not drop the place that it left."""
+
+    class Files(DiskFiles):
+        at_sync = None
+
+        def sync(self, descriptor):
+            super().sync(descriptor)
+            if self.at_sync and is_moving():
+                self.at_sync()
+
+    def is_moving():
+        return disk._records._changes.locked()
+
+    def change_it():
+        files.at_sync = None
+        changing.start()
+        changing.join(0.1)  # it looks for the records, and waits
+
+    files = Files()
+    moving = names_of(range(700, 800))
+    others = records_of(moving, 500)
+    with Disk(tmp_path, 1 << 20, ahead=1, files=files) as disk:
+        put(disk, range(800))
+        disk.delete(names_of(range(400)))
+        changes = {
+            "deleted": lambda: disk.delete(moving),
+            "replaced": lambda: disk.put(moving, others, 10),
+        }
+        changing = threading.Thread(target=changes[change])
+        files.at_sync = change_it
+        assert disk._room._shrinks(disk._records.slabs[1152], 300)
+        changing.join()
+        disk.check()
+        expected = [ABSENT] if change == "deleted" else [HIT]
+        assert disk.get(moving, buffers_like(others), 10) == expected * 100
+        assert get(disk, range(400, 700)) == [HIT] * 300
 
 
 def test_a_record_may_move_while_it_is_read(tmp_path, files):

@@ -130,18 +130,6 @@ class DiskRecords:
         with self.lock:
             return self._are_there(keys)
 
-    def of_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[Spot]:
-        """Return the spots of those records of keys that have not the size given."""
-        asked = set(sizes)
-        with self.lock:
-            return [
-                Spot(slab, place, slab.index.generation_of(place))
-                for slab in self._all()
-                if asked != {slab.record_bytes}
-                for key, size in zip(keys, sizes, strict=True)
-                if size != slab.record_bytes and (place := slab.index.find(key)) != NOWHERE
-            ]
-
     def touch(self, keys: Sequence[bytes]) -> tuple[int, list[bool]]:
         """Mark a prompt's records as just used, its head first, as far as they are there.
 
@@ -192,33 +180,46 @@ class DiskRecords:
                     )
         return late
 
-    def drop(self, spots: Sequence[Spot]) -> int:
-        """Forget records, as far as they still lie there; return how many did.
+    def drop(self, spots: Sequence[Spot]) -> None:
+        """Forget records, as far as they still lie there.
 
         Where files cannot be written they are forgotten all the same: a record that
         reappears after a restart is either what it says or carries another tag.
         """
-        # The lowest place is given out first again, so that a prompt's records lie in their order.
-        spots = sorted(set(spots), key=lambda spot: (spot.slab.record_bytes, -spot.place))
-        dropped = 0
         for start in range(0, len(spots), _AT_ONCE):
             with self._changes:
                 with self.lock:
-                    some = [spot for spot in spots[start : start + _AT_ONCE] if is_there(spot)]
-                for slab in {each.slab.record_bytes: each.slab for each in some}.values():
-                    with suppress(OSError):
-                        slab.index_file.clear([each.place for each in some if each.slab is slab])
-                with self.lock:
-                    for spot in some:
-                        spot.slab.retire(spot.place)
-            dropped += len(some)
-        return dropped
+                    some = list(filter(is_there, spots[start : start + _AT_ONCE]))
+                self._retire(some)
 
     def drop_keys(self, keys: Sequence[bytes]) -> None:
         """Forget the records of keys."""
+        for start in range(0, len(keys), _AT_ONCE):
+            with self._changes:  # or what is found may move before it is dropped
+                with self.lock:
+                    spots = list(filter(None, map(self.find, keys[start : start + _AT_ONCE])))
+                self._retire(spots)
+
+    def drop_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> None:
+        """Forget those records of keys that have not the size given."""
         with self.lock:
-            spots = list(filter(None, map(self.find, keys)))
-        self.drop(spots)
+            if not self._of_other_sizes(keys, sizes):  # as a rule
+                return
+        with self._changes:
+            with self.lock:
+                spots = self._of_other_sizes(keys, sizes)
+            self._retire(spots)
+
+    def _retire(self, spots: Sequence[Spot]) -> None:
+        """Forget what lies in spots, in the files first. `_changes` is held."""
+        # The lowest place is given out first again, so that a prompt's records lie in their order.
+        spots = sorted(set(spots), key=lambda spot: (spot.slab.record_bytes, -spot.place))
+        for slab in {each.slab.record_bytes: each.slab for each in spots}.values():
+            with suppress(OSError):
+                slab.index_file.clear([each.place for each in spots if each.slab is slab])
+        with self.lock:
+            for spot in spots:
+                spot.slab.retire(spot.place)
 
     def move(self, slab: Slab, copies: Sequence[tuple[Spot, int]]) -> list[tuple[Spot, int]]:
         """Let copies in reserved places of a slab be the records; return those that still were ones.
@@ -304,6 +305,17 @@ class DiskRecords:
 
     def _all(self) -> list[Slab]:
         return list(self.slabs.values())
+
+    def _of_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[Spot]:
+        """Return the spots of those records of keys that have not the size given. The lock is held."""
+        asked = set(sizes)
+        return [
+            Spot(slab, place, slab.index.generation_of(place))
+            for slab in self._all()
+            if asked != {slab.record_bytes}
+            for key, size in zip(keys, sizes, strict=True)
+            if size != slab.record_bytes and (place := slab.index.find(key)) != NOWHERE
+        ]
 
     def _are_there(self, keys: Sequence[bytes]) -> list[bool]:
         """Return the keys that have a record: bool per key. The lock is held."""

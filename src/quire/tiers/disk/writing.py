@@ -30,7 +30,7 @@ class DiskWriter:
         What follows one that is not kept is behind it in the prompt, of no use without it. Raises
         `OSError`, also where room takes longer than `until`, with what was not tried `SKIPPED`.
         """
-        self._records.drop(self._records.of_other_sizes(keys, list(map(len, records))))
+        self._records.drop_other_sizes(keys, list(map(len, records)))
         newest, there = self._records.touch(keys)  # what is there stays: it is the newest
         oldest = newest - len(keys) + 1
         done[:] = [Outcome.PRESENT if each else Outcome.SKIPPED for each in there]
