@@ -7,7 +7,6 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engines.packed import compiling
@@ -28,6 +27,7 @@ from quire.engines.packed.vectors import HAS_PAIRS
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
+from turns import drawn
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
@@ -132,8 +132,9 @@ SIGHTS = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@drawn(
+    20,
+    400,
     seed=st.integers(0, 10_000),
     shape=st.sampled_from(SHAPES),
     sight=st.sampled_from(SIGHTS),
