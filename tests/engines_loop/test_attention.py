@@ -1,6 +1,7 @@
 """Attention over block tables against the plain reference, on random trees of tables."""
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -452,3 +453,17 @@ def test_threads_of_torch_share_a_layer_and_change_nothing():
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+
+
+def test_a_triton_that_cannot_be_imported_is_said_once_and_not_used(tmp_path, monkeypatch, caplog):
+    broken = tmp_path / "triton"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('libcuda.so.1: cannot open shared object')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    attention_step._has_triton.cache_clear()
+    pools = torch.zeros(1, 16, 2, 64), torch.zeros(1, 16, 2, 64)
+    assert not attention_step.runs_on_device(pools, 4)
+    assert not attention_step.runs_on_device(pools, 4)
+    assert ["libcuda" in each.message for each in caplog.records] == [True]
+    attention_step._has_triton.cache_clear()
