@@ -286,6 +286,21 @@ def test_deleted_keys_are_gone_everywhere_and_may_be_written_again():
     Stacked("host", "disk").run(scenario)
 
 
+def test_what_waits_to_be_written_is_written_before_it_is_deleted_or_flushed():
+    def scenario(stack, host, disk):
+        store(stack, range(800))
+        flushed = []
+        disk.flush = lambda: flushed.append(len(disk.records))
+        stack._lookup.in_all_lanes(lambda tier: tier.flush(), 1.0)
+        assert flushed == [800]
+        store(stack, range(800, 1000))
+        stack.delete(KEYS)
+        assert stack.drain(1)
+        assert held(disk) == []
+
+    Stacked("host", "disk", chunk_bytes=10 * SIZE).run(scenario)
+
+
 def test_a_tier_gets_what_it_wanted_of_a_prompt_and_no_more():
     def scenario(stack, host, disk):
         put(disk, TEN[:5])

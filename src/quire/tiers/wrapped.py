@@ -122,6 +122,8 @@ class Late(Wrapped):
             self._take(tier)
             self.name = name
             self._opened = tier
+            if self._is_closed:  # meanwhile, by who did not see it
+                tier.close()
         _log.info("%s is open now", name)
 
     def _size(self) -> tuple[int, int, int]:

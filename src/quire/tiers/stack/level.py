@@ -156,6 +156,7 @@ class Level:
         self.asking = Asking(shared.lanes.now, self.reading, threads)
         self.loads = TierLane(shared.lanes, f"{name} loads", threads)
         self.stores = TierLane(shared.lanes, f"{name} stores", 1)
+        """Its owner is this level, for all that must come in order: records, touches, deletions, flushes."""
 
         self.closed = shared.lanes.signal()
         """Set when its tier is closed."""

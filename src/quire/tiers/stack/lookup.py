@@ -36,13 +36,18 @@ def patience_s(saved_s: float) -> float:
 
 
 class LaneCall(Generic[T]):
-    """A call in a lane; `result` is `None` until it returned, and where it was dropped or raised."""
+    """A call in a lane; `result` is `None` until it returned, and where it was dropped or raised.
 
-    def __init__(self, shared: Shared, lane: TierLane, function: Callable[[], T]) -> None:
+    `owner`  whose jobs there it comes behind; None: of nobody's
+    """
+
+    def __init__(
+        self, shared: Shared, lane: TierLane, function: Callable[[], T], owner: object = None
+    ) -> None:
         self.result: T | None = None
         self._done = shared.lanes.signal()
         self._function = function
-        lane.submit(self, self._run, self._done.set)
+        lane.submit(owner or self, self._run, self._done.set)
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether it has returned or was dropped, now or within so long."""
@@ -171,7 +176,7 @@ class TierLookup:
             return
         deadline = Deadline(self._shared.lanes, timeout_s)
         calls = [
-            LaneCall(self._shared, level.stores, lambda tier=level.tier: function(tier))
+            LaneCall(self._shared, level.stores, lambda tier=level.tier: function(tier), level)
             for level in self._levels
         ]
         for call in calls:
