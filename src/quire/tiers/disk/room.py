@@ -125,14 +125,12 @@ class DiskRoom:
         """Write some of a slab ahead; return whether there may be more to do."""
         for size in sorted(self.wanted):
             slab = self._records.slabs[size]
-            with self.lock:
-                try:
-                    is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
-                    if is_short and self._adds(slab, slab.prewrite):
-                        return True
-                except OSError:
-                    pass  # the slab stays as it is; a put that needs room finds out why
-                self.wanted.discard(size)
+            self.wanted.discard(size)  # before the look: it may be wanted again right behind that
+            with self.lock, suppress(OSError):  # a put that needs room finds out why there is none
+                is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
+                if is_short and self._adds(slab, slab.prewrite):
+                    self.wanted.add(size)
+                    return True
         return False
 
     def _may_grow(self, slab: Slab) -> bool:
