@@ -1,8 +1,11 @@
-"""Which of many parameters the default run has; the long run has them all."""
+"""Which of many parameters, and how many examples, the default run has; the long run has them all."""
 
+import functools
+import inspect
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
 
 
 def by_turns(first, *others, default=None):
@@ -34,3 +37,42 @@ def few(values, *chosen):
     """All values for `parametrize`: by default those that are chosen."""
     assert {*chosen} <= {*values}, chosen
     return by_turns(values, default=chosen)
+
+
+def drawn(default, long, *strategies, within=None, **named):
+    """`given` with so many examples: by default `default`; the long run has `long`.
+
+    `within`: other settings
+    """
+
+    def of(holds):
+        given_some = {
+            number: settings(within, max_examples=number)(given(*strategies, **named)(holds))
+            for number in (default, long)
+        }
+        fixtures = inspect.signature(given_some[default]).parameters.values()
+
+        @functools.wraps(holds)
+        def test(**lent):
+            given_some[lent.pop("examples")](**lent)
+
+        examples = inspect.Parameter("examples", inspect.Parameter.KEYWORD_ONLY)
+        kept = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixtures]
+        test.__signature__ = inspect.Signature([*kept, examples])
+        del test.__wrapped__
+        return pytest.mark.parametrize("examples", few([default, long], default))(test)
+
+    return of
+
+
+def lived(machine, default, long, **within):
+    """Tests of a state machine: one of the default run, one of the long run, with so many examples; `within`: other settings."""
+    few, many = (
+        type(
+            machine.__name__,
+            (machine.TestCase,),
+            {"settings": settings(max_examples=each, **within)},
+        )
+        for each in (default, long)
+    )
+    return few, pytest.mark.long(many)

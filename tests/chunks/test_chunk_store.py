@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.chunks import ChunkStore
 from quire.core import Scope
 from quire.errors import ConfigError, PinError
+from turns import lived
 
 ONE, TWO = Scope(salt="one", model="m"), Scope(salt="two", model="m")
 
@@ -167,4 +168,4 @@ class Machine(RuleBasedStateMachine):
         assert {each.number for each in self.made if each.kv is not None} == held
 
 
-TestMachine = Machine.TestCase
+TestMachine, TestMachineLong = lived(Machine, 40, 1000)

@@ -9,6 +9,7 @@ from core_help import prefill, run, serve
 from quire import ops
 from quire.core import CacheManager, LayerGroup, MediaItem, Scope
 from quire.exchange import AllBlocksCleared, BlockRemoved, BlockStored, block_hashes
+from turns import by_turns
 from watching import take_events, watchers
 
 BLOCK = 4
@@ -110,8 +111,7 @@ def test_a_clear_leaves_what_is_active():
     assert set(consumer.parents) == set(block_hashes(run(0, 8), BLOCK))
 
 
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize(("number", "policy"), by_turns(range(3), ["lru", "lfu"]))
 def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
     choose = random.Random(number)
     where = (

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 from core_help import generate, prefill, run, serve
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import ops
@@ -14,6 +13,7 @@ from quire.core.scope import NO_SCOPE
 from quire.errors import OutOfBlocks, TruncateError
 from quire.foresight import Trail
 from quire.foresight import trail as lost
+from turns import drawn
 
 BLOCK = 4
 
@@ -233,14 +233,15 @@ ACTS = (
 )
 
 
-@given(
+@drawn(
+    20,
+    500,
     st.randoms(use_true_random=False),
     st.sampled_from([1, 2, 3, 4]),
     st.integers(30, 90),
     st.sampled_from([None, 1, 2, 5, 20]),
     st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
 def test_it_says_of_each_block_whether_it_was_here(random, block, num_blocks, max_runs, alike):
     """Prompts that branch at every place, in blocks that may end alike, computed in part, by several at once, forked, taken back, paused."""
     with pytest.MonkeyPatch.context() as patch:

@@ -8,6 +8,7 @@ from core_help import serve
 from quire import ops
 from quire.core import CacheManager
 from quire.ops import check
+from turns import by_turns
 
 SIZE = 8
 TURNS, LONG = 300, 1500
@@ -19,8 +20,7 @@ def shared(one, other):
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
 
 
-@pytest.mark.parametrize("spread", [2, 3, 40])
-@pytest.mark.parametrize("head", [[], [1] * SIZE])
+@pytest.mark.parametrize(("spread", "head"), by_turns([2, 3, 40], [[], [1] * SIZE]))
 @pytest.mark.parametrize("turns", [TURNS, pytest.param(LONG, marks=pytest.mark.long)])
 def test_the_child_that_shares_most_is_found_whatever_has_gone(head, spread, turns):
     """`spread` is how many values a token has: few make long shared heads."""

@@ -9,13 +9,13 @@ import torch
 peft = pytest.importorskip("peft")
 
 from chunks_help import GATES, made, prompt  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from quire.chunks import AllRows, Chunks, Epic, KVDeviation, NoRows, Segments  # noqa: E402
 from quire.core import Scope  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.ops import check  # noqa: E402
+from turns import drawn  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -122,16 +122,8 @@ def live(seed, capacity, steps):
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
-@given(**LIVES)
+@drawn(2, 40, **LIVES)
 def test_passages_follow_the_adapter_that_computes(seed, capacity, steps):
-    live(seed, capacity, steps)
-
-
-@pytest.mark.long
-@settings(max_examples=40, deadline=None)
-@given(**LIVES)
-def test_passages_follow_the_adapter_that_computes_in_more_lives(seed, capacity, steps):
     live(seed, capacity, steps)
 
 

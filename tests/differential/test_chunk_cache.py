@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from chunks_help import GATES, MOVED, REFUSED, made, prompt
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import quire
@@ -13,7 +13,7 @@ from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire.errors import ConfigError, NotRelocatable, TokensError
 from quire.ops import check
-from turns import by_turns
+from turns import by_turns, drawn
 
 SIZES = (16, 48, 40, 64, 56, 9)
 FREE = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
@@ -129,8 +129,12 @@ def test_after_an_approximate_call_the_same_prompt_is_found_nowhere(model):
     assert exact[0, ids.shape[1] :].tolist() == plain(model, other)
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
+@drawn(
+    5,
+    40,
+    data=st.data(),
+    within=settings(suppress_health_check=[HealthCheck.function_scoped_fixture]),
+)
 def test_nothing_approximate_is_ever_found_as_exact(model, data):
     """Calls of any order, exact and not: the prefix cache finds what was computed exactly, and no more.
 

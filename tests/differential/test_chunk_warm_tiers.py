@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from chunks_help import GATES, made, prompt
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
@@ -22,6 +21,7 @@ from quire.engines.loop import Engine, SamplingParams
 from quire.errors import TierBusy
 from quire.tiers.base import Outcome
 from quire.tiers.format import new_buffer, record_bytes
+from turns import drawn
 
 POOL = prompt(seed=5, sizes=(16, 24, 40, 32, 28, 9))
 KINDS = ("files", "disk", "host")
@@ -181,8 +181,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=6)
-@given(steps=STEPS)
+@drawn(3, 30, steps=STEPS)
 def test_answers_and_reports_are_right_whatever_becomes_of_records(
     model, plain, tmp_path_factory, kind, steps
 ):

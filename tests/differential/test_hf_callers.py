@@ -18,11 +18,11 @@ from hf_help import (
     tiny_model,
     trained_model,
 )
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engines.hf import PrefixCache, SlotPrefixCache
 from quire.errors import ConfigError
+from turns import drawn
 
 TEXT = "A list holds values in order, and a tuple does as well. "
 
@@ -64,8 +64,9 @@ MASKS = {
 }
 
 
-@settings(max_examples=30, deadline=None)
-@given(
+@drawn(
+    12,
+    300,
     form=st.sampled_from(sorted(FORMS)),
     mask_form=st.sampled_from(sorted(MASKS)),
     pads=st.lists(st.integers(0, 12), min_size=1, max_size=3),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from chunks_help import GATES, made, prompt
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.chunks import Chunks, NoRows, Segments
 from quire.engines.hf import PrefixCache
+from turns import drawn
 
 SIZES = (20, 24, 17, 32, 20, 5)
 
@@ -71,8 +71,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("capture", ["isolated", "contextual"])
-@settings(max_examples=8)
-@given(data=st.data())
+@drawn(3, 30, data=st.data())
 def test_what_a_cache_of_a_model_that_changes_keeps_is_what_its_weights_compute(capture, data):
     pool, world = prompt(seed=3, sizes=SIZES), Changing(capture)
     world.generate(pool, in_segments=True)

@@ -8,6 +8,7 @@ import torch
 from hf_help import make_cache, own, random_ids
 
 from quire.errors import QuireError
+from turns import by_turns
 
 IDS = random_ids(torch.Generator().manual_seed(3), 40)
 
@@ -60,18 +61,20 @@ def with_an_adapter(model, cache):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    "use",
-    [
-        generated,
-        in_a_session,
-        in_a_session_left_open,
-        refused,
-        failed_in_a_forward,
-        with_an_adapter,
-    ],
+    ("use", "first", "family"),
+    by_turns(
+        [
+            generated,
+            in_a_session,
+            in_a_session_left_open,
+            refused,
+            failed_in_a_forward,
+            with_an_adapter,
+        ],
+        ["cache", "model"],
+        ["llama", "gemma3_text"],
+    ),
 )
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("first", ["cache", "model"])
 def test_a_dropped_cache_and_its_model_are_freed(family, use, first):
     """And each alone: a model outlives the caches that it had."""
     model = own(family)

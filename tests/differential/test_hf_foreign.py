@@ -16,6 +16,7 @@ from hf_help import (
 
 from quire import ops
 from quire.errors import TokensError
+from turns import by_turns
 
 
 def hole(mask, start, stop, at=None):
@@ -217,8 +218,9 @@ def test_drafts_over_one_padded_row_reuse_its_head(model, cache, ids):
     assert cache.last.cached_tokens == 40
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral+window", "llama4_text", "lfm2"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("seed", "family"), by_turns(range(4), ["llama", "mistral+window", "llama4_text", "lfm2"])
+)
 def test_any_loop_leaves_what_each_text_alone_computes(family, seed):
     rng, model = random.Random(f"{family} {seed}"), tiny_model(family)
     cache = make_cache(model, block_size=rng.choice([1, 4]))

@@ -24,7 +24,7 @@ WATCHED = (
     str(HERE / "engines" / "hf" / "store.py"),
     str(HERE / "engines" / "hf" / "static.py"),
 )
-PLACES, LONG = 5, 60
+PLACES, LONG = 3, 60
 """So many lines of a call are tried by default, and in the long run."""
 
 SMALL = {"full": 40, "sliding": 14, "chunked": 12, "recurrent": 5}

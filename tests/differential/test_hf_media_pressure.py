@@ -14,6 +14,7 @@ from hf_media_help import (
 )
 
 from quire import ops
+from turns import by_turns
 
 
 def cut(pieces, rng):
@@ -24,8 +25,7 @@ def cut(pieces, rng):
     return head
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
-@pytest.mark.parametrize("num_blocks", [12, 40])
+@pytest.mark.parametrize(("name", "num_blocks"), by_turns(["llava", "qwen2_vl"], [12, 40]))
 def test_turns_branches_and_truncations_under_pressure(name, num_blocks):
     model = media_model(name)
     cache = make_cache(model, num_blocks=num_blocks, block_size=4)

@@ -5,6 +5,8 @@ import torch
 from hf_help import check_stored, make_cache, own, same
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
+from turns import by_turns
+
 
 def hook(model):
     handle = model.model.layers[0].register_forward_hook(lambda _, __, out: out * 1.5)
@@ -79,8 +81,9 @@ def test_a_session_keeps_nothing_of_what_another_model_computed(model, ids, chan
     same(model, cache, ids)
 
 
-@pytest.mark.parametrize("by", ["stopping_criteria", "logits_processor", "streamer"])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    ("change", "by"), by_turns(CHANGES, ["stopping_criteria", "logits_processor", "streamer"])
+)
 def test_generate_keeps_nothing_of_what_another_model_computed(model, ids, change, by):
     cache, undo, calls = make_cache(model, block_size=4), [], []
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hf_help import make_cache, random_ids, same, tiny_model
 
+from turns import by_turns
+
 IDS = random_ids(torch.Generator().manual_seed(3), 90)
 CALLS = {
     "beams": {"num_beams": 3},
@@ -12,8 +14,9 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("family", "call"), by_turns(["llama", "gemma3_text", "qwen3_next"], CALLS)
+)
 def test_calls_of_every_sort_start_from_what_came_back(family, call, host):
     model, arguments = tiny_model(family), CALLS[call]
     if family != "llama" and "prefill_chunk_size" in arguments:

@@ -9,6 +9,7 @@ from hf_help import make_cache, random_ids, same, tiny_model
 from quire import ops
 from quire.core import Scope
 from quire.errors import ConfigError
+from turns import by_turns
 
 
 @pytest.fixture
@@ -43,8 +44,10 @@ def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     assert small.last.cached_tokens >= 64, "what was used last has stayed"
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 64])
-@pytest.mark.parametrize("family", ["gemma3_text", "llama4_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("family", "block_size"),
+    by_turns(["gemma3_text", "llama4_text", "qwen3_next"], [16, 32, 64]),
+)
 def test_blocks_longer_than_a_window_are_saved_and_loaded(family, block_size, tmp_path):
     model = tiny_model(family)
     cache = make_cache(model, block_size=block_size)

@@ -1,13 +1,13 @@
 """Attention over block tables against the plain reference, on random trees of tables."""
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.engines.packed import compiling
@@ -28,6 +28,7 @@ from quire.engines.packed.vectors import HAS_PAIRS
 from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
+from turns import drawn
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
@@ -132,8 +133,9 @@ SIGHTS = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@drawn(
+    20,
+    400,
     seed=st.integers(0, 10_000),
     shape=st.sampled_from(SHAPES),
     sight=st.sampled_from(SIGHTS),
@@ -451,3 +453,17 @@ def test_threads_of_torch_share_a_layer_and_change_nothing():
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+
+
+def test_a_triton_that_cannot_be_imported_is_said_once_and_not_used(tmp_path, monkeypatch, caplog):
+    broken = tmp_path / "triton"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('libcuda.so.1: cannot open shared object')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    attention_step._has_triton.cache_clear()
+    pools = torch.zeros(1, 16, 2, 64), torch.zeros(1, 16, 2, 64)
+    assert not attention_step.runs_on_device(pools, 4)
+    assert not attention_step.runs_on_device(pools, 4)
+    assert ["libcuda" in each.message for each in caplog.records] == [True]
+    attention_step._has_triton.cache_clear()

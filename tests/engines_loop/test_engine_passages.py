@@ -10,7 +10,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
@@ -32,6 +31,7 @@ from quire.engines.loop import Engine, SamplingParams
 from quire.engines.packed import model as packed_model
 from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
 from quire.tensors.copy import gather_into
+from turns import drawn
 
 SIZES = (21, 48, 40, 64, 56, 9)
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -345,8 +345,7 @@ class Changing:
 DUE = st.lists(st.integers(1, 5) | st.integers(6, 40), max_size=2, unique=True)
 
 
-@settings(max_examples=8)
-@given(data=st.data())
+@drawn(3, 30, data=st.data())
 def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(data):
     pool = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
     world, texts = Changing(made("Llama", {})), [pool.tokens]

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_help import EOS, VOCAB, Toy, choose, log_softmax, uniform
 from transformers import (
@@ -19,6 +18,7 @@ from transformers import (
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.sampling import AnswerRules, Sampler, kept, propose
 from quire.errors import ConfigError, QuireError
+from turns import drawn
 
 TOKEN = st.integers(0, VOCAB - 1)
 WISHES = st.builds(
@@ -65,9 +65,11 @@ def answer(model, params, prompt, num_tokens, drafter=None):
     return text[len(prompt) : len(prompt) + num_tokens], steps
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.tuples(WISHES, PROMPT), min_size=1, max_size=5), st.randoms(use_true_random=False)
+@drawn(
+    50,
+    1000,
+    st.lists(st.tuples(WISHES, PROMPT), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
 )
 def test_every_token_is_the_one_that_the_rules_one_by_one_choose(requests, random):
     model, sampler = Toy(), Sampler(VOCAB, eos_ids=EOS)
@@ -95,8 +97,7 @@ def test_every_token_is_the_one_that_the_rules_one_by_one_choose(requests, rando
             answers[key].append(token)
 
 
-@settings(max_examples=60, deadline=None)
-@given(WISHES, PROMPT, st.integers(0, 3))
+@drawn(20, 400, WISHES, PROMPT, st.integers(0, 3))
 def test_drafts_change_no_token(params, prompt, kind):
     model = Toy()
     plain, _ = answer(model, params, prompt, 24)

@@ -4,7 +4,6 @@ import functools
 import json
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
@@ -20,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import quire
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.text import TextStream
+from turns import drawn
 
 END, UNKNOWN = "<|end|>", "<unk>"
 CORPUS = [
@@ -113,8 +113,7 @@ PROSE |= st.sampled_from([CORPUS[0], CORPUS[1] * 3])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
-@given(PROSE, SIZES)
+@drawn(30, 600, PROSE, SIZES)
 def test_all_pieces_are_the_text_and_none_has_a_part_of_a_character(kind, text, sizes):
     ids = encode(kind, text)
     said = pieces(TextStream(tokenizer(kind), SamplingParams()), ids, sizes)
@@ -126,8 +125,9 @@ def test_all_pieces_are_the_text_and_none_has_a_part_of_a_character(kind, text, 
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "slow"])
-@settings(max_examples=60, deadline=None)
-@given(
+@drawn(
+    30,
+    600,
     st.lists(
         st.sampled_from([0xFF, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xEF, 0xBF, 0xBD, 0x41]),
         max_size=60,
@@ -185,8 +185,9 @@ def reference(texts, stops, min_tokens, *, include):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=80, deadline=None)
-@given(
+@drawn(
+    40,
+    800,
     st.text("abc é😀", min_size=0, max_size=25),
     st.lists(st.text("abc é😀", min_size=1, max_size=4), min_size=1, max_size=3),
     st.tuples(st.integers(0, 6), st.booleans()),

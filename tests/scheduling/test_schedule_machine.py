@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scheduling_help import VOCAB, Loop, expected, sample
 
@@ -19,6 +18,7 @@ from quire.core import FullAttention, LayerGroup
 from quire.errors import DeadlinePassed, OutOfBlocks, PinBudgetExceeded
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.scheduling import Limits
+from turns import drawn
 
 SCOPES = [None, None, None, Scope(salt="1"), Scope(salt="2")]
 FAMILIES = [np.random.default_rng(seed).integers(0, VOCAB, 40).tolist() for seed in range(3)]
@@ -169,8 +169,9 @@ class Life:
         self.loop.check_empty()
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(
+@drawn(
+    25,
+    500,
     seed=st.integers(0, 2**32),
     layers=st.sampled_from(LAYERS),
     room=st.integers(3, 120),

@@ -17,7 +17,7 @@ from quire.core.policies import policy_names
 from quire.errors import OutOfBlocks, PinBudgetExceeded
 
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "30"))
 
 BLOCK = 2
 FOREVER = float("inf")
@@ -262,7 +262,7 @@ class HintsMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "examples", [EXAMPLES, pytest.param(10 * EXAMPLES, marks=pytest.mark.long)]
+    "examples", [EXAMPLES, pytest.param(20 * EXAMPLES, marks=pytest.mark.long)]
 )
 def test_what_is_foreseen_goes_before_all_others(examples):
     run_machine(HintsMachine, SEED, examples, steps_per_example=40)

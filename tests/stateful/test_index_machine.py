@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from running import run_machine
@@ -15,8 +16,10 @@ sys.path.append(str(Path(__file__).parents[1] / "cluster"))
 
 from index_help import MEDIA, SIZE, Publisher, SmallIndex
 
+from turns import few
+
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "30"))
 REPLICAS = ["a", "b"]
 which = st.sampled_from(REPLICAS)
 texts = st.lists(st.integers(0, 2), min_size=SIZE, max_size=5 * SIZE).map(tuple)
@@ -119,5 +122,6 @@ class Stream(RuleBasedStateMachine):
             assert is_degraded == self.missed[name]
 
 
-def test_an_index_says_what_a_dictionary_of_the_same_events_says():
-    run_machine(Stream, SEED, EXAMPLES, steps_per_example=30)
+@pytest.mark.parametrize("examples", few([EXAMPLES, 20 * EXAMPLES], EXAMPLES))
+def test_an_index_says_what_a_dictionary_of_the_same_events_says(examples):
+    run_machine(Stream, SEED, examples, steps_per_example=30)

@@ -35,7 +35,7 @@ from quire.slots import SlotCache, check, snapshot
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-EXAMPLES, LONG = 80, 1200
+EXAMPLES, LONG = 40, 1200
 
 index = st.integers(0, 7)
 symbol = st.integers(0, 2)

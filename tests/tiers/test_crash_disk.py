@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from turns import few
+
 _PATH = Path(__file__).parents[2] / "benchmarks" / "crash_disk.py"
 _SPEC = importlib.util.spec_from_file_location("crash_disk", _PATH)
 crash_disk = importlib.util.module_from_spec(_SPEC)
@@ -15,9 +17,10 @@ _SPEC.loader.exec_module(crash_disk)
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process to be killed")
 
 
+@pytest.mark.parametrize("kills", few([6, 60], 6))
 @pytest.mark.parametrize("mode", crash_disk.MODES)
-def test_after_a_kill_all_that_was_stored_is_there_and_nothing_else(mode):
-    counts = crash_disk.crash(kills=12, seed=sys.maxsize, modes=(mode,), seconds=3.0)
+def test_after_a_kill_all_that_was_stored_is_there_and_nothing_else(mode, kills):
+    counts = crash_disk.crash(kills=kills, seed=sys.maxsize, modes=(mode,), seconds=3.0)
     assert counts["kills"] >= 3
     assert counts["right"] > 0
     assert mode == "power" or counts["corrupt"] == 0

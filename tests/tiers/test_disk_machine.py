@@ -4,7 +4,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -13,6 +12,7 @@ from quire.tiers.contract.samples import buffers_like, name_of, record_of
 from quire.tiers.disk import Disk
 from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import record_bytes
+from turns import lived
 
 PAYLOADS = (100, 1000, 9000, 70_000)
 CAPACITY = 240_000
@@ -131,5 +131,4 @@ class DiskMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-TestDiskMachine = DiskMachine.TestCase
-TestDiskMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestDiskMachine, TestDiskMachineLong = lived(DiskMachine, 15, 300, stateful_step_count=30)

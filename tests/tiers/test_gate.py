@@ -58,9 +58,9 @@ class Traffic:
 
 
 @pytest.mark.parametrize(
-    ("speed", "latency_s"), by_turns([0.3, 0.9, 1.0, 1.1, 1.5, 4.0], [1e-4, 5e-3])
+    ("speed", "tokens_s", "latency_s"),
+    by_turns([0.3, 0.9, 1.0, 1.1, 1.5, 4.0], [2e3, 2e4, 2e5], [1e-4, 5e-3]),
 )
-@pytest.mark.parametrize("tokens_s", [2e3, 2e4, 2e5])
 def test_a_hit_that_costs_over_a_tenth_more_than_recompute_is_never_chosen(
     speed, latency_s, tokens_s
 ):

@@ -1,6 +1,5 @@
 """The host tier beside a dict: any order of calls, sizes, leases and evictions."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -8,6 +7,7 @@ from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import name_of, names_of, record_of
 from quire.tiers.format import new_buffer, record_bytes
 from quire.tiers.host import Host
+from turns import lived
 
 CAPACITY = 200_000
 SIZES = (1000, 3000, 20_000)
@@ -140,5 +140,6 @@ class HostBesideADict(RuleBasedStateMachine):
         assert [entry.key for entry in self.tier.scan()] == names_of(self.order)
 
 
-TestHostBesideADict = HostBesideADict.TestCase
-TestHostBesideADict.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHostBesideADict, TestHostBesideADictLong = lived(
+    HostBesideADict, 30, 600, stateful_step_count=40
+)

@@ -4,7 +4,6 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -12,6 +11,7 @@ from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
 from quire.tiers.places.index import NOWHERE, PlaceIndex
 from quire.tiers.places.key_table import as_words, find_all
 from quire.tiers.places.recency import Recency, oldest
+from turns import lived
 
 
 def key_of(number):
@@ -331,7 +331,5 @@ class CrowdedMachine(Machine):
     names = staticmethod(crowded)
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestCrowdedMachine = CrowdedMachine.TestCase
-TestCrowdedMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMachine, TestMachineLong = lived(Machine, 30, 600, stateful_step_count=40)
+TestCrowdedMachine, TestCrowdedMachineLong = lived(CrowdedMachine, 30, 600, stateful_step_count=40)

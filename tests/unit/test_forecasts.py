@@ -14,6 +14,7 @@ from quire.core.terms import Hint
 from quire.foresight.forecast import GRANTED, log
 from quire.foresight.forecasts import MAX_CREDITS, Forecasts
 from quire.foresight.reentry import UNMET, Record
+from turns import drawn
 
 seconds = st.floats(0.01, 1e6)
 factors = st.floats(1.0, 100.0)
@@ -268,8 +269,7 @@ def test_never_is_said_of_what_a_request_stores_where_a_time_is_said_as_well():
     assert (world.found(trial), world.found(other)) == (8, 4)
 
 
-@given(st.integers(0, 10**6), st.integers(10, 60))
-@settings(max_examples=40, deadline=None)
+@drawn(16, 400, st.integers(0, 10**6), st.integers(10, 60))
 def test_whatever_is_foretold_no_entry_is_lost(seed, capacity):
     random, world = Random(seed), World(capacity)
     talks = [[] for _ in range(5)]

@@ -5,12 +5,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: E402
 
 from quire.engines.hf.twin import MAX_DISTANCE, shrunk  # noqa: E402
 from quire.tensors.kinds import layer_kinds  # noqa: E402
+from turns import drawn  # noqa: E402
 
 # Numbers as published ones are: heads that no power of two divides, parts of heads, patterns.
 PUBLISHED = {
@@ -146,8 +146,7 @@ def test_the_twin_of_a_twin_is_itself():
         assert shrunk(twin).to_dict() == twin.to_dict()
 
 
-@settings(max_examples=15, deadline=None)
-@given(
+@drawn(8, 100,
     groups=st.sampled_from([(32, 8), (14, 2), (7, 1), (5, 5), (71, 1), (24, 3), (2, 1), (40, 40)]),
     head=st.sampled_from([None, 16, 64, 80, 96, 128, 256]),
     rotated=st.sampled_from([None, 0.25, 0.4, 0.5, 1.0]),

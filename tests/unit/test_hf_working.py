@@ -1,7 +1,6 @@
 """The working cache and its ledger, against lists of token ids."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -20,6 +19,7 @@ from quire.errors import ConfigError, InvariantError  # noqa: E402
 from quire.tensors.kinds import KVShape, LayerKind  # noqa: E402
 from quire.tensors.layout import StateShape  # noqa: E402
 from quire.tensors.model import ModelLayout  # noqa: E402
+from turns import lived  # noqa: E402
 
 HEADS, K_WIDTH, V_WIDTH = 2, 3, 1
 WINDOWS = (None, 4)
@@ -137,8 +137,7 @@ class WorkingCacheMachine(RuleBasedStateMachine):
                     assert torch.equal(v, v_want[0])
 
 
-TestWorkingCache = WorkingCacheMachine.TestCase
-TestWorkingCache.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestWorkingCache, TestWorkingCacheLong = lived(WorkingCacheMachine, 30, 600, stateful_step_count=25)
 
 
 def one_row(num_tokens=4):

@@ -4,7 +4,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import ListTrace, random_chains, trace_of
 
@@ -17,6 +16,7 @@ from quire.foresight.mind import MAX_GHOSTS, TRIAL, TRUST, Mind
 from quire.foresight.reentry import NUM_CLASSES, Reentry
 from quire.sim.replay import replay
 from quire.sim.workload import Workload, parts_named
+from turns import drawn
 from watching import watchers
 
 TOKENS_PER_BLOCK = 64
@@ -373,8 +373,7 @@ def test_with_ranks_upside_down_it_becomes_lru_and_stays_within_a_point():
     assert within > lru - 1
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), capacity=st.integers(3, 60))
+@drawn(20, 400, seed=st.integers(0, 10**6), capacity=st.integers(3, 60))
 def test_the_shadow_finds_what_lru_finds(seed, capacity):
     trace = trace_of(random_chains(seed, 80))
     hits = [[], []]
@@ -429,8 +428,7 @@ def test_priority_classes_share_what_is_learned():
     assert world.mind.num_requests == 200
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6))
+@drawn(20, 400, seed=st.integers(0, 10**6))
 def test_requests_may_overlap_fork_and_pause(seed):
     random = Random(seed)
     world = World(40)

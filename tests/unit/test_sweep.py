@@ -5,7 +5,6 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_help import random_chains, trace_of
 from trace_help import mooncake_rows, write
@@ -19,6 +18,7 @@ from quire.sim.optimum import optimum_results
 from quire.sim.replay import replay
 from quire.sim.sweep import Experiment, SweepPoint, points_of, sweep
 from quire.sim.trace import open_trace
+from turns import drawn
 
 POINTS = points_of([40, 7, 20], ["fifo", "optimum", "lru", "lfu"])
 
@@ -195,13 +195,14 @@ def test_the_optimum_finds_what_its_curve_says_and_no_policy_more(seed):
             assert row.missed[reason] == lru.missed[reason]
 
 
-@given(
+@drawn(
+    30,
+    600,
     st.integers(0, 10**6),
     st.integers(1, 25),
     st.sampled_from([*KINDS, "return-time:2"]),
     st.sampled_from(policy_names()),
 )
-@settings(max_examples=80, deadline=None)
 def test_no_policy_finds_more_than_is_reachable_whatever_it_is_told(seed, capacity, hints, policy):
     trace = trace_of(random_chains(seed % 1000, num_requests=50))
     (best,) = optimum_results(trace, [capacity], "reachable")

@@ -27,6 +27,8 @@ _DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
 _COMPILERS = {"cpu": "llvmlite", "cuda": "triton"}
+_MOST_GRAPH_ROWS = 512
+"""Rows of a step above which launching is a small part of it."""
 
 _MODEL = {"model": None, "lm_head": "Linear"}
 _BASE = {"embed_tokens": "Embedding", "layers": None, "norm": "RMSNorm", "rotary_emb": None}
@@ -120,11 +122,9 @@ class PlainDecoder:
         run: Callable[..., torch.Tensor],
     ) -> torch.Tensor | None:
         """Return the logits of a step that decodes, one row of each request, by a graph; None for any other."""
-        from quire.engines.packed.graphs import MOST_ROWS, Graphs  # noqa: PLC0415 - loads Triton
-
         num_rows, packed = len(tokens[0]), plans[0].packed
         decodes = num_rows == len(packed.lengths) and packed.positions is None
-        if not self._captures or not decodes or num_rows > MOST_ROWS:
+        if not self._captures or not decodes or num_rows > _MOST_GRAPH_ROWS:
             return None
         held = [each for pool in pools for each in (pool.k, pool.v)]
         key, graphs = self._kept
@@ -140,6 +140,8 @@ class PlainDecoder:
                 )
                 if not self._captures:
                     return None
+                from quire.engines.packed.graphs import Graphs  # noqa: PLC0415 - loads Triton
+
                 graphs = Graphs(heads, places, pools)
                 self._kept = [ref(each) for each in held], graphs
             return graphs.logits(tokens, plans, run)

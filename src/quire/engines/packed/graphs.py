@@ -18,8 +18,6 @@ from quire.engines.packed.attention.device import attend_sent, num_threads
 from quire.engines.packed.attention.work import SentWork, Shapes
 from quire.tensors.pool import KVPool
 
-MOST_ROWS = 512
-"""Rows of a step above which launching is a small part of it."""
 _capturing = Lock()
 """A process captures one graph at a time."""
 

@@ -1,5 +1,7 @@
 """Attention of one layer over the block tables of a step: compiled where it can be, on CPUs and on GPUs, else as it is defined."""
 
+import logging
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -8,8 +10,9 @@ from quire.engines.packed.attention.plan import AttentionPlan
 from quire.engines.packed.attention.reference import KV, attend_reference
 from quire.engines.packed.attention.scoring import Scoring
 
+_log = logging.getLogger(__name__)
+
 _COMPILES = find_spec("llvmlite") is not None
-_HAS_TRITON = find_spec("triton") is not None
 
 
 def attend(
@@ -87,12 +90,25 @@ def _runs_on_device(pools: KV, q: torch.Tensor, new: KV) -> bool:
 
 def runs_on_device(pools: KV, heads: int) -> bool:
     """Return whether kernels of the GPU that has these pools can attend with so many query heads."""
-    if not _HAS_TRITON:
+    if not _has_triton():
         return False
     from quire.engines.packed.attention.device import can_attend  # noqa: PLC0415 - Triton
 
     k, v = pools
     return can_attend(k.device, k.dtype, heads, (*k.shape[1:], v.shape[-1]))
+
+
+@cache
+def _has_triton() -> bool:
+    """Return whether Triton is there and can be imported."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        import triton  # noqa: F401, PLC0415  # pyright: ignore[reportMissingImports, reportUnusedImport]
+    except Exception as error:  # noqa: BLE001 - a library of the system is missing, for instance
+        _log.warning("Triton cannot be imported, and GPUs attend slowly: %s", error)
+        return False
+    return True
 
 
 def _attend_on_device(
