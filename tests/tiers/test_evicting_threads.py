@@ -179,3 +179,30 @@ def test_in_memory(seed):
         for shelf in host._arena.shelves.values():
             assert not shelf.index.num_reserved
         assert (host._calls, host._filling._ended) == ([], {})
+
+
+@pytest.mark.parametrize("kind", [Host, Disk])
+def test_nobody_is_told_of_a_key_whose_deletion_has_returned(tmp_path, kind):
+    keys = names_of(range(40))
+    order = []
+
+    def evicting(gone, _records):
+        tier.evicting = lambda *_: None
+        deleting = threading.Thread(target=delete, args=(gone,))
+        deleting.start()
+        deleting.join(0.1)
+        order.append("told")
+        threads.append(deleting)
+
+    def delete(gone):
+        tier.delete(gone, 10)
+        order.append("deleted")
+
+    threads = []
+    with kind(CAPACITY) if kind is Host else kind(tmp_path, CAPACITY, ahead=1) as tier:
+        tier.evicting = evicting
+        for key in keys:
+            tier.put([key], [RECORDS[key, 5000]], 60)
+        threads[0].join(10)
+        assert order == ["told", "deleted"]
+        tier.check()

@@ -105,6 +105,11 @@ class DiskRoom:
                 with self._records.lock:
                     return slab.index.reserve_some(count)
 
+    def wait(self, timeout_s: float) -> None:
+        """Return when room that is being made is made; waits so long at most."""
+        if self.lock.acquire(timeout=max(0.0, timeout_s)):
+            self.lock.release()
+
     def _slab(self, record_bytes: int) -> Slab:
         """Return the slab of a record size, made if need be."""
         slabs = self._records.slabs

@@ -263,6 +263,8 @@ class Disk(Tier):
             return
         with self._call():
             self._records.drop_keys(keys)
+            if self.evicting is not None:  # who is told of what makes room is told by now
+                self._room.wait(timeout_s)
         self._wake(())
 
     def _size(self) -> tuple[int, int, int]:

@@ -1,12 +1,14 @@
-"""Keys whose records are being written, and who waits for that."""
+"""Keys that something is being done to, and who waits for that."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 
 
 class Filling:
-    """Keys that are written by one thread each, from `begin` to `end`. Not thread-safe: its owner locks."""
+    """Keys that one thread each writes, or tells that they go, from `begin` to `end`. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
         self._ended: dict[bytes, threading.Event | None] = {}
@@ -14,12 +16,12 @@ class Filling:
     def __contains__(self, key: bytes) -> bool:
         return key in self._ended
 
-    def begin(self, key: bytes) -> None:
-        """Say that a key is being written from now on."""
-        self._ended[key] = None
+    def begin(self, *keys: bytes) -> None:
+        """Say that it begins for these keys."""
+        self._ended |= dict.fromkeys(keys)
 
     def ended(self, key: bytes) -> threading.Event:
-        """Return what is set when a key that is being written is there, or will not be."""
+        """Return what is set when it has ended for a key, whether it is there then or not."""
         ended = self._ended[key] = self._ended[key] or threading.Event()
         return ended
 
@@ -32,3 +34,10 @@ class Filling:
     def end_all(self) -> None:
         """Let all go on who wait."""
         self.end(*self._ended)
+
+
+def wait_for(ended: Sequence[threading.Event], timeout_s: float) -> None:
+    """Wait until all are set, so long at most."""
+    deadline = time.monotonic() + timeout_s
+    for each in ended:
+        each.wait(max(0.0, deadline - time.monotonic()))

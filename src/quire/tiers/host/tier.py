@@ -16,7 +16,7 @@ from quire.errors import TierError
 from quire.interrupts import mutating
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
-from quire.tiers.host.filling import Filling
+from quire.tiers.host.filling import Filling, wait_for
 from quire.tiers.host.lending import Lending
 from quire.tiers.in_time import in_time
 
@@ -71,7 +71,7 @@ class Host(Tier):
             raise TierError(
                 f"no {capacity} bytes of memory for the host tier: {error}; give it less"
             ) from error
-        self._filling = Filling()
+        self._filling, self._leaving = Filling(), Filling()
         self._calls: list[frozenset[bytes]] = []
         self._lending = Lending(capacity // 2)
 
@@ -89,6 +89,7 @@ class Host(Tier):
         try:
             self._arena.pages.give_up()
             self._filling.end_all()
+            self._leaving.end_all()
             self._begin(self._arena.capacity)
         finally:
             self._lock.release()
@@ -141,13 +142,8 @@ class Host(Tier):
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the records as they are now, those used last first."""
-        listed: list[tuple[int, bytes, int]] = []
         with self._lock:
-            for size, shelf in self._arena.shelves.items():
-                places = shelf.index.published()
-                keys, stamps = shelf.index.keys_of(places), shelf.index.stamps[places].tolist()
-                listed += [(stamp, keys[i].tobytes(), size) for i, stamp in enumerate(stamps)]
-        listed.sort(reverse=True)
+            listed = self._arena.listed()
         for age, (_, key, size) in enumerate(listed):
             yield ListedRecord(key, size, age)
 
@@ -211,6 +207,8 @@ class Host(Tier):
             for found in map(self._arena.find, keys):
                 if found is not None:
                     self._remove(*found)
+            told = [self._leaving.ended(key) for key in keys if key in self._leaving]
+        wait_for(told, timeout_s)  # nobody is told later than that of a key that is deleted
 
     def _size(self) -> tuple[int, int, int]:
         with self._lock:
@@ -365,6 +363,7 @@ class Host(Tier):
             return len(places)
         keys = [key.tobytes() for key in index.keys_of(np.array(places, np.int64))]
         index.unpublish(*places)
+        self._leaving.begin(*keys)
         try:
             with self._unlocked():
                 told = self.worth_telling(keys)
@@ -373,6 +372,7 @@ class Host(Tier):
                 with self._unlocked():
                     self.evicting([keys[at] for at in told], records)
         finally:
+            self._leaving.end(*keys)
             index.release(*places)
         return len(places)
 

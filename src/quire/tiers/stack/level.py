@@ -16,6 +16,7 @@ from quire.errors import ConfigError
 from quire.tiers.base import Outcome, Tier, TierStats
 from quire.tiers.format import PAGED_FROM, PRIVATE, prefer_huge_pages
 from quire.tiers.stack.asking import Asking, Breaker, Kind
+from quire.tiers.stack.deletions import Deletions
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.lanes import Lanes, TierLane
 from quire.tiers.stack.settings import StackSettings
@@ -106,6 +107,7 @@ class Shared:
         self.whereabouts = KeyTable(REMEMBERED_KEYS)
         """A bit per tier that had the key when it was last asked or written."""
         self.uses = KeyTable(REMEMBERED_KEYS)
+        self.deletions = Deletions(self.lock)
         self.is_closed = False
         self.is_abandoned = False
         """Whether the tiers are another process's: nothing of them is called, not even to count."""
@@ -116,6 +118,7 @@ class Shared:
         """Be closed at once, in a forked process: locks may be held by threads that are not here."""
         self.is_closed = self.is_abandoned = True
         self.lock = self.lanes.lock()
+        self.deletions = Deletions(self.lock)
         self.pool = BufferPool(self.pool.limit_bytes)
         self.lender = None
 
