@@ -3,8 +3,10 @@
 import random
 import sys
 import threading
+import time
 
 import pytest
+from dict_tier import DictTier
 
 from quire.tiers import Disk, Host, StackSettings, TierStack
 from quire.tiers.base import Outcome
@@ -102,3 +104,23 @@ def test_on_a_small_host_above_a_disk(tmp_path, seed):
         assert not stack._shared.deletions._rises
         assert not any(shelf.index.num_reserved for shelf in host._arena.shelves.values())
         assert not any(slab.pins or slab.leaving for slab in disk._records.slabs.values())
+
+
+def test_two_threads_that_close_a_stack_both_return_when_it_is_closed():
+    class Slow(DictTier):
+        is_shut = False
+
+        def close(self):
+            if not self.is_closed:  # the second call finds it closed already, as a disk's does
+                self.is_closed = True
+                time.sleep(0.1)
+                self.is_shut = True
+
+    def close():
+        stack.close()
+        assert tier.is_shut
+
+    tier, both = Slow(), threading.Barrier(2)
+    stack = TierStack([tier])
+    stack.drain = lambda _: both.wait(10) is not None
+    run_in_threads(close, close)

@@ -163,6 +163,7 @@ class Level:
 
         self.closed = shared.lanes.signal()
         """Set when its tier is closed."""
+        self._closes = False
 
     @property
     def patience_s(self) -> float:
@@ -191,6 +192,12 @@ class Level:
         """Tell the breaker that nothing at all came of a call for so long. The lock is held."""
         if waited_s >= self.patience_s:
             self.reading.open()
+
+    def begins_to_close(self) -> bool:
+        """Return whether the caller is to close its tier; of several that close the stack at once, one is. The lock is not held."""
+        with self.shared.lock:
+            begins, self._closes = not self._closes, True
+        return begins
 
     def say_changes(self) -> None:
         """Tell the log where the tier is left alone now and was not before, or the other way round. The lock is not held."""

@@ -328,7 +328,7 @@ class TierStack:
         for level in self._levels:
             level.loads.close()
             level.stores.close()
-        for level in self._levels:
+        for level in filter(Level.begins_to_close, self._levels):
             # In threads of their own: what they close may hang.
             try:
                 shared.lanes.spawn(f"quire {level.name} closing", partial(self._close_tier, level))
