@@ -5,7 +5,7 @@
 Each round forks one to three writers, one after the other, on one directory. A writer opens it, reads all that is there,
 puts, replaces, deletes, evicts, flushes, writes its indexes anew, closes and opens again, with small capacities that change, so
 that all of it happens often; past the page cache, by it, or by it for bursts; in some rounds with two threads that write and
-one that flushes and reads. It dies by SIGKILL
+one that flushes, reads, uses, lists and checks what both have, taking turns after a few bytecodes or as usual. It dies by SIGKILL
 
     before, within, after   its n-th file operation, n drawn at random; `within` a write: after some of the bytes
     time                    at a random time, from outside
@@ -181,15 +181,19 @@ class Writer:
         self.save()
 
     def use_from_threads(self, disk, num_threads):
-        """Use it from several threads, each with keys of its own, while one more flushes and reads all of them."""
+        """Use it from several threads, each with keys of its own, while one more flushes, reads and uses all of them."""
         is_over = threading.Event()
         keys = [name_of(number) for number in range(NUM_KEYS)]
         rng = random.Random(self.rng.random())
+        sys.setswitchinterval(rng.choice([1e-6, 0.005]))
 
-        def flush():
+        def use_beside():
             while not is_over.wait(0.005):
                 self.flush(disk)
                 get(disk, rng, rng.sample(keys, 10))
+                disk.touch(rng.sample(keys, 5))
+                disk.check()
+                list(disk.scan())
 
         threads = [
             threading.Thread(
@@ -198,13 +202,13 @@ class Writer:
             )
             for at in range(num_threads)
         ]
-        flushing = threading.Thread(target=flush)
-        for thread in (*threads, flushing):
+        beside = threading.Thread(target=use_beside)
+        for thread in (*threads, beside):
             thread.start()
         for thread in threads:
             thread.join()
         is_over.set()
-        flushing.join()
+        beside.join()
 
     def use(self, disk, rng, numbers, *, flushes=False):
         for _ in range(STEPS):

@@ -46,6 +46,26 @@ def test_what_a_crew_raises_reaches_the_caller():
     crew.close()
 
 
+def test_where_a_call_is_cut_off_no_helper_is_at_work_any_more():
+    crew = Crew(1, "test")
+    caller, helping, done = threading.get_ident(), threading.Event(), []
+
+    def work(number):
+        if threading.get_ident() == caller:
+            helping.wait(10)
+            raise KeyboardInterrupt
+        helping.set()
+        time.sleep(0.05)
+        done.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.each(20, work, 1)
+    assert len(done) == 1
+    time.sleep(0.1)
+    assert len(done) == 1
+    crew.close()
+
+
 def test_background_work_goes_on_until_there_is_none_and_begins_again_when_woken():
     left = [3]
 

@@ -3,10 +3,12 @@
 import errno
 import os
 import shutil
+import threading
 
 import pytest
-from disk_help import FaultyFiles, get, put
+from disk_help import FaultyFiles, filled, get, put
 
+from quire.errors import TierBusy
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.disk import Disk
@@ -268,3 +270,20 @@ def test_neighbouring_places_are_written_by_one_call_and_to_the_end(
         buffers = buffers_like(records)
         assert disk.get(keys, buffers, 60) == [HIT] * 12
         assert buffers == records
+
+
+def test_a_call_that_hangs_while_the_tier_is_closed_keeps_its_files(tmp_path, monkeypatch):
+    """A file that is opened meanwhile must not get their numbers, nor another process the directory."""
+    monkeypatch.setattr("quire.tiers.disk.tier._CLOSE_S", 0.05)
+    files, found = FaultyFiles(), []
+    disk = filled(tmp_path / "tier", files=files)
+    files.go_on.clear()
+    reader = threading.Thread(target=lambda: found.extend(get(disk, [7])), name="reader")
+    reader.start()
+    assert files.reading.wait(10)
+    disk.close()
+    with pytest.raises(TierBusy):
+        Disk(tmp_path / "tier", "1MiB")
+    files.go_on.set()
+    reader.join()
+    assert found == [Outcome.HIT]

@@ -144,6 +144,36 @@ def test_after_a_flush_nothing_waits(disk):
     assert disk._cache.waiting(RECORD) == 0
 
 
+def test_two_that_write_out_at_once_take_what_waited_off_once(disk, files):
+    store(disk, range(5))
+    slab = disk._records.slabs[RECORD]
+    real = files.sync
+
+    def sync(descriptor):
+        files.sync = real
+        slab.write_out()  # as the background thread does while `flush` is at it
+        real(descriptor)
+
+    files.sync = sync
+    disk.flush()
+    assert disk._cache.waiting(RECORD) == 0
+
+
+def test_what_is_on_its_way_to_the_page_cache_when_others_write_out_goes_on_waiting(disk, files):
+    store(disk, range(5))
+    slab = disk._records.slabs[RECORD]
+    real = files.write_at
+
+    def write_at(*args):
+        files.write_at = real
+        slab.write_out()
+        real(*args)
+
+    files.write_at = write_at
+    store(disk, [5])
+    assert disk._cache.waiting(RECORD) == RECORD
+
+
 def test_what_could_not_be_written_out_is_said_by_the_next_flush_and_nothing_waits_for_it(
     disk, files
 ):
@@ -218,7 +248,8 @@ def test_records_of_all_sizes_share_one_limit():
     assert cache.takes(200, 2)
     assert not cache.takes(100, 1)
     assert cache.is_behind
-    cache.wrote_out(100, 600)
+    cache.wrote(100, 6)
+    cache.wrote_out(100, cache.written(100))
     assert (cache.waiting(100), cache.waiting(200)) == (0, 400)
     assert not cache.is_behind
     assert cache.takes(300, 2)

@@ -198,6 +198,38 @@ def test_a_record_may_move_while_it_is_read(tmp_path, files):
     disk.close()
 
 
+def test_a_damaged_record_that_moves_while_it_is_read_is_dropped_where_it_is_then(tmp_path, files):
+    found = []
+    with Disk(tmp_path, 1 << 20, ahead=1, files=files) as disk:
+        put(disk, range(800))
+        slab, place = disk._records.slabs[1152], disk._records.find(name_of(799)).place
+        slab.write(place, memoryview(bytes(1152)))
+        files.go_on.clear()
+        reader = threading.Thread(target=lambda: found.extend(get(disk, [799])), name="reader")
+        reader.start()
+        assert files.reading.wait(10)
+        disk.delete(names_of(range(600)))
+        assert disk._room._shrinks(slab, 300)
+        disk.check()
+        files.go_on.set()
+        reader.join()
+        assert found == [CORRUPT]
+        assert get(disk, range(600, 800)) == [HIT] * 199 + [ABSENT]
+        assert not slab.moved
+
+
+def test_a_slab_that_is_wanted_again_while_it_is_looked_at_is_looked_at_again(tmp_path):
+    with Disk(tmp_path, 1 << 20) as disk:
+        put(disk, range(10))
+        assert disk.settle(10)
+        room = disk._room
+        room.wanted.add(1152)
+        room._ahead = 1 << 20
+        room._may_grow = lambda slab: room.wanted.add(slab.record_bytes)  # a put on another thread
+        assert not room.prewrite()
+        assert room.wanted == {1152}
+
+
 def test_two_threads_that_put_one_key_keep_one_record(tmp_path):
     disk = Disk(tmp_path, "1MiB")
     barrier = threading.Barrier(4)

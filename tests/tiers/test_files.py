@@ -354,3 +354,27 @@ def test_a_directory_that_holds_more_than_the_capacity_fits_once_it_is_open(tmp_
         assert tier.stats().num_bytes <= 10 * size
         assert verified(tier) == tier.stats().num_records >= 9
         assert tier.contains(keys[:9]) == [True] * 9, "the head of the prompt stays"
+
+
+def test_a_file_that_is_just_being_deleted_to_make_room_is_not_called_present(
+    tmp_path, monkeypatch
+):
+    key, record = name_of(1), record_of(name_of(1))
+    told = []
+    unlink = os.unlink
+
+    def delete(path):
+        if str(path).endswith(f"{key.hex()}.quire"):
+            monkeypatch.undo()
+            putting.start()
+            putting.join(0.1)
+        unlink(path)
+
+    with Files(tmp_path, "1MiB") as tier:
+        assert tier.put([key], [record]) == [STORED]
+        putting = threading.Thread(target=lambda: told.extend(tier.put([key], [record])))
+        monkeypatch.setattr(os, "unlink", delete)
+        tier._room.remove(key, time.time_ns())
+        putting.join(10)
+        assert told == [STORED]
+        assert tier.contains([key]) == [True]

@@ -203,7 +203,8 @@ def test_the_lock_is_free_while_a_record_is_copied(monkeypatch, call):
         assert copying.wait(10)
         assert tier.contains([key, other]) == [call == "get", True]
         assert tier.get([other], [new_buffer(SIZE)]) == [HIT]
-        assert tier.put([key], [record_of(key)]) == [PRESENT]
+        put_again = tier.put([key], [record_of(key)], timeout_s=0.0)
+        assert put_again == [PRESENT if call == "get" else Outcome.TIMEOUT]
         fill(tier, [3])
         go_on.set()
         thread.join(10)
@@ -361,3 +362,27 @@ def test_check_finds_a_chunk_that_is_lost():
         with pytest.raises(InvariantError, match="chunks"):
             tier.check()
         tier._arena.free_chunks.append(chunk)
+
+
+def test_who_puts_a_record_that_finds_no_room_on_another_thread_stores_it():
+    """It is not told that it is there because another thread has begun to write it."""
+    key, record = name_of(1000), record_of(name_of(1000))
+    told = []
+
+    def evicting(_keys, _records):
+        tier.evicting = None
+        putting.start()
+        putting.join(0.1)
+        raise ValueError
+
+    with Host(10 * SIZE) as tier:
+        fill(tier, range(10))
+        tier._mend = lambda why: None
+        tier.evicting = evicting
+        putting = threading.Thread(target=lambda: told.extend(tier.put([key], [record])))
+        with pytest.raises(ValueError):
+            tier.put([key], [record])
+        putting.join(10)
+        assert told == [STORED]
+        assert tier.contains([key]) == [True]
+        tier.check()

@@ -97,6 +97,17 @@ def test_calls_of_it_fail_until_then_and_try_it_once_in_a_while(server):
     late.close()
 
 
+def test_a_tier_that_is_closed_while_it_opens_is_left_open_by_nobody(tmp_path):
+    def open_slowly():
+        late.close()
+        return Disk(tmp_path, "8MiB")
+
+    late = Late("disk", open_slowly, TierError("down"))
+    late._tried_at -= wrapped.RETRY_S
+    assert late.lookup(KEYS[:1]) == ([False], ["error"])
+    Disk(tmp_path, "8MiB").close()
+
+
 def test_strict_raises_and_leaves_nothing_open(tmp_path):
     lines = [f"disk:{tmp_path}?capacity=8MiB", DOWN]
     pytest.importorskip("redis")

@@ -70,6 +70,26 @@ def test_a_record_that_is_deleted_while_its_memory_is_lent_can_be_put_again(host
     assert host.get([name_of(1)], [new_buffer(STORED)]) == [Outcome.HIT]
 
 
+def test_what_others_lease_of_lent_memory_stays_leased_when_it_is_taken_back(host):
+    (memory,) = lent_and_filled(host, [1])
+    host.put([name_of(1)], [memory])
+    host.lease([name_of(1)], 60.0)
+    host.take_back([memory])
+    fill(host, 2, 3 * SLOTS)
+    assert host.contains([name_of(1)]) == [True]
+
+
+def test_what_was_leased_of_lent_memory_and_then_deleted_leaves_no_lease(host):
+    (memory,) = lent_and_filled(host, [1])
+    host.put([name_of(1)], [memory])
+    host.lease([name_of(1)], 60.0)
+    host.delete([name_of(1)])
+    host.put([name_of(1)], [memory])
+    host.take_back([memory])
+    fill(host, 2, 3 * SLOTS)
+    assert host.contains([name_of(1)]) == [False]
+
+
 def test_a_record_that_is_there_already_is_not_stored_twice(host):
     (memory,) = lent_and_filled(host, [1000])
     assert host.put([name_of(1000)], [memory]) == [Outcome.PRESENT]

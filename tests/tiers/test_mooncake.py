@@ -53,6 +53,8 @@ def open_tier(client, **settings):
 
 @needs_mooncake
 class TestMooncake(TierContract):
+    drops_what_it_read = tells_what_is_there = False
+
     @pytest.fixture
     def make_tier(self, server, client):
         self.server = server

@@ -1,9 +1,11 @@
 """What lies in an object store, who finds it, and what that costs in requests."""
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import obstore
@@ -150,6 +152,62 @@ def test_where_all_records_of_a_bundle_are_deleted_nothing_is_left(store):
     other.delete(keys[3:])
     assert objects_of(other) == {}
     assert other.put(keys, records_of(keys)) == [STORED] * 4
+
+
+def test_what_is_deleted_while_names_are_listed_does_not_come_back(store):
+    tier = Objects(store, refresh_s=0)
+    keys = names_of(range(2))
+    tier.put(keys, records_of(keys))
+    names = tier._client.names
+
+    async def names_and_then(prefix, offset, see):
+        seen = []
+        await names(prefix, offset, lambda *each: seen.append(each))
+        listed.set()
+        await asyncio.to_thread(deleted.wait, 10)
+        for each in seen:
+            see(*each)
+
+    listed, deleted = threading.Event(), threading.Event()
+    tier._client.names = names_and_then
+    listing = threading.Thread(target=lambda: tier.contains([name_of(99)], 10))
+    listing.start()
+    assert listed.wait(10)
+    tier.delete(keys)
+    deleted.set()
+    listing.join()
+    assert tier.contains(keys) == [False, False]
+    assert tier.put(keys, records_of(keys)) == [STORED] * 2
+    assert [outcome_of(tier, key) for key in keys] == [HIT] * 2
+    tier.check()
+
+
+def test_two_threads_that_delete_the_records_of_a_bundle_leave_nothing_of_it(store):
+    tier = Objects(store)
+    keys = names_of(range(2))
+    tier.put(keys, records_of(keys))
+    write = tier._client.write
+
+    async def delete_before(path, content):
+        tier._client.write = write
+        await asyncio.to_thread(tier.delete, keys[1:])
+        await write(path, content)
+
+    tier._client.write = delete_before
+    tier.delete(keys[:1])
+    assert objects_of(tier) == {}
+    tier.check()
+
+
+def test_of_two_copies_only_the_damaged_one_is_dropped(store):
+    one, other = pair(store)
+    key, record = name_of(1), record_of(name_of(1))
+    one.contains([key])
+    assert other.put([key], [record]) == one.put([key], [record]) == [STORED]
+    with Objects(store) as reader:
+        assert reader.contains([key]) == [True]
+        rewrite(reader, key, bytes(len(record)))
+        assert [outcome_of(reader, key) for _ in range(2)] == [CORRUPT, HIT]
 
 
 def test_an_object_that_expired_is_absent_and_may_be_put_again(store):

@@ -91,6 +91,8 @@ def test_any_tier_is_read_without_being_changed(caplog):
 
 def test_dropping_what_is_damaged_has_what_is_left_of_the_time_of_the_read():
     class Slow(DictTier):
+        drops_damaged = False
+
         def _get(self, keys, buffers, timeout_s, answers):
             time.sleep(0.2)
             super()._get(keys, buffers, timeout_s, answers)

@@ -34,6 +34,7 @@ class RedisContract(TierContract):
     """What the contracts below share: `servers`, and `url` where to find them."""
 
     db = 0
+    drops_what_it_read = False
 
     @pytest.fixture
     def make_tier(self, url, servers):

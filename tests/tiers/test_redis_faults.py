@@ -324,6 +324,20 @@ def test_a_value_of_another_length_is_dropped_unless_it_is_this_keys_whole_recor
 # whose keys
 
 
+def test_a_record_that_another_deletes_while_it_is_put_again_is_stored(tier):
+    key, record = name_of(1), record_of(name_of(1))
+    keep_present = tier._keep_present
+
+    def delete_before(*args):
+        tier.delete([key])
+        return keep_present(*args)
+
+    assert tier.put([key], [record]) == [STORED]
+    tier._keep_present = delete_before
+    assert tier.put([key], [record]) == [STORED]
+    assert get(tier, [key]) == [HIT]
+
+
 def test_prefixes_do_not_see_each_other(open_tier):
     first, second = open_tier(prefix="a[b]*?:"), open_tier(prefix="a[b]*??:")
     first.put([name_of(1)], [record_of(name_of(1))])

@@ -1,11 +1,12 @@
 """What is fed to a stack: when it begins, in which order, and who waits for it. In virtual time."""
 
+import threading
 from itertools import pairwise
 
 import pytest
-from stack_help import KEYS, SIZE, Stacked, store, wanted
+from stack_help import KEYS, RECORDS, SIZE, Stacked, store, wanted
 
-from quire.tiers import StackSettings
+from quire.tiers import Host, StackSettings, TierStack
 from quire.tiers.stack.feeding import FIRST_S, LOOK_S, MOST_S, PATIENCE_S, REST_S, SETTLED_S
 
 MUCH = 1000
@@ -363,3 +364,27 @@ def test_who_feeds_a_closed_stack_does_not_wait_for_ever():
             assert stack.feeding.begin(KEYS[:1], lambda: None, 100).wait(1.0)
 
     fed_in(scenario)
+
+
+def test_work_that_is_just_being_taken_up_is_waited_for():
+    """Whoever asks between the two steps of taking it up, without the lock, must not find it nowhere."""
+
+    class Waiting(dict):
+        def __delitem__(self, job):
+            super().__delitem__(job)
+            asking.start()
+            asking.join(0.1)
+
+    def ask():
+        stack.feeding.wait(10.0, KEYS[:1])
+        found.extend(host.contains(KEYS[:1]))
+
+    found = []
+    asking = threading.Thread(target=ask)
+    host = Host("1MiB")
+    with TierStack([host], StackSettings(busy_share=1)) as stack:
+        stack.feeding._waiting = Waiting()
+        stack.feeding.begin(KEYS[:1], lambda: stack.store(KEYS[:1], RECORDS[:1]), SIZE)
+        stack.drain(10)
+        asking.join(10)
+    assert found == [True]

@@ -1,7 +1,8 @@
 """A stack's writes: policies, order, back-pressure, and nothing twice."""
 
 import pytest
-from stack_help import KEYS, RECORDS, SIZE, Stacked, put, store, wanted
+from dict_tier import DictTier
+from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put, store, wanted
 
 from quire.errors import RecordError
 from quire.tiers.base import Outcome
@@ -284,6 +285,43 @@ def test_deleted_keys_are_gone_everywhere_and_may_be_written_again():
         assert wanted(stack, KEYS[:10]) == [True] * 5 + [False] * 5
 
     Stacked("host", "disk").run(scenario)
+
+
+def test_what_waits_to_be_written_is_written_before_it_is_deleted_or_flushed():
+    def scenario(stack, host, disk):
+        store(stack, range(800))
+        flushed = []
+        disk.flush = lambda: flushed.append(len(disk.records))
+        stack._lookup.in_all_lanes(lambda tier: tier.flush(), 1.0)
+        assert flushed == [800]
+        store(stack, range(800, 1000))
+        stack.delete(KEYS)
+        assert stack.drain(1)
+        assert held(disk) == []
+
+    Stacked("host", "disk", chunk_bytes=10 * SIZE).run(scenario)
+
+
+def test_what_is_deleted_while_it_is_read_is_not_kept_and_not_given_to_who_asks_later():
+    world = Stacked("host", "disk")
+
+    def slow_get(*args):
+        DictTier._get(world.tiers[1], *args)
+        world.lanes.sleep(0.5)
+
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        disk._get = slow_get
+        before = world.beside(lambda: load(stack, TEN))
+        world.lanes.sleep(0.1)
+        stack.delete(KEYS[:5])
+        later = world.beside(lambda: load(stack, TEN))
+        world.lanes.sleep(2.0)
+        assert before[0][0] == ["hit"] * 10
+        assert later[0][0] == ["absent"] * 5 + ["hit"] * 5
+        assert held(host) == held(disk) == [5, 6, 7, 8, 9]
+
+    world.run(scenario)
 
 
 def test_a_tier_gets_what_it_wanted_of_a_prompt_and_no_more():

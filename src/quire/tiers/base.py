@@ -99,6 +99,8 @@ class Tier(ABC):
     """Whether `contains` and `touch` look at memory only: then they are called on the caller's thread."""
     last_failure: str = ""
     """What went wrong last, for people, where the tier knows it."""
+    drops_damaged: bool = True
+    """Whether `_get` may drop what it finds damaged; what it does not is deleted by its key."""
     evicting: Evicting | None = None
     """Told of records that are about to make room, while their bytes are there; for a local tier."""
     evicting_of: Callable[[list[bytes]], list[int]] | None = None
@@ -122,15 +124,15 @@ class Tier(ABC):
         """
         check_keys(keys, buffers)
         deadline = time.monotonic() + timeout_s
-        answers = Answers(keys, buffers, came)
+        answers = Answers(keys, buffers, came, may_drop=self.drops_damaged)
         outcomes = self._guarded(
             answers.outcomes, lambda _: self._get(keys, buffers, timeout_s, answers)
         )
         if answers.damaged:
-            damaged = [keys[index] for index in sorted(answers.damaged)]
-            left_s = max(deadline - time.monotonic(), 0.0)
-            self._guarded([], lambda _: self._delete(damaged, left_s))
-            self._say_damaged(damaged)
+            if left := [keys[index] for index in sorted(answers.damaged - answers.dropped)]:
+                left_s = max(deadline - time.monotonic(), 0.0)
+                self._guarded([], lambda _: self._delete(left, left_s))
+            self._say_damaged([keys[index] for index in sorted(answers.damaged)])
         self._outcomes.update(outcomes)
         return outcomes
 
@@ -306,17 +308,30 @@ class Answers:
     """Outcomes of the keys of one `get`, `SKIPPED` until they are settled.
 
     `outcomes`  by index
-    `damaged`   indices of records that are `CORRUPT`: `Tier.get` has them deleted
+    `damaged`   indices of records that are `CORRUPT`
+    `dropped`   of these, those that the tier itself drops; the others' keys are deleted by `Tier.get`
     `came`      to be called where a part of a record has come: who waits gives up a tier of which nothing comes
     """
 
     def __init__(
-        self, keys: Keys, buffers: Buffers, came: Callable[[], None] | None = None
+        self,
+        keys: Keys,
+        buffers: Buffers,
+        came: Callable[[], None] | None = None,
+        *,
+        may_drop: bool = True,
     ) -> None:
         self.came = came or _nobody
         self.outcomes = [Outcome.SKIPPED] * len(keys)
         self.damaged: set[int] = set()
-        self._keys, self._buffers = keys, buffers
+        self.dropped: set[int] = set()
+        self._keys, self._buffers, self._may_drop = keys, buffers, may_drop
+
+    def is_to_drop(self, index: int) -> bool:
+        """Return whether a tier is to drop just what it read of a key, and nothing that was put since; if so it must."""
+        if is_to_drop := self._may_drop and index in self.damaged:
+            self.dropped.add(index)
+        return is_to_drop
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """Note what became of a key, and verify a `HIT`; its buffer is not written after that.
@@ -353,17 +368,6 @@ def checked(key: bytes, record: memoryview) -> Outcome:
     except RecordError as error:
         return Outcome.FOREIGN if error.is_foreign else Outcome.CORRUPT
     return Outcome.CORRUPT
-
-
-def in_time(
-    count: int, timeout_s: float, clock: Callable[[], float] = time.monotonic
-) -> Iterator[int]:
-    """Count up to `count` while there is time, but at least to the first. Raises `TimeoutError`."""
-    deadline = clock() + timeout_s
-    for index in range(count):
-        if index and clock() > deadline:
-            raise TimeoutError
-        yield index
 
 
 def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, Outcome, Tier
-from quire.tiers.wrapped import Wrapped
+from quire.tiers.wrapped import Wrapped, settle_as_within
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +98,7 @@ class Faulty(Wrapped):
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
             if outcomes[index] is Outcome.HIT:
                 self._spoil(key, buffer)
-            answers.settle(index, outcomes[index])
+            settle_as_within(answers, index, outcomes[index])
 
     def _spoil(self, key: bytes, buffer: memoryview) -> None:
         """Damage what was read, as it is drawn."""

@@ -41,7 +41,7 @@ class Wrapped(Tier):
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index, outcome in enumerate(self.tier.get(keys, buffers, timeout_s, answers.came)):
-            answers.settle(index, outcome)
+            settle_as_within(answers, index, outcome)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         done[:] = self.tier.put_sealed(keys, records, timeout_s)
@@ -76,6 +76,13 @@ class Wrapped(Tier):
 
     def close(self) -> None:
         self.tier.close()
+
+
+def settle_as_within(answers: Answers, index: int, outcome: Outcome) -> None:
+    """Settle an answer as the tier within has said it: what is damaged there, that one has dropped."""
+    answers.settle(index, outcome)
+    if outcome is Outcome.CORRUPT:
+        answers.dropped.add(index)
 
 
 class Late(Wrapped):
@@ -122,6 +129,8 @@ class Late(Wrapped):
             self._take(tier)
             self.name = name
             self._opened = tier
+            if self._is_closed:  # meanwhile, by who did not see it
+                tier.close()
         _log.info("%s is open now", name)
 
     def _size(self) -> tuple[int, int, int]:

@@ -13,6 +13,8 @@ from quire.tiers.wrapped import Wrapped
 class ReadOnlyTier(Tier):
     """A tier without `put`, `delete` and `touch`."""
 
+    drops_damaged = False
+
     def touch(self, keys: Keys) -> None:
         """Leave the order of uses as it is."""
 

@@ -14,13 +14,11 @@ Write `pytest.register_assert_rewrite("quire.tiers.contract.every")` into `conft
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-import numpy as np
 import pytest
 
 from quire.errors import ConfigError, RecordError, TierError
@@ -35,6 +33,7 @@ from quire.tiers.contract.samples import (
     record_of,
     records_of,
 )
+from quire.tiers.contract.threads import ThreadsContract
 from quire.tiers.format import new_buffer, record_bytes
 
 MakeTier: TypeAlias = Callable[..., Tier]
@@ -50,7 +49,7 @@ def read(tier: Tier, key: bytes, payload_bytes: int = 1000) -> tuple[Outcome, me
     return outcome, buffer
 
 
-class TierContract:
+class TierContract(ThreadsContract):
     """Holds for every tier."""
 
     payloads: tuple[int, ...] = PAYLOADS
@@ -60,10 +59,6 @@ class TierContract:
     def make_tier(self) -> MakeTier:
         """Return a function that makes a tier. A subclass must give it."""
         raise NotImplementedError
-
-    def tamper(self, tier: Tier, key: bytes, record: bytes) -> None:
-        """Put these bytes, of any length, where the tier keeps the record of `key`, behind its back."""
-        pytest.skip(f"{tier.name}: no way to change the {len(record)} bytes of {key.hex()[:8]}")
 
     def reopen(self, tier: Tier) -> Tier:
         """Close the tier and open what it left."""
@@ -280,35 +275,6 @@ class TierContract:
         assert stats.capacity_bytes == -1 or stats.capacity_bytes >= stats.num_bytes
         assert stats.name in repr(tier)
 
-    # threads
-
-    def test_threads_share_a_tier_and_no_hit_is_wrong(self, tier: Tier) -> None:
-        keys = names_of(range(24))
-        expected = {key: record_of(key, 20_000) for key in keys}
-        wrong: list[object] = []
-
-        def work(seed: int) -> None:
-            numbers = np.random.default_rng(seed)
-            for _ in range(12):
-                some = [keys[int(i)] for i in numbers.choice(len(keys), 4, replace=False)]
-                records = [expected[key] for key in some]
-                try:
-                    put = tier.put(some, records, timeout_s=10)
-                    wrong.extend(each for each in put if each not in (STORED, PRESENT))
-                    buffers = buffers_like(records)
-                    got = tier.get(some, buffers, timeout_s=10)
-                    wrong.extend(each for each in got if each not in (HIT, ABSENT))
-                    pairs = zip(some, got, buffers, strict=True)
-                    wrong.extend(key for key, o, b in pairs if o is HIT and b != expected[key])
-                    tier.touch(some)
-                    tier.delete(some[:1], timeout_s=10)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the test fails by it
-                    wrong.append(error)
-
-        _run_in_threads(work, 4)
-        assert wrong == []
-        tier.check()
-
     # time, failure, the end
 
     def test_a_call_without_time_returns_at_once_and_tells_no_lies(self, tier: Tier) -> None:
@@ -384,12 +350,3 @@ class TierContract:
             return list(tier.scan())
         except (TierError, NotImplementedError) as error:
             pytest.skip(f"this tier cannot list its records: {error}")
-
-
-def _run_in_threads(work: Callable[[int], None], count: int) -> None:
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a call did not return within a minute"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 
@@ -15,11 +15,13 @@ class Crew:
 
     def __init__(self, helpers: int, name: str) -> None:
         self.helpers = helpers
-        self._name = name
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(helpers, thread_name_prefix=name) if helpers else None
 
     def each(self, count: int, work: Callable[[int], None], helpers: int) -> None:
-        """Call `work` with 0 to `count` - 1, begun in that order, with so many helping; return when all is done."""
+        """Call `work` with 0 to `count` - 1, begun in that order, with so many helping; return when all is done.
+
+        Where a call is cut off, too, nothing is under way any more.
+        """
         numbers = iter(range(count))  # handing out the next number is one step of the interpreter
 
         def share() -> None:
@@ -27,8 +29,6 @@ class Crew:
                 work(number)
 
         helpers = min(helpers, self.helpers, count - 1)
-        if helpers > 0 and self._pool is None:
-            self._pool = ThreadPoolExecutor(self.helpers, thread_name_prefix=self._name)
         helping: list[Future[None]] = []
         with suppress(
             RuntimeError
@@ -37,8 +37,9 @@ class Crew:
         try:
             share()
         finally:
-            for each in helping:
-                each.cancel()
+            for _ in numbers:  # none of those that were not begun
+                pass
+            wait([each for each in helping if not each.cancel()])
         for each in helping:
             if not each.cancelled():
                 each.result()

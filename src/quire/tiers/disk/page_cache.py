@@ -18,39 +18,61 @@ class PageCache:
     """How much of what a tier wrote waits in the page cache: never more than `limit_bytes`, whatever the record sizes.
 
     From half of it on, the tier writes it out in the background. Beyond the limit, writes go past the page cache.
+
+    All counts grow only, so that several threads may write and write out at once. Of each size, in bytes:
+
+        written out <= written <= taken; taken - written out == waiting
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._waiting: Counter[int] = Counter()
+        self._taken: Counter[int] = Counter()
+        self._written: Counter[int] = Counter()
+        self._written_out: Counter[int] = Counter()
         self._lock = threading.Lock()
 
     @property
     def is_behind(self) -> bool:
         """Whether so much waits that it is to be written out."""
-        return 2 * self._waiting.total() > self.limit_bytes
+        return 2 * self._waiting_bytes > self.limit_bytes
 
     def takes(self, record_bytes: int, count: int) -> bool:
-        """Return whether so many records of a size may be written to the page cache: then they count as waiting."""
+        """Return whether so many records of a size may be written to the page cache: then they count as waiting.
+
+        The caller says when it `wrote` them.
+        """
         num_bytes = record_bytes * count
         with self._lock:
             if not self.has_room(num_bytes):
                 return False
-            self._waiting[record_bytes] += num_bytes
+            self._taken[record_bytes] += num_bytes
             return True
+
+    def wrote(self, record_bytes: int, count: int) -> None:
+        """Say that so many records that were taken are in the page cache, or failed: what is written out from now on has them."""
+        with self._lock:
+            self._written[record_bytes] += record_bytes * count
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether so many bytes more may wait."""
-        return self._waiting.total() + num_bytes <= self.limit_bytes
+        return self._waiting_bytes + num_bytes <= self.limit_bytes
 
     def waiting(self, record_bytes: int) -> int:
         """Return the bytes of records of a size that may not be on the disk yet."""
-        return self._waiting[record_bytes]
+        return self._taken[record_bytes] - self._written_out[record_bytes]
 
-    def wrote_out(self, record_bytes: int, num_bytes: int) -> None:
-        """Say that so many of these wait no more."""
+    def written(self, record_bytes: int) -> int:
+        """Return the bytes of records of a size that were ever written to the page cache."""
+        return self._written[record_bytes]
+
+    def wrote_out(self, record_bytes: int, written: int) -> None:
+        """Say that what was `written` when this began waits no more."""
         with self._lock:
-            self._waiting[record_bytes] -= num_bytes
+            self._written_out[record_bytes] = max(self._written_out[record_bytes], written)
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._taken.total() - self._written_out.total()
 
 
 def limit_here() -> int:

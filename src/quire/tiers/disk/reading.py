@@ -43,6 +43,9 @@ class RecordReader:
                 else:
                     spots[index] = spot
             self._read(spots, keys, buffers, until, answers)
+            if answers.damaged and self._drops:
+                damaged = filter(answers.is_to_drop, list(answers.damaged))
+                self._records.drop_read([spots[index] for index in damaged])
         finally:
             self._records.unpin(pinned)
 
@@ -80,7 +83,7 @@ class RecordReader:
                     elif is_whole or reading(spot.place, buffer):
                         outcome = self._outcome(spot, key, buffer)
                     else:
-                        outcome = self._damaged(spot)
+                        outcome = self._damaged
                 except OSError:
                     outcome = Outcome.ERROR
                 answers.settle(index, outcome)
@@ -100,10 +103,9 @@ class RecordReader:
             return Outcome.HIT
         if self._drops and checked(key, buffer) is Outcome.FOREIGN:
             return Outcome.FOREIGN
-        return self._damaged(spot)
+        return self._damaged
 
-    def _damaged(self, spot: Spot) -> Outcome:
-        if not self._drops:  # who writes may have given the place to another record
-            return Outcome.ABSENT
-        self._records.drop([spot])
-        return Outcome.CORRUPT
+    @property
+    def _damaged(self) -> Outcome:
+        """What a place is that does not hold what it should: who writes may have given it to another record."""
+        return Outcome.CORRUPT if self._drops else Outcome.ABSENT

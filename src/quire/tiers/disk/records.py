@@ -192,6 +192,17 @@ class DiskRecords:
                     some = list(filter(is_there, spots[start : start + _AT_ONCE]))
                 self._retire(some)
 
+    def drop_read(self, spots: Sequence[Spot]) -> None:
+        """Forget records that were read at spots, which are pinned still, wherever they have moved since."""
+        with self._changes:
+            with self.lock:
+                now = [
+                    msgspec.structs.replace(spot, place=spot.slab.moved.get(spot.place, spot.place))
+                    for spot in spots
+                ]
+                now = list(filter(is_there, now))
+            self._retire(now)
+
     def drop_keys(self, keys: Sequence[bytes]) -> None:
         """Forget the records of keys."""
         for start in range(0, len(keys), _AT_ONCE):
@@ -248,7 +259,7 @@ class DiskRecords:
                     break
                 with self.lock:
                     for spot, to in some:
-                        slab.index.move(spot.place, to)
+                        slab.move(spot.place, to)
             moved += some
         return moved
 

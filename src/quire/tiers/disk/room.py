@@ -105,6 +105,11 @@ class DiskRoom:
                 with self._records.lock:
                     return slab.index.reserve_some(count)
 
+    def wait(self, timeout_s: float) -> None:
+        """Return when room that is being made is made; waits so long at most."""
+        if self.lock.acquire(timeout=max(0.0, timeout_s)):
+            self.lock.release()
+
     def _slab(self, record_bytes: int) -> Slab:
         """Return the slab of a record size, made if need be."""
         slabs = self._records.slabs
@@ -125,14 +130,12 @@ class DiskRoom:
         """Write some of a slab ahead; return whether there may be more to do."""
         for size in sorted(self.wanted):
             slab = self._records.slabs[size]
-            with self.lock:
-                try:
-                    is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
-                    if is_short and self._adds(slab, slab.prewrite):
-                        return True
-                except OSError:
-                    pass  # the slab stays as it is; a put that needs room finds out why
-                self.wanted.discard(size)
+            self.wanted.discard(size)  # before the look: it may be wanted again right behind that
+            with self.lock, suppress(OSError):  # a put that needs room finds out why there is none
+                is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
+                if is_short and self._adds(slab, slab.prewrite):
+                    self.wanted.add(size)
+                    return True
         return False
 
     def _may_grow(self, slab: Slab) -> bool:

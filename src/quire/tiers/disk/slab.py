@@ -31,7 +31,7 @@ class Slab:
 
     Reading and writing need no lock, the rest needs the owner's. A place that is being read
     (`pins`) and loses its record stays reserved (`leaving`) until the last reader is done, so
-    nobody reads what is being written.
+    nobody reads what is being written; `moved` says where its record is, if that moved.
     """
 
     def __init__(self, slabs: Slabs, record_bytes: int) -> None:
@@ -40,6 +40,7 @@ class Slab:
         self.path = directory / f"slab-{record_bytes}.quire"
         self.pins: dict[int, int] = {}
         self.leaving: set[int] = set()
+        self.moved: dict[int, int] = {}
         self._files = files
         self._aligned = AlignedBuffers()
         own = flags if record_bytes % PAGE_BYTES == 0 else flags & ~O_DIRECT
@@ -115,7 +116,10 @@ class Slab:
         """Fill places, from this one on. Raises `OSError`, with any of them written."""
         offset = place * self.record_bytes
         if self._cache is not None and self._cache.takes(self.record_bytes, len(records)):
-            self._write(self._cached, offset, records)
+            try:
+                self._write(self._cached, offset, records)
+            finally:
+                self._cache.wrote(self.record_bytes, len(records))
             return
         try:
             self._write(self._descriptor, offset, records)
@@ -168,13 +172,21 @@ class Slab:
         self.pins[place] -= 1
         if not self.pins[place]:
             del self.pins[place]
+            self.moved.pop(place, None)
             if place in self.leaving:
                 self.leaving.discard(place)
                 self.index.release(place)
 
+    def move(self, place: int, to: int) -> None:
+        """Let a reserved place hold what another one holds, which stays reserved."""
+        self.index.move(place, to)
+        if place in self.pins:  # until it is read nothing below it moves again
+            self.moved[place] = to
+
     def retire(self, place: int) -> None:
         """Forget a place's record; the place is free once nobody reads it."""
         self.index.unpublish(place)
+        self.moved = {was: at for was, at in self.moved.items() if at != place}
         self.release(place)
 
     def release(self, place: int) -> None:
@@ -196,12 +208,12 @@ class Slab:
                 self._write_out(self._cached)
 
     def _write_out(self, descriptor: int) -> None:
-        waiting = self._cache.waiting(self.record_bytes) if self._cache is not None else 0
+        written = self._cache.written(self.record_bytes) if self._cache is not None else 0
         try:
             self._files.sync(descriptor)
         finally:
             if self._cache is not None:
-                self._cache.wrote_out(self.record_bytes, waiting)
+                self._cache.wrote_out(self.record_bytes, written)
 
     @property
     def goes_past_cache(self) -> bool:
@@ -218,13 +230,14 @@ class Slab:
         """Close the files and remove them."""
         self.close()
         if self._cache is not None:
-            self._cache.wrote_out(self.record_bytes, self._cache.waiting(self.record_bytes))
+            self._cache.wrote_out(self.record_bytes, self._cache.written(self.record_bytes))
         self._files.unlink(self.path)
         self._files.unlink(self.index_file.path)
 
     def mend(self) -> None:
         """Make the index fit for use after a call that was cut off anywhere."""
         self.leaving &= set(self.pins)
+        self.moved.clear()
         self.index.mend()
 
     def check(self) -> None:
@@ -232,6 +245,8 @@ class Slab:
         self.index.check()
         if not self.leaving <= set(self.pins):
             raise InvariantError(f"{self.path}: places {self.leaving} wait for no reader")
+        if not self.moved.keys() <= self.pins.keys():
+            raise InvariantError(f"{self.path}: nobody reads the places that {self.moved} left")
 
     def close(self) -> None:
         """Close the files."""

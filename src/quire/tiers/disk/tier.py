@@ -213,6 +213,7 @@ class Disk(Tier):
                 )
 
     def close(self) -> None:
+        """Close it when all calls have ended. Where one hangs for a minute its files stay open: another file may get their numbers."""
         if os.getpid() != self._process:  # locks and threads are the parent's
             if not self._is_closed:
                 self._is_closed = True
@@ -226,6 +227,9 @@ class Disk(Tier):
         give_up = time.monotonic() + _CLOSE_S
         while self._calls and time.monotonic() < give_up:
             time.sleep(0.001)
+        if self._calls:
+            _log.warning("%s: calls hang in it; its files stay open and locked for them", self.name)
+            return
         self._crew.close()
         if self._records.num_touches and not self.is_read_only:
             with suppress(OSError):  # then the files say what they said
@@ -259,6 +263,8 @@ class Disk(Tier):
             return
         with self._call():
             self._records.drop_keys(keys)
+            if self.evicting is not None:  # who is told of what makes room is told by now
+                self._room.wait(timeout_s)
         self._wake(())
 
     def _size(self) -> tuple[int, int, int]:

@@ -52,6 +52,13 @@ def entries(folder: str) -> list[os.DirEntry[str]]:
         return []
 
 
+def size_of(file: str) -> int | None:
+    """Return the size of a file, None where it is gone. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(file).st_size
+    return None
+
+
 def move(unfinished: str, file: str) -> None:
     """Rename a file to its place, in a folder that is made if it is not there. Raises `OSError`."""
     try:
@@ -110,25 +117,31 @@ class FilesRoom:
             self.held -= num_bytes
             self._in_flight -= num_bytes
 
+    def size_of(self, key: bytes) -> int | None:
+        """Return the size of a file, None where it is gone: never one that is just being deleted. Raises `OSError`."""
+        with self._lock:
+            return size_of(file_of(self._root, key))
+
     def place(self, unfinished: str, key: bytes, num_bytes: int) -> None:
         """Rename a file whose room was reserved to its place, and count it. Raises `OSError`."""
         file = file_of(self._root, key)
         with self._lock:  # what it replaces may have been deleted since, to make this room
-            before = None
-            with contextlib.suppress(FileNotFoundError):
-                before = os.stat(file).st_size
+            before = size_of(file)
             move(unfinished, file)
             self._in_flight -= num_bytes
             self.held -= before or 0
             self.records += before is None
             self._meanwhile[key] = num_bytes
 
-    def remove(self, key: bytes, used_until_ns: float = math.inf) -> None:
-        """Delete a file, unless it is gone or was used later than that, and count it. Raises `OSError`."""
+    def remove(
+        self, key: bytes, used_until_ns: float = math.inf, only: os.stat_result | None = None
+    ) -> None:
+        """Delete a file, unless it is gone, was used later than that or is another than `only`, and count it. Raises `OSError`."""
         file = file_of(self._root, key)
         with self._lock, contextlib.suppress(FileNotFoundError):
             status = os.stat(file)
-            if status.st_mtime_ns <= used_until_ns:
+            is_meant = only is None or os.path.samestat(status, only)
+            if is_meant and status.st_mtime_ns <= used_until_ns:
                 os.unlink(file)
                 self.held -= status.st_size
                 self.records -= 1

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
 from quire.tiers.addresses import directory_of
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
-from quire.tiers.files.room import FilesRoom, entries, file_of, move, walk
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.files.room import FilesRoom, entries, file_of, move, size_of, walk
 from quire.tiers.format import HEADER_BYTES, read_header
+from quire.tiers.in_time import in_time
 
 STALE_S = 3600.0
 """Unfinished files that are this old have lost their writer."""
@@ -95,7 +96,7 @@ class Files(Tier):
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
-            answers.settle(index, self._read(keys[index], buffers[index]))
+            self._read(keys[index], index, buffers[index], answers)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = time.monotonic() + timeout_s
@@ -119,12 +120,17 @@ class Files(Tier):
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         for index in self._each(keys, timeout_s):
-            key = keys[index]
-            if self._room is not None:
-                self._room.remove(key)
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(file_of(self._root, key))
+            self._unlink(keys[index])
+
+    def _unlink(self, key: bytes, only: os.stat_result | None = None) -> None:
+        """Delete a file, unless it is gone or another than `only`. Raises `OSError`."""
+        if self._room is not None:
+            self._room.remove(key, only=only)
+            return
+        file = file_of(self._root, key)
+        with contextlib.suppress(FileNotFoundError):
+            if only is None or os.path.samestat(os.stat(file), only):
+                os.unlink(file)
 
     def _size(self) -> tuple[int, int, int]:
         room = self._room
@@ -135,37 +141,28 @@ class Files(Tier):
             raise TierError(f"the tier of {self._root} is closed")
         return in_time(len(keys), timeout_s)
 
-    def _read(self, key: bytes, buffer: memoryview) -> Outcome:
+    def _read(self, key: bytes, index: int, buffer: memoryview, answers: Answers) -> None:
+        """Fill a buffer and settle its answer; a file that is damaged is deleted, and none that replaced it."""
         try:
             file = os.open(file_of(self._root, key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            return Outcome.ABSENT
+            answers.settle(index, Outcome.ABSENT)
+            return
         except OSError:
-            return Outcome.ERROR
+            answers.settle(index, Outcome.ERROR)
+            return
         try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                return Outcome.CORRUPT
-            if status.st_size != len(buffer):
-                return _of_another_size(file)
-            position = 0
-            while position < len(buffer):
-                count = os.preadv(file, [buffer[position:]], position)
-                if not count:
-                    return Outcome.CORRUPT
-                position += count
-        except OSError:
-            return Outcome.ERROR
+            answers.settle(index, _read_whole(file, buffer))
+            if answers.is_to_drop(index):
+                with contextlib.suppress(OSError):
+                    self._unlink(key, os.fstat(file))  # open, so no other has its number
         finally:
             os.close(file)
-        return Outcome.HIT
 
     def _write(self, key: bytes, record: memoryview, stamp_ns: int, deadline: float) -> Outcome:
         file, size, room = file_of(self._root, key), len(record), self._room
         try:
-            before = os.stat(file).st_size
-        except FileNotFoundError:
-            before = None
+            before = size_of(file) if room is None else room.size_of(key)
         except OSError:
             return Outcome.ERROR
         if before == size:
@@ -211,6 +208,25 @@ class Files(Tier):
                 f"cannot keep files in {self._root}: {error.strerror or error}; give a directory "
                 "that this user may read and write"
             ) from error
+
+
+def _read_whole(file: int, buffer: memoryview) -> Outcome:
+    """Fill a buffer from a file of its size."""
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            return Outcome.CORRUPT
+        if status.st_size != len(buffer):
+            return _of_another_size(file)
+        position = 0
+        while position < len(buffer):
+            count = os.preadv(file, [buffer[position:]], position)
+            if not count:
+                return Outcome.CORRUPT
+            position += count
+    except OSError:
+        return Outcome.ERROR
+    return Outcome.HIT
 
 
 def _of_another_size(file: int) -> Outcome:

@@ -99,6 +99,15 @@ class Arena:
             found |= shelf.index.find_many(keys) != NOWHERE
         return found
 
+    def listed(self) -> list[tuple[int, bytes, int]]:
+        """List the stamp, key and size of each record, those used last first."""
+        found: list[tuple[int, bytes, int]] = []
+        for size, shelf in self.shelves.items():
+            places = shelf.index.published()
+            keys, stamps = shelf.index.keys_of(places), shelf.index.stamps[places].tolist()
+            found += [(stamp, keys[at].tobytes(), size) for at, stamp in enumerate(stamps)]
+        return sorted(found, reverse=True)
+
     def use(self, keys: Sequence[bytes]) -> None:
         """Mark records as just used, the first newest of all."""
         stamps = self.recency.falling(len(keys))

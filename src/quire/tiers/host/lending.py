@@ -17,6 +17,7 @@ class _Loan:
     shelf: Shelf
     place: int
     is_published: bool = False
+    leased_until: float = -math.inf
 
 
 class Lending:
@@ -76,8 +77,14 @@ class Lending:
         if loan is None:
             return False
         shelf.index.unpublish(place)
-        loan.is_published = False
+        loan.is_published, loan.leased_until = False, -math.inf
         return True
+
+    def lease(self, shelf: Shelf, place: int, until: float) -> None:
+        """Note that the record of a place, if it is lent, is leased until then by others, too."""
+        loan = self._by_place.get((shelf.size, place))
+        if loan is not None:
+            loan.leased_until = max(loan.leased_until, until)
 
     def take_back(self, record: memoryview) -> None:
         """End a loan; twice, and for other memory, nothing."""
@@ -89,6 +96,8 @@ class Lending:
         self.num_bytes -= loan.shelf.size
         if loan.is_published:
             index.end_leases([loan.place])
+            if loan.leased_until > -math.inf:
+                index.lease([loan.place], loan.leased_until)
         else:
             index.release(loan.place)
 

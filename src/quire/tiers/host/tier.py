@@ -14,9 +14,11 @@ import numpy as np
 from quire.config import parse_bytes
 from quire.errors import TierError
 from quire.interrupts import mutating
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier, in_time
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
+from quire.tiers.host.filling import Filling, wait_for
 from quire.tiers.host.lending import Lending
+from quire.tiers.in_time import in_time
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ class Host(Tier):
             raise TierError(
                 f"no {capacity} bytes of memory for the host tier: {error}; give it less"
             ) from error
-        self._filling: set[bytes] = set()
+        self._filling, self._leaving = Filling(), Filling()
         self._calls: list[frozenset[bytes]] = []
         self._lending = Lending(capacity // 2)
 
@@ -86,6 +88,8 @@ class Host(Tier):
             self._lock.acquire()
         try:
             self._arena.pages.give_up()
+            self._filling.end_all()
+            self._leaving.end_all()
             self._begin(self._arena.capacity)
         finally:
             self._lock.release()
@@ -102,6 +106,7 @@ class Host(Tier):
             for found in map(self._arena.find, keys):
                 if found is not None:
                     found[0].index.lease([found[1]], until)
+                    self._lending.lease(*found, until)
 
     @mutating
     def lend(self, sizes: Sequence[int]) -> list[memoryview]:
@@ -124,7 +129,8 @@ class Host(Tier):
             return None
         if not (shelf.index.num_free or self._arena.extend(shelf)):
             self._evict(shelf, max(1, shelf.index.num_places // WATERMARK))
-            if self._closed or not shelf.index.num_free:
+            # Others had the lock meanwhile.
+            if self._arena.shelves.get(size) is not shelf or not shelf.index.num_free:
                 return None
         return shelf
 
@@ -136,13 +142,8 @@ class Host(Tier):
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the records as they are now, those used last first."""
-        listed: list[tuple[int, bytes, int]] = []
         with self._lock:
-            for size, shelf in self._arena.shelves.items():
-                places = shelf.index.published()
-                keys, stamps = shelf.index.keys_of(places), shelf.index.stamps[places].tolist()
-                listed += [(stamp, keys[i].tobytes(), size) for i, stamp in enumerate(stamps)]
-        listed.sort(reverse=True)
+            listed = self._arena.listed()
         for age, (_, key, size) in enumerate(listed):
             yield ListedRecord(key, size, age)
 
@@ -161,7 +162,10 @@ class Host(Tier):
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         for index in self._each(keys, timeout_s):
-            answers.settle(index, self._read(keys[index], buffers[index]))
+            outcome, writing = self._read(keys[index], buffers[index])
+            answers.settle(index, outcome)
+            if answers.is_to_drop(index):
+                self._drop(keys[index], writing)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = self._clock() + timeout_s
@@ -203,6 +207,8 @@ class Host(Tier):
             for found in map(self._arena.find, keys):
                 if found is not None:
                     self._remove(*found)
+            told = [self._leaving.ended(key) for key in keys if key in self._leaving]
+        wait_for(told, timeout_s)  # nobody is told later than that of a key that is deleted
 
     def _size(self) -> tuple[int, int, int]:
         with self._lock:
@@ -218,15 +224,16 @@ class Host(Tier):
         self._check_open()
         return in_time(len(keys), timeout_s, self._clock)
 
-    def _read(self, key: bytes, buffer: memoryview) -> Outcome:
+    def _read(self, key: bytes, buffer: memoryview) -> tuple[Outcome, int]:
+        """Fill a buffer; return what became of it, and which writing of its place was read."""
         while True:
             with self._lock:
                 found = self._arena.find(key)
                 if found is None:
-                    return Outcome.ABSENT
+                    return Outcome.ABSENT, 0
                 shelf, place = found
                 if shelf.size != len(buffer):
-                    return Outcome.FOREIGN
+                    return Outcome.FOREIGN, 0
                 generation = shelf.index.generation_of(place)
                 source = shelf.view(place)
             # Unlike a memoryview, NumPy lets other threads run while it copies.
@@ -234,34 +241,52 @@ class Host(Tier):
             with self._lock:
                 same = shelf.index.find(key) == place
                 if same and shelf.index.generation_of(place) == generation:
-                    return Outcome.HIT
+                    return Outcome.HIT, generation
+
+    def _drop(self, key: bytes, writing: int) -> None:
+        """Forget a key's record, if it is the one that was read."""
+        with self._lock:
+            found = self._arena.find(key)
+            if found is not None and found[0].index.generation_of(found[1]) == writing:
+                self._remove(*found)
 
     def _write(self, key: bytes, record: memoryview, deadline: float) -> Outcome:
         size, key = len(record), bytes(key)
-        with self._lock:
-            self._check_open()
-            before = self._arena.find(key)
-            if key in self._filling or (before is not None and before[0].size == size):
-                return Outcome.PRESENT
-            self._filling.add(key)
-            shelf = None
-            try:
-                shelf = self._make_room(size, deadline)
-            finally:
-                if shelf is None:
-                    self._filling.discard(key)
-            if shelf is None:
-                return Outcome.FULL
-            place = shelf.index.reserve()
-            target = shelf.view(place)
+        while True:
+            with self._lock:
+                self._check_open()
+                before = self._arena.find(key)
+                if before is not None and before[0].size == size:
+                    return Outcome.PRESENT
+                if key not in self._filling:
+                    shelf = self._shelf_to_fill(key, size, deadline)
+                    if shelf is None:
+                        return Outcome.FULL
+                    place = shelf.index.reserve()
+                    target = shelf.view(place)
+                    break
+                ended = self._filling.ended(key)
+            if not ended.wait(max(0.0, deadline - self._clock())):
+                raise TimeoutError
         np.copyto(target, np.frombuffer(record, np.uint8))
         with self._lock:
-            self._filling.discard(key)
+            self._filling.end(key)
             before = self._arena.find(key)
             if before is not None:
                 self._remove(*before)
             self._arena.publish(shelf, [place], [key], [self._arena.recency.take(1)])
         return Outcome.STORED
+
+    def _shelf_to_fill(self, key: bytes, size: int, deadline: float) -> Shelf | None:
+        """Return a shelf with a free place for a key, which is being filled from now on; None where there is no room."""
+        shelf = None
+        self._filling.begin(key)
+        try:
+            shelf = self._make_room(size, deadline)
+        finally:
+            if shelf is None:
+                self._filling.end(key)
+        return shelf
 
     def _remove(self, shelf: Shelf, place: int) -> None:
         """Forget what a place holds. The lock is held."""
@@ -338,6 +363,7 @@ class Host(Tier):
             return len(places)
         keys = [key.tobytes() for key in index.keys_of(np.array(places, np.int64))]
         index.unpublish(*places)
+        self._leaving.begin(*keys)
         try:
             with self._unlocked():
                 told = self.worth_telling(keys)
@@ -346,6 +372,7 @@ class Host(Tier):
                 with self._unlocked():
                     self.evicting([keys[at] for at in told], records)
         finally:
+            self._leaving.end(*keys)
             index.release(*places)
         return len(places)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 from quire.errors import InvariantError
 from quire.tiers.objects.names import (
@@ -58,6 +59,8 @@ class BundleIndex:
         self._more: dict[int, list[int]] = {}
         self._burials: dict[str, dict[str, int]] = {}
         """bundle id -> path of a burial -> its mask."""
+        self._gone: set[str] | None = None
+        """Ids of bundles that were dropped since a listing began, which may show them still; None: nobody lists."""
         self._next = 0
         self._num_bytes = 0
 
@@ -72,11 +75,24 @@ class BundleIndex:
                 self._add(path, name, (object_bytes, size))
         elif name is not None:
             with self._lock:
+                if self._is_gone(name.bundle):
+                    return name
                 self._burials.setdefault(name.bundle, {})[path] = name.mask
                 number = self._numbers.get(name.bundle)
                 if number is not None:
                     self._bury(self._bundles[number], name.mask)
         return name
+
+    @contextmanager
+    def listed(self) -> Generator[None]:
+        """While entered, what is dropped stays so whatever is learned; for one listing at a time."""
+        with self._lock:
+            self._gone = set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._gone = None
 
     def find(self, key: bytes) -> Place | None:
         """Return the bundle and record that a key is read from."""
@@ -104,6 +120,8 @@ class BundleIndex:
                 self._bury(bundle, (1 << len(bundle.shorts)) - 1)
                 del self._bundles[bundle.number], self._numbers[bundle.id]
             self._burials.pop(bundle.id, None)
+            if self._gone is not None:
+                self._gone.add(bundle.id)
 
     def bundles(self) -> Iterator[Bundle]:
         """Iterate over the bundles that hold something."""
@@ -138,7 +156,7 @@ class BundleIndex:
         return self._bundles[code // 32], code % 32
 
     def _add(self, path: str, name: BundleName, sizes: tuple[int, int]) -> None:
-        if name.id in self._numbers:
+        if name.id in self._numbers or self._is_gone(name.id):
             return
         bundle = Bundle(self._next, path, name, sizes)
         self._next += 1
@@ -151,6 +169,9 @@ class BundleIndex:
                 self._more.setdefault(short, []).append(code)
         for mask in self._burials.get(bundle.id, {}).values():
             self._bury(bundle, mask)
+
+    def _is_gone(self, bundle_id: str) -> bool:
+        return self._gone is not None and bundle_id in self._gone
 
     def _bury(self, bundle: Bundle, mask: int) -> None:
         for position, short in enumerate(bundle.shorts):

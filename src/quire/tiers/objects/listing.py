@@ -77,7 +77,8 @@ class Listing:
                 newest = time_ms
 
         floor = self._floor(began)
-        await self._client.names(PREFIX, self.path_of(f"{floor:011x}") if floor else None, see)
+        with self._index.listed():
+            await self._client.names(PREFIX, self.path_of(f"{floor:011x}") if floor else None, see)
         with self._lock:
             self._newest = max(self._newest, newest)
             self._settled.append((began, self._newest))

@@ -165,20 +165,36 @@ class Objects(Tier):
         if not runs:
             return
         calls = [partial(self._read_run, bundle, run) for bundle, run, _ in runs]
-        for number, answer in self._client.gather(calls, deadline):
-            bundle, run, indices = runs[number]
-            if isinstance(answer, memoryview):
-                for position, some in zip(run, indices, strict=True):
-                    start = (position - run[0]) * bundle.record_bytes
-                    for index in some:
-                        buffers[index][:] = answer[start : start + bundle.record_bytes]
-                        answers.settle(index, Outcome.HIT)
-                continue
-            outcome = self._outcome_of(answer)
-            for index in (i for some in indices for i in some):
-                answers.settle(index, outcome)
-            if outcome is Outcome.ABSENT:
-                self._index.drop(bundle)
+        try:
+            for number, answer in self._client.gather(calls, deadline):
+                bundle, run, indices = runs[number]
+                if isinstance(answer, memoryview):
+                    for position, some in zip(run, indices, strict=True):
+                        start = (position - run[0]) * bundle.record_bytes
+                        for index in some:
+                            buffers[index][:] = answer[start : start + bundle.record_bytes]
+                            answers.settle(index, Outcome.HIT)
+                    continue
+                outcome = self._outcome_of(answer)
+                for index in (i for some in indices for i in some):
+                    answers.settle(index, outcome)
+                if outcome is Outcome.ABSENT:
+                    self._index.drop(bundle)
+        finally:
+            self._bury_damaged(runs, answers, deadline)
+
+    def _bury_damaged(
+        self, runs: list[tuple[Bundle, range, list[list[int]]]], answers: Answers, deadline: float
+    ) -> None:
+        """Delete damaged records where they were read: copies that lie elsewhere stay."""
+        masks: dict[Bundle, int] = {}
+        for bundle, run, indices in runs if answers.damaged else ():
+            for position, some in zip(run, indices, strict=True):
+                if [index for index in some if answers.is_to_drop(index)]:
+                    masks[bundle] = masks.get(bundle, 0) | 1 << position
+        for bundle, mask in masks.items():
+            with suppress(TimeoutError, TierError):
+                self._bury(bundle, mask, deadline)
 
     async def _read_run(self, bundle: Bundle, run: range) -> memoryview:
         """Return records side by side. Raises `_WrongSizeError` where the object is not what its name says."""
@@ -291,6 +307,9 @@ class Objects(Tier):
             path = self._listing.path_of(burial_name(self._listing.new_id(), bundle.id, mask))
             self._wait(partial(self._client.write, path, b""), deadline)
             self._index.learn(path, 0)
+            if bundle.is_dead:  # by another thread, which may not have known of this burial
+                self._wait(partial(self._client.remove, [path]), deadline)
+                self._index.drop(bundle)
 
     def _wait(self, call: Callable[[], Awaitable[None]], deadline: float) -> None:
         try:

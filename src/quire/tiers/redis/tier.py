@@ -180,11 +180,12 @@ class Redis(Tier):
         new = [i for i, each in enumerate(done) if each is Outcome.SKIPPED and i not in others]
         self._set(names, records, new, deadline, done)
         there = [i for i in new if done[i] is Outcome.PRESENT]
-        others += self._keep_present(names, records, there, deadline, done)
-        for i in others:
+        for i in (*there, *others):
             done[i] = Outcome.SKIPPED
+        others += self._keep_present(names, records, there, deadline, done)
         self._delete([keys[i] for i in others], deadline - time.monotonic())
-        self._set(names, records, others, deadline, done)
+        again = [i for i, each in enumerate(done) if each is Outcome.SKIPPED]
+        self._set(names, records, again, deadline, done)
 
     def _set(
         self,

@@ -254,8 +254,8 @@ class Feeding:
     # The lock is held
 
     def _take(self, job: FeedJob) -> None:
+        self._running[job] = None  # first: `wait` looks at both without the lock
         del self._waiting[job]
-        self._running[job] = None
 
     def _under_way(self) -> list[FeedJob]:
         return [*self._running, *self._waiting]

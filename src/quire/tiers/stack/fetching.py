@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -64,9 +65,19 @@ class Ticket:
 
 
 class Chunk:
-    """Keys that one call reads from one tier, for its owner and for those who join."""
+    """Keys that one call reads from one tier, for its owner and for those who join; those of `gone` were deleted meanwhile."""
 
-    __slots__ = ("allowed_s", "deadline", "keys", "level", "owner", "sizes", "state", "tickets")
+    __slots__ = (
+        "allowed_s",
+        "deadline",
+        "gone",
+        "keys",
+        "level",
+        "owner",
+        "sizes",
+        "state",
+        "tickets",
+    )
 
     def __init__(self, owner: Fetch, level: Level, indices: list[int], deadline: Deadline) -> None:
         self.owner = owner
@@ -76,6 +87,7 @@ class Chunk:
         self.deadline = deadline
         self.state = ChunkState.WAITING
         self.allowed_s = 0.0
+        self.gone: AbstractSet[bytes] = frozenset()
         self.tickets: list[Ticket] = []
 
     def came(self) -> None:

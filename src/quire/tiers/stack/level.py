@@ -16,6 +16,7 @@ from quire.errors import ConfigError
 from quire.tiers.base import Outcome, Tier, TierStats
 from quire.tiers.format import PAGED_FROM, PRIVATE, prefer_huge_pages
 from quire.tiers.stack.asking import Asking, Breaker, Kind
+from quire.tiers.stack.deletions import Deletions
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.lanes import Lanes, TierLane
 from quire.tiers.stack.settings import StackSettings
@@ -106,6 +107,7 @@ class Shared:
         self.whereabouts = KeyTable(REMEMBERED_KEYS)
         """A bit per tier that had the key when it was last asked or written."""
         self.uses = KeyTable(REMEMBERED_KEYS)
+        self.deletions = Deletions(self.lock)
         self.is_closed = False
         self.is_abandoned = False
         """Whether the tiers are another process's: nothing of them is called, not even to count."""
@@ -116,6 +118,7 @@ class Shared:
         """Be closed at once, in a forked process: locks may be held by threads that are not here."""
         self.is_closed = self.is_abandoned = True
         self.lock = self.lanes.lock()
+        self.deletions = Deletions(self.lock)
         self.pool = BufferPool(self.pool.limit_bytes)
         self.lender = None
 
@@ -156,9 +159,11 @@ class Level:
         self.asking = Asking(shared.lanes.now, self.reading, threads)
         self.loads = TierLane(shared.lanes, f"{name} loads", threads)
         self.stores = TierLane(shared.lanes, f"{name} stores", 1)
+        """Its owner is this level, for all that must come in order: records, touches, deletions, flushes."""
 
         self.closed = shared.lanes.signal()
         """Set when its tier is closed."""
+        self._closes = False
 
     @property
     def patience_s(self) -> float:
@@ -187,6 +192,12 @@ class Level:
         """Tell the breaker that nothing at all came of a call for so long. The lock is held."""
         if waited_s >= self.patience_s:
             self.reading.open()
+
+    def begins_to_close(self) -> bool:
+        """Return whether the caller is to close its tier; of several that close the stack at once, one is. The lock is not held."""
+        with self.shared.lock:
+            begins, self._closes = not self._closes, True
+        return begins
 
     def say_changes(self) -> None:
         """Tell the log where the tier is left alone now and was not before, or the other way round. The lock is not held."""

@@ -197,6 +197,8 @@ class Reader:
                 self._land(chunk)
                 return
             chunk.state = ChunkState.READING
+            rise = self._shared.deletions.read(lanes.signal())
+            chunk.gone = rise.gone
             left_s = chunk.allowed_s = max(ticket.deadline.left_s for ticket in chunk.tickets)
         buffers = self._shared.pool.take(chunk.sizes)
         began_s = lanes.now()
@@ -209,10 +211,14 @@ class Reader:
         took_s = max(0.0, lanes.now() - began_s)
         hits = [place for place, outcome in enumerate(outcomes) if outcome is Outcome.HIT]
         if hits and level.index:
+            with lock:
+                chosen = self._shared.deletions.kept(rise, [chunk.keys[place] for place in hits])
+            kept = [hits[at] for at in chosen]
             self._keep(
-                level, [chunk.keys[place] for place in hits], [buffers[place] for place in hits]
+                level, [chunk.keys[place] for place in kept], [buffers[place] for place in kept]
             )
         with lock:
+            self._shared.deletions.over(rise)
             self._count(chunk, outcomes, hits, took_s)
             self._land(chunk, ChunkState.READING)
             tickets = list(chunk.tickets)
@@ -342,5 +348,6 @@ _GONE = (Outcome.ABSENT, Outcome.CORRUPT)
 
 
 def _is_joinable(chunk: Chunk, left_s: float, size: int, place: int) -> bool:
-    """Whether a chunk has not used up its time, and reads a record of the same size."""
-    return 2 * chunk.deadline.left_s >= left_s and chunk.sizes[place] == size
+    """Whether a chunk has not used up its time, and reads a record of the same size that is not deleted meanwhile."""
+    has_time = 2 * chunk.deadline.left_s >= left_s
+    return has_time and chunk.sizes[place] == size and chunk.keys[place] not in chunk.gone

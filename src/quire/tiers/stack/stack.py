@@ -254,11 +254,15 @@ class TierStack:
             self._levels[level].stores.submit(self, function, function)
 
     def delete(self, keys: Keys) -> None:
-        """Forget these keys in every tier. Waits for each, up to `STORE_TIMEOUT_S` for all together."""
+        """Forget these keys in every tier. Waits for each, up to `STORE_TIMEOUT_S` for all together.
+
+        The fastest first: what it is just letting go to make room is then on its way to where it is deleted next.
+        """
         check_keys(keys)
-        timeout_s = STORE_TIMEOUT_S
-        self.feeding.wait(timeout_s, keys)
-        self._lookup.in_all_lanes(lambda tier: tier.delete(keys, timeout_s), timeout_s)
+        deadline = Deadline(self._shared.lanes, STORE_TIMEOUT_S)
+        self.feeding.wait(deadline.left_s, keys)
+        with self._shared.deletions.of(keys, deadline):
+            self._lookup.in_turn(lambda tier: tier.delete(keys, STORE_TIMEOUT_S), deadline)
         with self._shared.lock:
             for level in self._levels:
                 self._shared.whereabouts.clear(keys, level.index)
@@ -324,7 +328,7 @@ class TierStack:
         for level in self._levels:
             level.loads.close()
             level.stores.close()
-        for level in self._levels:
+        for level in filter(Level.begins_to_close, self._levels):
             # In threads of their own: what they close may hang.
             try:
                 shared.lanes.spawn(f"quire {level.name} closing", partial(self._close_tier, level))

@@ -192,7 +192,7 @@ class StoreQueue:
             call = chain, part, keys
             if chain.is_lent:
                 call = chain.copied(part), range(len(part)), [keys[index] for index in part]
-            level.stores.submit(self, partial(self._write, *call), partial(self._forget, *call))
+            level.stores.submit(level, partial(self._write, *call), partial(self._forget, *call))
         return outcomes
 
     def touch(self, keys: Keys) -> None:
@@ -211,7 +211,7 @@ class StoreQueue:
             if self._num_touches >= MOST_TOUCHES or not level.reading.allows:
                 return
             self._num_touches += 1
-        level.stores.submit(self, touch, done)
+        level.stores.submit(level, touch, done)
 
     def wait(self, deadline: Deadline) -> bool:
         """Return whether nothing waits any more, now or before the deadline."""

@@ -1,0 +1,43 @@
+"""Keys that something is being done to, and who waits for that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+
+class Filling:
+    """Keys that one thread each writes, or tells that they go, from `begin` to `end`. Not thread-safe: its owner locks."""
+
+    def __init__(self) -> None:
+        self._ended: dict[bytes, threading.Event | None] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._ended
+
+    def begin(self, *keys: bytes) -> None:
+        """Say that it begins for these keys."""
+        self._ended |= dict.fromkeys(keys)
+
+    def ended(self, key: bytes) -> threading.Event:
+        """Return what is set when it has ended for a key, whether it is there then or not."""
+        ended = self._ended[key] = self._ended[key] or threading.Event()
+        return ended
+
+    def end(self, *keys: bytes) -> None:
+        """Let those go on who wait for keys."""
+        for key in keys:
+            if ended := self._ended.pop(key, None):
+                ended.set()
+
+    def end_all(self) -> None:
+        """Let all go on who wait."""
+        self.end(*self._ended)
+
+
+def wait_for(ended: Sequence[threading.Event], timeout_s: float) -> None:
+    """Wait until all are set, so long at most."""
+    deadline = time.monotonic() + timeout_s
+    for each in ended:
+        each.wait(max(0.0, deadline - time.monotonic()))
