@@ -10,6 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from scheduling_help import VOCAB, Loop, expected, sample
 
@@ -171,8 +172,9 @@ class Life:
 
 
 @drawn(
-    25,
+    40,
     500,
+    within=settings(phases=[Phase.explicit, Phase.reuse, Phase.generate]),
     seed=st.integers(0, 2**32),
     layers=st.sampled_from(LAYERS),
     room=st.integers(3, 120),
