@@ -141,7 +141,7 @@ def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(
     from quire.bench.hf_rows import random_llama
 
     monkeypatch.setattr(first_tokens, "quire_tiny", lambda: random_llama(64, 2))
-    for name, value in {"TOKENS": 32, "PROMPTS": 1, "NEW": 2, "POOL": "1MiB"}.items():
+    for name, value in {"TOKENS": 256, "PROMPTS": 1, "NEW": 2, "POOL": "1MiB"}.items():
         monkeypatch.setattr(first_tokens, f"COLD_{name}", value)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

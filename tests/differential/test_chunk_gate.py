@@ -14,19 +14,15 @@ from turns import few
 
 OF_A_KIND = (
     "llama",
-    "llama linear",
     "llama llama3",
     "llama yarn",
-    "llama dynamic below its maximum",
     "phi3 longrope below its threshold",
     "phi",
     "mistral with windows",
     "gptneox",
     "glm",
     "gemma3",
-    "smollm3",
     "deepseek v3",
-    "deepseek v3, halves",
     "gpt-oss",
 )
 """A model with each kind of rotation and mask; the long run has the others too."""

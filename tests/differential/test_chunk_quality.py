@@ -117,8 +117,8 @@ def test_a_hundred_moves_leave_no_trace():
 @pytest.mark.parametrize(
     ("name", "num_cases"),
     [
-        ("quotes", 12),
-        ("quotes-new", 12),
+        ("quotes", 8),
+        ("quotes-new", 8),
         ("tiny", 1),
         ("tiny-new", 1),
         pytest.param("quotes", 40, marks=pytest.mark.long),

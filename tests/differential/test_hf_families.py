@@ -16,17 +16,18 @@ from hf_help import (
     trained_model,
 )
 
-from turns import by_turns
+from turns import by_turns, few
 
 EVERY = [*FAMILIES, *HYBRID_FAMILIES]
 
 
 @pytest.mark.parametrize(("family", "block_size"), by_turns(EVERY, [3, 16, 1, 64]))
-def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size):
+@pytest.mark.parametrize("num_turns", few([4, 12], 4))
+def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size, num_turns):
     model = tiny_model(family)
     cache = make_cache(model, block_size=block_size, num_blocks=2000 // block_size)
     talk = Conversation(model, cache, seed=block_size)
-    talk.run(6)
+    talk.run(num_turns)
     assert talk.reused > 0 or block_size == 64
     for text in talk.texts:
         check_stored(model, cache, text)

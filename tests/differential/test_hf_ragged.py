@@ -54,13 +54,13 @@ def check(family, seeds):
 
 @pytest.mark.parametrize("family", SAMPLED)
 def test_a_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
-    check(family, range(2))
+    check(family, range(1))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", [*SAMPLED, *REST])
 def test_any_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
-    check(family, range(2, 200))
+    check(family, range(1, 200))
 
 
 @pytest.mark.parametrize(

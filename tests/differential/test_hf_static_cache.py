@@ -62,12 +62,13 @@ def test_turns_and_branches_give_the_tokens_of_generate(family):
     assert hits >= (first.shape[1] - 1) + 20 + (second.shape[1] - 1)
 
 
-def test_random_conversations_over_few_slots_give_the_tokens_of_generate():
+@pytest.mark.parametrize("num_turns", few([14, 60], 14))
+def test_random_conversations_over_few_slots_give_the_tokens_of_generate(num_turns):
     model, generator = trained_model(), seeded(3)
     vocab = model.config.vocab_size
     cache = make(model, num_slots=3)
     texts = [torch.randint(3, vocab, (1, 40), generator=generator)]
-    for _ in range(20):
+    for _ in range(num_turns):
         text = texts[int(torch.randint(len(texts), (), generator=generator))]
         keep = int(torch.randint(1, text.shape[1] + 1, (), generator=generator))
         tail = torch.randint(3, vocab, (1, 7), generator=generator)

@@ -67,20 +67,19 @@ def test_beams_and_samples_read_what_has_come(family, host):
 
 
 @pytest.mark.usefixtures("_late")
-@pytest.mark.parametrize("family", PURE)
-def test_pools_that_evict_what_came_hand_down_what_was_there(family):
+@pytest.mark.parametrize(("family", "write"), by_turns(PURE, ["through", "back"]))
+def test_pools_that_evict_what_came_hand_down_what_was_there(family, write):
     model = tiny_model(family)
-    for write in ("through", "back"):
-        with TierStack([Host("64MiB")], StackSettings(gate=False, write=write)) as tiers:
-            cache = make_cache(model, num_blocks=9, tiers=tiers)
-            prompts = [prompt(seed, 70 + 5 * seed) for seed in range(4)]
-            came = 0
-            for _ in range(2):
-                for ids in prompts:
-                    text = same(model, cache, ids)
-                    came += tier_tokens(cache)
-                    check_stored(model, cache, text[0])
-            assert came >= 64
+    with TierStack([Host("64MiB")], StackSettings(gate=False, write=write)) as tiers:
+        cache = make_cache(model, num_blocks=9, tiers=tiers)
+        prompts = [prompt(seed, 70 + 5 * seed) for seed in range(4)]
+        came = 0
+        for _ in range(2):
+            for ids in prompts:
+                text = same(model, cache, ids)
+                came += tier_tokens(cache)
+                check_stored(model, cache, text[0])
+        assert came >= 64
 
 
 @pytest.mark.usefixtures("_late")

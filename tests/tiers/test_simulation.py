@@ -53,10 +53,10 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(block, marks=LONG if block else []) for block in range(10)]
+    "block", [pytest.param(block, marks=LONG if block else []) for block in range(20)]
 )
 def test_whatever_fails_hits_are_right_calls_end_in_time_and_service_returns(block):
-    for seed in range(100 * block, 100 * block + 100):
+    for seed in range(50 * block, 50 * block + 50):
         try:
             run(seed)
         except BaseException as error:
@@ -64,7 +64,7 @@ def test_whatever_fails_hits_are_right_calls_end_in_time_and_service_returns(blo
             raise
 
 
-@pytest.mark.parametrize("num_histories", [60, pytest.param(200, marks=LONG)])
+@pytest.mark.parametrize("num_histories", [30, pytest.param(200, marks=LONG)])
 def test_a_clock_that_jumps_does_no_harm(num_histories):
     for seed in range(2000, 2000 + num_histories):
         try:
