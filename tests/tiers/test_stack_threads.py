@@ -7,6 +7,7 @@ import time
 
 import pytest
 from dict_tier import DictTier
+from processes import wait_until
 
 from quire.tiers import Disk, Host, StackSettings, TierStack
 from quire.tiers.base import Outcome
@@ -45,6 +46,7 @@ class Owner:
         self.rng = random.Random(f"{seed} {first}")
         self.keys = KEYS[first : first + 30]
         self.held = set()
+        self.prefetches = []
 
     def work(self):
         for _ in range(STEPS):
@@ -67,9 +69,9 @@ class Owner:
         assert self.stack.find(keys, contiguous=False) == [-1] * len(keys)
 
     def prefetch(self, keys):
-        prefetch = self.stack.prefetch(keys, [SIZE] * len(keys))
+        self.prefetches.append(self.stack.prefetch(keys, [SIZE] * len(keys)))
         if self.rng.random() < 0.5:
-            prefetch.cancel()
+            self.prefetches[-1].cancel()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -100,8 +102,10 @@ def test_on_a_small_host_above_a_disk(tmp_path, seed):
         for owner in owners:
             assert load(stack, sorted(owner.held)) == owner.held
         stack.check()
-        assert stack._reader.num_in_flight == 0
-        assert not stack._shared.deletions._rises
+        for prefetch in (each for owner in owners for each in owner.prefetches):
+            prefetch.cancel()
+        wait_until(lambda: not stack._shared.deletions._rises, "what is read is read")
+        wait_until(lambda: not stack._reader.num_in_flight, "what is read is delivered")
         assert not any(shelf.index.num_reserved for shelf in host._arena.shelves.values())
         assert not any(slab.pins or slab.leaving for slab in disk._records.slabs.values())
 
