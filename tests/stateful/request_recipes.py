@@ -71,10 +71,11 @@ def build(recipe, earlier_prompts, longest):
     tokens, scope, media = [], None, ()
     if earlier is not None and earlier_prompts:
         tokens, scope, media = earlier_prompts[::-1][earlier % len(earlier_prompts)]
-        tokens = tokens[:cut]
+        tokens = tokens[:cut]  # which may be fewer: of a prompt that is computed in part
+    kept = len(tokens)
     scope = SCOPES[number] if number else scope
     tokens = (tokens + [s for s, length in tail for _ in range(length)])[:longest] or [0]
-    media = tuple(item for item in media if item.start + item.length <= min(cut, len(tokens)))
+    media = tuple(item for item in media if item.start + item.length <= min(kept, len(tokens)))
     if picture:
         digest, length = PICTURES[picture - 1]
         begin = max((item.start + item.length for item in media), default=0) + place
