@@ -27,7 +27,7 @@ class DictTier(Tier):
             else:
                 buffer[:] = record
                 answers.settle(index, Outcome.HIT)
-                if answers.is_to_drop(index) and self.records.get(key) is record:
+                if answers.claims_drop(index) and self.records.get(key) is record:
                     del self.records[key]
 
     def _put(self, keys, records, timeout_s, done):

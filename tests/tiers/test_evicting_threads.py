@@ -1,6 +1,5 @@
 """Threads that share a tier which makes room by itself: what one of them alone puts and deletes is what it finds."""
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -10,7 +9,7 @@ import pytest
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import names_of, record_of
-from quire.tiers.contract.threads import run_in_threads
+from quire.tiers.contract.threads import run_in_threads, switching_often
 from quire.tiers.disk import Disk
 from quire.tiers.format import new_buffer, record_bytes
 from quire.tiers.host import Host
@@ -26,11 +25,9 @@ STEPS = 60
 
 
 @pytest.fixture(autouse=True)
-def switching_often():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+def by_short_turns():
+    with switching_often():
+        yield
 
 
 class Owner:

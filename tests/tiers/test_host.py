@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -386,3 +387,23 @@ def test_who_puts_a_record_that_finds_no_room_on_another_thread_stores_it():
         assert told == [STORED]
         assert tier.contains([key]) == [True]
         tier.check()
+
+
+def test_who_waits_for_a_writer_that_is_cut_off_goes_on_and_tells_no_lies():
+    (key,) = names_of(range(1))
+    outcomes = []
+    with Host("1MiB") as host:
+        host._filling.begin(key)  # a thread that a signal ends in the middle of its copy
+        waiting = threading.Thread(
+            target=lambda: outcomes.extend(host.put([key], records_of([key]), 10))
+        )
+        waiting.start()
+        while host._filling._ended.get(key) is None:
+            time.sleep(0.001)
+        host._mend("a call was cut off")
+        waiting.join(5)
+        (outcome,) = outcomes  # of a call that began in memory which nobody finds any more
+        assert host.contains([key]) == [outcome is Outcome.STORED]
+        assert host.put([key], records_of([key]), 10)[0] in (Outcome.STORED, Outcome.PRESENT)
+        assert host.get([key], buffers_like(records_of([key])), 10) == [Outcome.HIT]
+        host.check()

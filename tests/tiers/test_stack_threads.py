@@ -1,7 +1,6 @@
 """Threads that share a stack of real tiers: what one of them alone stores and deletes is what it loads."""
 
 import random
-import sys
 import threading
 import time
 
@@ -12,7 +11,7 @@ from processes import wait_until
 from quire.tiers import Disk, Host, StackSettings, TierStack
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import names_of, record_of
-from quire.tiers.contract.threads import run_in_threads
+from quire.tiers.contract.threads import run_in_threads, switching_often
 
 KEYS = names_of(range(60))
 RECORDS = {key: record_of(key) for key in KEYS}
@@ -21,11 +20,9 @@ STEPS = 40
 
 
 @pytest.fixture(autouse=True)
-def switching_often():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+def by_short_turns():
+    with switching_often():
+        yield
 
 
 def load(stack, keys):

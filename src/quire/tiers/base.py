@@ -309,7 +309,7 @@ class Answers:
 
     `outcomes`  by index
     `damaged`   indices of records that are `CORRUPT`
-    `dropped`   of these, those that the tier itself drops; the others' keys are deleted by `Tier.get`
+    `dropped`   of these, those that the tier has claimed to drop; the others' keys are deleted by `Tier.get`
     `came`      to be called where a part of a record has come: who waits gives up a tier of which nothing comes
     """
 
@@ -327,11 +327,11 @@ class Answers:
         self.dropped: set[int] = set()
         self._keys, self._buffers, self._may_drop = keys, buffers, may_drop
 
-    def is_to_drop(self, index: int) -> bool:
-        """Return whether a tier is to drop just what it read of a key, and nothing that was put since; if so it must."""
-        if is_to_drop := self._may_drop and index in self.damaged:
+    def claims_drop(self, index: int) -> bool:
+        """Claim to drop just what was read of a damaged key, nothing put since; return whether the tier may, and then must."""
+        if claims := self._may_drop and index in self.damaged:
             self.dropped.add(index)
-        return is_to_drop
+        return claims
 
     def settle(self, index: int, outcome: Outcome) -> None:
         """Note what became of a key, and verify a `HIT`; its buffer is not written after that.

@@ -114,7 +114,7 @@ class ThreadsContract:
                 with suppress(TierError, NotImplementedError):
                     list(tier.scan())
 
-        with _switching_often():
+        with switching_often():
             reading = threading.Thread(target=read)
             reading.start()
             try:
@@ -145,7 +145,7 @@ class ThreadsContract:
                 assert tier.get([key], [buffer], timeout_s=10) == [Outcome.HIT]
                 assert buffer == record
 
-            with _switching_often():
+            with switching_often():
                 run_in_threads(put, put)
 
     def test_a_damaged_record_that_was_replaced_while_it_was_read_is_not_dropped_again(
@@ -191,7 +191,7 @@ def run_in_threads(*works: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _switching_often() -> Generator[None]:
+def switching_often() -> Generator[None]:
     """While entered, threads take turns after a few bytecodes."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

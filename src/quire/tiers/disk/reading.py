@@ -44,7 +44,7 @@ class RecordReader:
                     spots[index] = spot
             self._read(spots, keys, buffers, until, answers)
             if answers.damaged and self._drops:
-                damaged = filter(answers.is_to_drop, list(answers.damaged))
+                damaged = filter(answers.claims_drop, list(answers.damaged))
                 self._records.drop_read([spots[index] for index in damaged])
         finally:
             self._records.unpin(pinned)

@@ -153,7 +153,7 @@ class Files(Tier):
             return
         try:
             answers.settle(index, _read_whole(file, buffer))
-            if answers.is_to_drop(index):
+            if answers.claims_drop(index):
                 with contextlib.suppress(OSError):
                     self._unlink(key, os.fstat(file))  # open, so no other has its number
         finally:

@@ -16,7 +16,7 @@ from quire.errors import TierError
 from quire.interrupts import mutating
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.host.arena import Arena, Shelf
-from quire.tiers.host.filling import Filling, wait_for
+from quire.tiers.host.busy import BusyKeys, wait_for
 from quire.tiers.host.lending import Lending
 from quire.tiers.in_time import in_time
 
@@ -71,7 +71,7 @@ class Host(Tier):
             raise TierError(
                 f"no {capacity} bytes of memory for the host tier: {error}; give it less"
             ) from error
-        self._filling, self._leaving = Filling(), Filling()
+        self._filling, self._leaving = BusyKeys(), BusyKeys()
         self._calls: list[frozenset[bytes]] = []
         self._lending = Lending(capacity // 2)
 
@@ -164,7 +164,7 @@ class Host(Tier):
         for index in self._each(keys, timeout_s):
             outcome, writing = self._read(keys[index], buffers[index])
             answers.settle(index, outcome)
-            if answers.is_to_drop(index):
+            if answers.claims_drop(index):
                 self._drop(keys[index], writing)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:

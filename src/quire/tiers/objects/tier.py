@@ -190,7 +190,7 @@ class Objects(Tier):
         masks: dict[Bundle, int] = {}
         for bundle, run, indices in runs if answers.damaged else ():
             for position, some in zip(run, indices, strict=True):
-                if [index for index in some if answers.is_to_drop(index)]:
+                if [index for index in some if answers.claims_drop(index)]:
                     masks[bundle] = masks.get(bundle, 0) | 1 << position
         for bundle, mask in masks.items():
             with suppress(TimeoutError, TierError):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 
-class Filling:
+class BusyKeys:
     """Keys that one thread each writes, or tells that they go, from `begin` to `end`. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
