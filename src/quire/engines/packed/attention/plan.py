@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.engines.packed.attention.runs import Ints, Tables, shared_runs
-from quire.engines.packed.attention.work import FEW, Parts, SentWork, Work, ranges, tasks
+from quire.engines.packed.attention.work import MANY, Parts, SentWork, Work, ranges, tasks
 from quire.errors import ConfigError
 
 MIN_SAVED_TOKENS = 256
@@ -126,7 +126,7 @@ class AttentionPlan:
     def arrays(self, group: int, kv_heads: int, num_threads: int) -> tuple[Ints | Tables, ...]:
         """Return what `SentWork` takes of that work."""
         work = self.work(group, kv_heads, num_threads)
-        few = work.tasks[:, 4] == FEW
+        few = work.tasks[:, 4] <= MANY[0]
         slots: Ints = self.slots.numpy()  # pyright: ignore[reportUnknownMemberType]
         of_rows = work.tables, work.position, work.seen_from, work.rows
         return *of_rows, work.merged, work.merged_starts, slots, work.tasks[~few], work.tasks[few]
