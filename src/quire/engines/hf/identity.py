@@ -120,11 +120,11 @@ class Identity:
         `by_itself`: only the model has run meanwhile, so that what it counts and notes in its
         attributes is working state. Numbers with a fraction are not: K and V may depend on them.
         """
-        if (self._model.dtype, self._model.device) != self._kind:
-            return False
         last = self._last
         if last is not None and last[1] == bound.model and last[0].holds(sampled=not by_itself):
             return True
+        if (self._model.dtype, self._model.device) != self._kind:
+            return False
         if self._now()[0] == bound.model:
             return True
         if not by_itself or bound.model not in self._sights:

@@ -8,7 +8,7 @@ import enum
 import types
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import output_capturing
 
 from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
-from quire.engines.hf.stamps import Place, places_of, samples_of, stamps_of, values_of, writes_of
+from quire.engines.hf.stamps import Place, forms_of, samples_of, stamps_of, values_of, writes_of
 from quire.engines.hf.watched import SeenForward
 
 Stamp = tuple[Place, bytes, tuple[str, ...] | None]
@@ -41,7 +41,7 @@ _NOTES_OF_CONFIG = frozenset(
 )
 _MAX_DEPTH = 8
 _GONE = torch.empty(0)
-_forward = attrgetter("forward")
+_forward, _values = attrgetter("forward"), methodcaller("values")
 
 
 class Weight(NamedTuple):
@@ -109,7 +109,8 @@ class Sight:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._surroundings = _surroundings(model)
+        self._device: str = model.device.type
+        self._surroundings = _surroundings(self._device)
         self.facts: dict[str, object] = dict(self._surroundings)
         self.added: dict[str, object] = {}
         self.names: set[str] = set()
@@ -135,11 +136,12 @@ class Sight:
         try:
             return (
                 list(map(type, self._modules)) == self._kinds
-                and list(map(len, self._registers)) == self._lengths
+                and not any(self._empty)
+                and list(map(len, self._holders)) == self._lengths
                 and self._contents == self._copies
                 and list(map(_forward, self._classes)) == self._forwards
                 and list(chain.from_iterable(self._holders)) == self._names
-                and _surroundings(self._model) == self._surroundings
+                and _surroundings(self._device) == self._surroundings
                 and self._tensors_hold(sampled=sampled)
             )
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
@@ -193,24 +195,24 @@ class Sight:
         for module in self._modules:
             others += (module._modules, module._forward_hooks, module._forward_pre_hooks)
             holders += (module._parameters, module._buffers)
-        self._registers = others + holders
-        self._lengths = list(map(len, self._registers))
+        self._empty = [each for each in others + holders if not each]
         self._contents = [*map(vars, self._modules), *self._containers, *filter(None, others)]
         self._copies: list[Any] = [each.copy() for each in self._contents]
         self._holders = list(filter(None, holders))
+        self._lengths = list(map(len, self._holders))
         self._names: list[str] = list(chain.from_iterable(self._holders))
         tensors = self._tensors()
-        self._places, self._samples = places_of(tensors), samples_of(tensors)
-        self._writes = writes_of(tensors)
+        self._samples = samples_of(tensors)
+        self._writes, self._forms = writes_of(tensors), forms_of(tensors)
         self._values = values_of(tensors, self._samples)
 
     def _tensors(self) -> list[torch.Tensor]:
-        held = chain.from_iterable(each.values() for each in self._holders)
+        held = chain.from_iterable(map(_values, self._holders))
         return [tensor for tensor in held if tensor is not None] + self._loose
 
     def _tensors_hold(self, *, sampled: bool) -> bool:
         tensors = self._tensors()
-        if places_of(tensors) != self._places:
+        if writes_of(tensors) != self._writes or forms_of(tensors) != self._forms:
             return False
         return not sampled or values_of(tensors, self._samples) == self._values
 
@@ -344,9 +346,8 @@ def _is_note(fact: object) -> bool:
     return fact is None or type(fact) in (bool, int) or fact == Values(are_floats=False)
 
 
-def _surroundings(model: Any) -> dict[str, object]:
-    """Return the settings outside the model that decide K and V."""
-    kind = model.device.type
+def _surroundings(kind: str) -> dict[str, object]:
+    """Return the settings outside a model on a kind of device that decide K and V."""
     state: dict[str, object] = {
         "default dtype": torch.get_default_dtype(),
         "matmul precision": torch.get_float32_matmul_precision(),

@@ -8,19 +8,14 @@ import torch
 NUM_SAMPLED = 8
 """Values of each tensor that are looked at in every call."""
 
-Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+Sizes = tuple[int, ...]
+Place = tuple[int, int, Sizes, Sizes]
 """Address, version (torch counts writes in place in it), shape and strides of a tensor."""
 
 Sample = list[tuple[int, tuple[int], tuple[int]]]
 """Sampled values of tensors of one dtype and device: index, number of values, step between them."""
 
-_version, _shape = attrgetter("_version"), attrgetter("shape")
-
-
-def places_of(tensors: Sequence[torch.Tensor]) -> list[Place]:
-    """Return the place of each tensor."""
-    strides = map(torch.Tensor.stride, tensors)
-    return list(zip(*writes_of(tensors), map(_shape, tensors), strides, strict=True))
+_version, _shape, _dtype = map(attrgetter, ("_version", "shape", "dtype"))
 
 
 def writes_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
@@ -30,6 +25,12 @@ def writes_of(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
     except RuntimeError:  # torch counts no writes to tensors made in inference mode
         versions = [0 if each.is_inference() else _version(each) for each in tensors]
     return list(map(torch.Tensor.data_ptr, tensors)), versions
+
+
+def forms_of(tensors: Sequence[torch.Tensor]) -> tuple[list[Sizes], list[Sizes], list[torch.dtype]]:
+    """Return the shapes of tensors, their strides, and their types."""
+    strides = map(torch.Tensor.stride, tensors)
+    return list(map(_shape, tensors)), list(strides), list(map(_dtype, tensors))
 
 
 def samples_of(tensors: Sequence[torch.Tensor]) -> list[Sample]:
@@ -70,4 +71,6 @@ def stamps_of(tensors: Sequence[torch.Tensor]) -> list[tuple[Place, bytes]]:
         for index, (num,), _ in sample:
             stop = start + num * tensors[index].itemsize
             sampled[index], start = data[start:stop], stop
-    return list(zip(places_of(tensors), sampled, strict=True))
+    shapes, strides, _ = forms_of(tensors)
+    places = zip(*writes_of(tensors), shapes, strides, strict=True)
+    return list(zip(places, sampled, strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.tokens import INT32, IntArray
+from quire.core.tokens import INT32, IndexArray, IntArray
 from quire.engines.loop.guided import Grammars
 from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError, QuireError
@@ -136,15 +136,13 @@ class Sampler:
         row for each of its drafts follows that of its last token; chosen are all drafts that would be chosen
         without drafts, and one token more. Raises `QuireError` for NaN and infinite logits, and takes nothing.
         """
-        top, chosen = logits.max(dim=-1)
-        if not bool(top.isfinite().all()):
-            raise QuireError("the model's logits are NaN or infinite: no token can be chosen")
+        chosen = _likeliest(logits)
         guessed = drafts or [_NONE] * len(rules)
         places = _places(rules, guessed)
         if places:
-            at = torch.tensor([place.at for place in places], device=logits.device)
-            chosen[at] = self._chosen(places, logits[at].float())
-        tokens: IntArray = chosen.to(torch.int32).cpu().numpy()
+            at = [place.at for place in places]
+            chosen[at] = self._chosen(places, logits[at].float()).cpu().numpy()
+        tokens: IntArray = chosen.astype(INT32)
         if not places and drafts is None:
             return Sampled(tokens, None)
         told = _told(places, logits, tokens)
@@ -176,6 +174,19 @@ class Sampler:
         if those := [i for i, place in enumerate(places) if not place.rules.params.greedy]:
             chosen[those] = _drawn(x[those], [places[i] for i in those])
         return chosen
+
+
+def _likeliest(logits: Tensor) -> IndexArray:
+    """Return the likeliest token of each row, the first of several; raise `QuireError` where there is none."""
+    if logits.is_cpu:  # NumPy takes a fifth of the time
+        rows = logits.float().numpy()
+        chosen = rows.argmax(axis=-1)
+        top = rows[np.arange(len(rows)), chosen]
+    else:
+        top, chosen = (each.cpu().numpy() for each in logits.float().max(dim=-1))
+    if not np.isfinite(top).all():
+        raise QuireError("the model's logits are NaN or infinite: no token can be chosen")
+    return chosen
 
 
 class _Place(NamedTuple):
