@@ -15,8 +15,10 @@ Shapes = tuple[tuple[int, ...], ...]
 MANY = (16, 32, 64)
 """Queries, rows times query heads of one kv head, that stand side by side: the least of these that has room for all."""
 
-FEW = 4
+FEW = 8
 """Queries up to which they are attended one after another."""
+FEW_BESIDE_TILES = 4
+"""The same where tiles multiply those side by side."""
 
 MIN_TASK_KEYS = 512
 """Keys of a part below which threads do not divide it."""
@@ -57,7 +59,7 @@ class Work(NamedTuple):
     seen_from      int64 [N]     the first position that it sees
     rows           int64 [n]     the rows of the parts, part after part
     tasks          int64 [T, 10] table, first place in `rows`, number of rows, first query, queries
-                                 at once (`FEW`, or one of `MANY`), first key, end of keys, first
+                                 at once (of few, or one of `MANY`), first key, end of keys, first
                                  row of the partial results, first kv head and how many; the
                                  largest task first
     merged         int64 [m]     the rows of partial results, by row of the step
@@ -121,7 +123,7 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[Ints, Ints]:
+def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int, few: int) -> tuple[Ints, Ints]:
     """Return tasks, int64 [T, 10] as in `Work`, and the row of the step of each partial result.
 
     A part with many queries is divided by these, the last of which stand with as few others as can be; one with few,
@@ -133,7 +135,7 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[In
     tiles = -(-queries // most)
     before_last = (tiles - 1) * most
     last_tile = np.array(MANY)[np.searchsorted(MANY, queries - before_last)]
-    last_tile = np.where(queries > FEW, last_tile, FEW)
+    last_tile = np.where(queries > few, last_tile, few)
     work = keys * (before_last + last_tile)
     share = int(work.sum()) * kv_heads // (2 * num_threads) + 1
     pieces = np.minimum(-(-work // (tiles * share)), -(-keys // MIN_TASK_KEYS))
@@ -155,7 +157,7 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[In
     tile = ranges(np.zeros_like(of_piece), tiles[of_piece])
     at_once = np.where(tile < tiles[part] - 1, most, last_tile[part])
     size = at_once * length[part]
-    whole = (at_once == FEW) & (4 * num_threads * size <= size.sum())
+    whole = (at_once == few) & (4 * num_threads * size <= size.sum())
     parted = np.where(whole, 1, kv_heads)
     of_task = np.repeat(np.arange(len(part)), parted)
     found = np.stack(
