@@ -235,6 +235,25 @@ def test_steps_of_any_rows_are_computed_by_the_same_passes(dtype):
             torch.testing.assert_close(mine, right, rtol=limit, atol=limit, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["default", "linear", "yarn"])
+def test_positions_turn_by_the_angles_that_they_have_in_their_step(kind):
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4}
+    changes = {"rope_parameters": rope, "max_position_embeddings": 16}
+    model = tiny_model.__wrapped__("llama", **changes)
+    table, one = np.arange(10, dtype=np.int32)[None], np.ones(1, np.int64)
+    ways = [PackedModel(model, 4, plain=True), PackedModel(model, 4)]
+    pools = [KVPool(group.memory, 10, ways[0].device) for group in ways[0].layout.groups]
+    for pool in pools:
+        pool.k.normal_(), pool.v.normal_()
+    for position in (3, 4, 30, 39, 3):
+        found, at = [], torch.tensor([position])
+        for way in ways:
+            plans = way.plans()
+            plans[0].update(Packed(table, one * position, one))
+            found.append(way.forward(at + 1, at, None, plans, pools))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 def _copied(pool):
     new = KVPool(pool.layout, pool.num_blocks, pool.device)
     new.k.copy_(pool.k), new.v.copy_(pool.v)
@@ -284,9 +303,10 @@ def test_a_model_that_is_changed_is_computed_by_itself_from_then_on():
         lambda model: setattr(model.model.layers[1].mlp, "act_fn", torch.nn.GELU()),
         lambda model: model.model.layers[1].mlp.up_proj.double(),
         lambda model: model.lm_head.register_forward_pre_hook(print),
+        lambda model: model.model.rotary_emb.register_forward_hook(print),
         lambda model: model.model.layers[0].self_attn.q_proj.__setattr__("__class__", Mine),
     ],
-    ids=["forward", "child", "activation", "type", "hook", "class"],
+    ids=["forward", "child", "activation", "type", "hook", "turned", "class"],
 )
 def test_what_somebody_has_changed_is_not_plain(change):
     model = copy.deepcopy(tiny_model("llama"))

@@ -31,7 +31,12 @@ _MOST_GRAPH_ROWS = 512
 """Rows of a step above which launching is a small part of it."""
 
 _MODEL = {"model": None, "lm_head": "Linear"}
-_BASE = {"embed_tokens": "Embedding", "layers": None, "norm": "RMSNorm", "rotary_emb": None}
+_BASE = {
+    "embed_tokens": "Embedding",
+    "layers": None,
+    "norm": "RMSNorm",
+    "rotary_emb": "RotaryEmbedding",
+}
 _LAYER = {
     "self_attn": None,
     "mlp": None,
@@ -73,6 +78,7 @@ class PlainDecoder:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._kept: tuple[Any, Any] = (), None
+        self._turns: list[torch.Tensor] = []
         self._captures = True
         self._own: Sight | None = None
         self._seen: Sight | None = None
@@ -82,7 +88,7 @@ class PlainDecoder:
         if self._own is None or (
             (seen is None or seen is not self._seen) and not self._own.holds(sampled=False)
         ):
-            self._kept = (), None
+            self._kept, self._turns = ((), None), []
             self._own = Sight(self._model).forget_tensors() if is_plain(self._model) else None
         self._seen = seen
         return self._own is not None
@@ -108,10 +114,18 @@ class PlainDecoder:
             is_asked = rows is None or len(rows) == len(ids)
             return self._replayed(tokens, plans, pools, places, run) if is_asked else None
         hidden: torch.Tensor = base.embed_tokens(ids)
-        cos, sin = (each[0] for each in base.rotary_emb(hidden[None], positions[None]))
+        cos, sin = self._rotary(hidden, positions)
         inputs = hidden, cos, sin
         last, _ = places[base.layers[-1].self_attn]
         return self._passes(inputs, pools, places).logits(inputs, plans, last, rows)
+
+    def _rotary(self, hidden: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
+        """Return the cosines and the sines `[N, D]` of positions; those of all so far are kept."""
+        last = int(positions.max())
+        if not self._turns or last >= len(self._turns[0]):
+            until, rotary = torch.arange(1 << last.bit_length()), self._model.model.rotary_emb
+            self._turns = [each[0] for each in rotary(hidden[None], until[None])]
+        return [each.index_select(0, positions) for each in self._turns]
 
     def _replayed(
         self,
