@@ -58,7 +58,9 @@ def check_count(name: str, value: object, *, limit: int = MAX_COUNT) -> int:
 
 
 def as_int(name: str, value: object) -> int:
-    """Return an integer of another type (NumPy's, say) as an int."""
+    """Return an integer, which may be of another type (NumPy's, say), as an int."""
+    if type(value) is int:  # before the protocol, which takes 30 times as long
+        return value
     try:
         if isinstance(value, SupportsIndex) and not isinstance(value, bool):
             return index(value)

@@ -333,13 +333,28 @@ def test_few_queries_of_a_head_are_attended_up_to_any_border(group, widths, dtyp
         step.compare(plan, Scoring(0.3))
 
 
-@pytest.mark.parametrize("num_rows", [8, 9, 31, 32, 33, 70])
-def test_many_queries_are_attended_up_to_any_border(num_rows):
-    step = Step(num_rows, size=16, widths=(20, 14), dtype=torch.bfloat16)
-    blocks = [step.free.pop() for _ in range(5)]
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("widths", [(20, 14), (64, 48)], ids=str)  # the second in tiles
+def test_many_queries_are_attended_up_to_any_border(widths, dtype):
+    for num_rows in (2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 40, 41, 48, 49, 70):
+        step = Step(num_rows, size=16, widths=widths, dtype=dtype)
+        blocks = [step.free.pop() for _ in range(5)]
+        plan = AttentionPlan(16)
+        plan.update(step.packed([blocks[:4], blocks], [63, 65], [num_rows, 1]))
+        step.compare(plan, Scoring(0.3))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "at_once"),
+    [(2, [5]), (3, [16]), (8, [16]), (9, [32]), (17, [64]), (40, [64, 16]), (49, [64, 64])],
+)
+def test_queries_stand_in_the_least_room_that_holds_them(num_rows, at_once):
+    step = Step(9, size=16)
     plan = AttentionPlan(16)
-    plan.update(step.packed([blocks[:4], blocks], [63, 65], [num_rows, 1]))
-    step.compare(plan, Scoring(0.3))
+    plan.update(step.packed([[]], [0], [num_rows]))
+    tasks = plan.work(2, 1, 1, few=5).tasks
+    assert tasks[:, 4].tolist() == at_once
+    assert tasks[:, 3].tolist() == [64 * i for i in range(len(at_once))]
 
 
 def test_engines_on_two_threads_attend_at_once():

@@ -34,10 +34,10 @@ class PromptReader:
         self, prompt: str | list[int] | Conversation, *, add_special_tokens: bool = True
     ) -> list[int]:
         """Return a text, or a conversation, which has its special tokens, as token ids. Raises `ConfigError`."""
+        if isinstance(prompt, list):
+            return prompt
 
         def read() -> list[int]:
-            if isinstance(prompt, list):
-                return prompt
             special, text = add_special_tokens, prompt
             if isinstance(text, Conversation) and text.documents:
                 return segmented(text, self.tokenizer, self._encoded)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, Protocol
 
 from quire.core import CacheManager
@@ -11,8 +14,12 @@ from quire.errors import ConfigError, QuireError
 from quire.extras import lacking
 
 try:
-    from prometheus_client import CollectorRegistry, Counter, Histogram
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
     raise ConfigError(
@@ -160,41 +167,68 @@ class CacheCollector(Collector):
         return iter(families.values())
 
 
-class RequestTimes:
+class RequestTimes(Collector):
     """Time to first token and between tokens, tokens and ends, in a registry of prometheus_client.
 
     told = RequestTimes(registry).begin()
     async for output in engine.generate(prompt):
         told(output)
+
+    They are counted by one thread, as plain numbers: metrics of prometheus_client, which several may change, take ten
+    times as long for each token.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, says: str) -> Histogram:
-            return Histogram(name, says, registry=registry, buckets=SECONDS)
+        self._first, self._between = _Times(), _Times()
+        self._num_tokens = 0
+        self._ended = Counter[str]()
+        registry.register(self)
 
-        self._first = histogram("quire_ttft_seconds", "From request to first token")
-        self._between = histogram("quire_itl_seconds", "Between tokens of a request")
-        self._made = Counter("quire_generation_tokens", "Tokens generated", registry=registry)
-        self._ended = Counter(
-            "quire_finished", "Sequences that ended, by why", ["reason"], registry=registry
+    def collect(self) -> Iterator[HistogramMetricFamily | CounterMetricFamily]:
+        """Return all metrics with what they are now."""
+        yield self._first.family("quire_ttft_seconds", "From request to first token")
+        yield self._between.family("quire_itl_seconds", "Between tokens of a request")
+        made = self._num_tokens
+        yield CounterMetricFamily("quire_generation_tokens", "Tokens generated", value=made)
+        ended = CounterMetricFamily(
+            "quire_finished", "Sequences that ended, by why", labels=["reason"]
         )
+        for reason, count in list(self._ended.items()):
+            ended.add_metric([reason], count)
+        yield ended
 
     def begin(self) -> Callable[[Any], None]:
         """Return what is to be told each `RequestOutput` of requests that begin now."""
         begun, latest = time.monotonic(), dict[str, tuple[float, int]]()
 
         def told(output: Any) -> None:
-            now, num_tokens = time.monotonic(), sum(each.num_tokens for each in output.outputs)
+            now, num_tokens = time.monotonic(), sum([each.num_tokens for each in output.outputs])
             before, num_told = latest.get(output.request_id, (begun, 0))
             if num_tokens > num_told:
                 latest[output.request_id] = now, num_tokens
-                self._made.inc(num_tokens - num_told)
-                (self._between if num_told else self._first).observe(now - before)
+                self._num_tokens += num_tokens - num_told
+                (self._between if num_told else self._first).add(now - before)
             if output.finished:
-                for each in output.outputs:
-                    self._ended.labels(each.finish_reason or "none").inc()
+                self._ended.update(each.finish_reason or "none" for each in output.outputs)
 
         return told
+
+
+class _Times:
+    """How many times fell into each bucket, and their sum."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS) + 1)
+        self._sum_s = 0.0
+
+    def add(self, time_s: float) -> None:
+        self._counts[bisect_left(SECONDS, time_s)] += 1
+        self._sum_s += time_s
+
+    def family(self, name: str, says: str) -> HistogramMetricFamily:
+        ends = [*(str(float(end)) for end in SECONDS), "+Inf"]
+        buckets = list(zip(ends, accumulate(self._counts), strict=True))
+        return HistogramMetricFamily(name, says, buckets=buckets, sum_value=self._sum_s)
 
 
 class _Samples:

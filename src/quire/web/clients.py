@@ -1,8 +1,8 @@
 """Streams to clients, who may leave, or not take what they are sent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from math import inf
 from typing import Any, TypeVar
 
@@ -39,39 +39,44 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes], slow_s: float, *, first: bytes = b"") -> None:
-        async def pieces() -> AsyncGenerator[bytes]:
-            if first:
-                yield first
-            async for event in events:
-                yield event
-
-        super().__init__(pieces(), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events, self._slow_s = events, slow_s
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._events, self._slow_s, self._first = events, slow_s, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, since = asyncio.get_running_loop(), inf
 
-        async def noted(message: Message) -> None:
+        async def sent(message: Message) -> None:
             nonlocal since
             since = loop.time()
             await send(message)
             since = inf
 
+        async def pieces() -> None:
+            """Send all, in the task that waits for events: what it awaits else is a turn of the loop before each."""
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await sent({"type": "http.response.start", **head})
+            body: Message = {"type": "http.response.body", "more_body": True}
+            if self._first:
+                await sent({**body, "body": self._first})
+            async for event in self._events:
+                await sent({**body, "body": event})
+            await sent({"type": "http.response.body"})
+
         def look() -> None:
             """End the stream if what it waits for takes too long: one timer, one for each event would cost as much as sending it."""
             nonlocal timer
-            left_s = min(since + self._slow_s - (now := loop.time()), self._slow_s)
+            left_s = min(since + self._slow_s - loop.time(), self._slow_s)
             if left_s > 0:
                 timer = loop.call_later(left_s, look)
             else:
-                limit.reschedule(now)
+                give_up()
 
         timer = loop.call_later(self._slow_s, look)
         try:
-            with suppress(TimeoutError):
-                # Whatever ends it, its requests end too.
-                async with asyncio.timeout(None) as limit, aclosing(self._events):
-                    await super().__call__(scope, receive, noted)
+            # Whatever ends it, its requests end too.
+            with suppress(ClientDisconnect):
+                async with _present(receive) as give_up, aclosing(self._events):
+                    await pieces()
         finally:
             timer.cancel()
 
@@ -102,18 +107,35 @@ async def merged(streams: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[tupl
 
 async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
     """Await something for a client; cancel it, and raise `ClientDisconnect`, once that is gone."""
+    async with _present(request.receive):
+        return await work
 
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+
+@asynccontextmanager
+async def _present(receive: Receive) -> AsyncGenerator[Callable[[], None]]:
+    """Do something for a client that is there; once it is gone, or given up by the function that this yields, raise `ClientDisconnect`.
+
+    What is done stays in its task, which is cancelled then.
+    """
+
+    def give_up() -> None:
+        if not limit.expired():
+            limit.reschedule(0.0)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
             pass
+        give_up()
 
-    working, watching = asyncio.ensure_future(work), asyncio.create_task(gone())
+    limit = asyncio.timeout(None)
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        async with limit:
+            watching = asyncio.create_task(watch())
+            try:
+                yield give_up
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if limit.expired():
+            raise ClientDisconnect from None
+        raise

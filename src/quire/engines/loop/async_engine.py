@@ -69,15 +69,17 @@ class AsyncEngine:
             if self._readers.pop(reader.request_id, None) is reader:
                 engine.abort(reader.request_id)
 
+        def entered(answer: Future[None]) -> None:
+            if (error := answer.exception()) is not None:
+                _tell([(reader, error)])
+
         try:
-            await self.call(enter)
+            self._ask(enter).add_done_callback(entered)
             finished = False
             while not finished:
-                output = await reader.news.get()
-                error = output if isinstance(output, QuireError) else output.error
-                if error is not None:
-                    raise error
-                assert isinstance(output, RequestOutput)
+                output = await reader.get()
+                if output.error is not None:
+                    raise output.error
                 finished = output.finished
                 yield output
         finally:
@@ -152,8 +154,7 @@ class AsyncEngine:
 
         What event loops do with news then costs no time, where it would hold up what comes before.
         """
-        self._tell_others()
-        urgent: list[tuple[_Reader, RequestOutput]] = []
+        urgent, self._untold = self._untold, []
         for output in outputs:
             if (reader := self._readers.get(output.request_id)) is not None:
                 waits = reader.has_heard and not output.finished
@@ -184,23 +185,39 @@ class _Reader:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.news: asyncio.Queue[RequestOutput | QuireError] = asyncio.Queue()
         self.request_id = ""
         self.has_heard = False
+        self._news: RequestOutput | BaseException | None = None
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, news: RequestOutput | BaseException) -> None:
+        """Put news in the place of older ones; in its event loop."""
+        self._news = news
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> RequestOutput:
+        """Return the news that were not told yet, as soon as there are some, or raise why there are none."""
+        if self._news is None:
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        news, self._news = self._news, None
+        assert news is not None
+        if isinstance(news, BaseException):
+            raise news
+        return news
 
 
-def _tell(told: Sequence[tuple[_Reader, RequestOutput | QuireError]]) -> None:
-    """Put news in the place of older ones, unless their event loop was closed: nobody waits there then."""
-    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, RequestOutput | QuireError]]] = {}
+def _tell(told: Sequence[tuple[_Reader, RequestOutput | BaseException]]) -> None:
+    """Tell readers their news, unless their event loop was closed: nobody waits there then."""
+    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, Any]]] = {}
     for reader, news in told:
         of_loops.setdefault(reader.loop, []).append((reader, news))
-
-    def put(told: Sequence[tuple[_Reader, RequestOutput | QuireError]]) -> None:
-        for reader, news in told:
-            while not reader.news.empty():
-                reader.news.get_nowait()
-            reader.news.put_nowait(news)
-
     for loop, those in of_loops.items():
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(put, those)
+            loop.call_soon_threadsafe(_put, those)
+
+
+def _put(told: Sequence[tuple[_Reader, Any]]) -> None:
+    for reader, news in told:
+        reader.put(news)

@@ -29,7 +29,6 @@ cache, or for tiles in the second."""
 MOST_ROWS = 384
 """Rows at most whose sums are put down."""
 _LINE = 4 * COLUMNS
-assert _LINE == tiles.LINE
 _VECTOR = 4 * LANES
 _VECTORS = range(COLUMNS // LANES)
 
@@ -206,7 +205,7 @@ class ProductCode(Code):
 
             column, adds = half * (4 * tiles.ROWS), start > 0
             of_half = left, laid + column, whole
-            tiles.multiply_tiles(self, to + column, of_half, adds=adds, meanwhile=meanwhile)
+            tiles.multiply_tiles(self, to + column, of_half, _LINE, adds=adds, meanwhile=meanwhile)
         return whole, (num_steps * halves * at_once).min(count)
 
     def _multiply(

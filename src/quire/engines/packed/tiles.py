@@ -1,4 +1,4 @@
-"""Tiles of bfloat16, on CPUs that multiply them (AMX): 32 rows by 32 columns of a product at a time.
+"""Tiles of bfloat16, on CPUs that multiply them (AMX): 32 rows by 32 columns of a product at a time, or by 16.
 
 A tile is 16 rows of 64 bytes. Four hold sums, two a step of the left operands, two of the right ones.
 """
@@ -22,8 +22,6 @@ STEP = 16
 
 HALF = 16
 """Rows of one tile."""
-LINE = 256
-"""Bytes from row to row of right operands and of sums: 64 words."""
 
 _ROW = 64
 _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)
@@ -60,38 +58,43 @@ def multiply_tiles(
     code: Code,
     to: Number,
     operands: tuple[Left, Number, Number | int],
+    line: int,
     *,
     adds: Number,
     meanwhile: Callable[[Number], None] | None = None,
 ) -> None:
     """Write the sums of left operands times right ones, or add to what is there.
 
-    to         address of float32 [32, 32]
-    operands   the left ones; the address of the right ones, column beside column, words [n, 32]; and n, a multiple of
-               `STEP`
+    to         address of float32 [32, 32]; of [32, 16] where a row has no more
+    operands   the left ones; the address of the right ones, column beside column, words [n, 32] or [n, 16]; and n, a
+               multiple of `STEP`
+    line       bytes from row to row of right operands, and of sums
     adds       whether to add
     meanwhile  writes what else is done with every `STEP` words: vectors are computed beside tiles
     """
-    (left, right, num_words), line = operands, code.constant(LINE)
-    places = [to + (HALF * LINE * i + _ROW * j) for i in range(2) for j in range(2)]
+    (left, right, num_words), stride = operands, code.constant(line)
+    columns = range(min(line // _ROW, 2))
+    places = [to + (HALF * line * i + _ROW * j) for i in range(2) for j in columns]
+    sums = list(zip(_SUMS, places, strict=False))
     with code.either(adds) as (again, anew):
         with again:
-            for tile, place in zip(_SUMS, places, strict=True):
-                _call(code, "tileloadd64", tile, place, line)
+            for tile, place in sums:
+                _call(code, "tileloadd64", tile, place, stride)
         with anew:
-            for tile in _SUMS:
+            for tile, _ in sums:
                 _call(code, "tilezero", tile)
     with code.loop(0, num_words, STEP) as at:
         for i in range(2):
             _call(code, "tileloadd64", _LEFT[i], left[i] + at * 4, left.line)
-            _call(code, "tileloadd64", _RIGHT[i], right + at * LINE + _ROW * i, line)
+        for j in columns:
+            _call(code, "tileloadd64", _RIGHT[j], right + at * line + _ROW * j, stride)
         for i in range(2):
-            for j in range(2):
-                _call(code, "tdpbf16ps", _SUMS[2 * i + j], _LEFT[i], _RIGHT[j])
+            for j in columns:
+                _call(code, "tdpbf16ps", _SUMS[i * len(columns) + j], _LEFT[i], _RIGHT[j])
         if meanwhile is not None:
             meanwhile(at)
-    for tile, place in zip(_SUMS, places, strict=True):
-        _call(code, "tilestored64", tile, place, line)
+    for tile, place in sums:
+        _call(code, "tilestored64", tile, place, stride)
 
 
 def _call(code: Code, name: str, *given: int | Number) -> None:

@@ -99,7 +99,7 @@ class Number:
         return self._make("lshr", "lshr", other)
 
     def compared(self, how: str, other: "Number | float") -> "Number":
-        """Compare with `how`: "<", "<=", "!=", ">"."""
+        """Compare with `how`: "<", "<=", "==", "!=", ">"."""
         builder = self.builder
         make = builder.fcmp_ordered if self.is_float else builder.icmp_signed
         return Number(builder, make(how, self.value, self.of(other)))

@@ -12,7 +12,9 @@ from quire.engines.packed.attention.layer import LayerInputs, Shape, StepInputs
 from quire.engines.packed.attention.plan import AttentionPlan
 from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.attention.scoring import Scoring
+from quire.engines.packed.attention.work import FEW, FEW_BESIDE_TILES
 from quire.engines.packed.compiling import Pass
+from quire.engines.packed.tiles import TILES
 
 
 class Reading:
@@ -25,12 +27,15 @@ class Reading:
     def __init__(self, heads: int, v: torch.Tensor) -> None:
         self.threads = torch.get_num_threads()
         self._heads, (self._kv_heads, self._width) = heads, v.shape[2:]
+        in_tiles = TILES and v.dtype == torch.bfloat16
+        self._few = FEW_BESIDE_TILES if in_tiles else FEW
         self.inputs = np.zeros(len(StepInputs._fields), np.int64)
         self._held: Any = None
 
     def take(self, plan: AttentionPlan) -> None:
         """Take the plan of the step that runs next."""
-        work = plan.work(self._heads // self._kv_heads, self._kv_heads, self.threads)
+        group = self._heads // self._kv_heads
+        work = plan.work(group, self._kv_heads, self.threads, self._few)
         if self._held is not None and work is self._held[0]:
             return
         partial = np.empty((len(work.merged), self._heads, 2 + self._width), np.float32)

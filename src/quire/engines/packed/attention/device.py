@@ -19,7 +19,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from quire.engines.packed.attention.plan import AttentionPlan, Packed
 from quire.engines.packed.attention.reference import KV
 from quire.engines.packed.attention.scoring import Scoring
-from quire.engines.packed.attention.work import FEW, LANES, SentWork
+from quire.engines.packed.attention.work import MANY, SentWork
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def can_attend(
     size, kv_heads, depth, width = block
     if dtype not in DTYPES or max(depth, width) * dtype.itemsize > _WIDEST_BYTES:
         return False
-    rows = LANES + 1
+    rows = MANY[-1] + 1
     columns = -(-rows // size)
     tables = np.arange(2 * columns, dtype=np.int32).reshape(2, columns)
     plan = AttentionPlan(size)
@@ -88,7 +88,7 @@ def attend_sent(
     parts = highest, total, sums, sent.merged_starts
     known["SINKS"] = scoring.sinks is not None
     lines = max(deep["DEPTHS"], known["WIDTHS"]) * q.element_size()
-    for tasks, at_once in ((sent.many, LANES), (sent.few, FEW)):
+    for tasks, at_once in ((sent.many, MANY[-1]), (sent.few, MANY[0])):
         if len(tasks):
             _attend[(len(tasks),)](
                 tasks,

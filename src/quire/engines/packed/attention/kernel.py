@@ -17,7 +17,7 @@ from quire.engines.packed import tiles
 from quire.engines.packed.attention.few import attend_few
 from quire.engines.packed.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
 from quire.engines.packed.attention.many import attend_many
-from quire.engines.packed.attention.work import LANES as QUERIES
+from quire.engines.packed.attention.work import MANY
 from quire.engines.packed.compiling import functions
 from quire.engines.packed.vectors import FLOAT, FLOATS, LANES, Number
 from quire.engines.packed.writing import Variable
@@ -93,11 +93,13 @@ def _attend_one(code: LayerCode, task: Task) -> None:
     """Attend a task for one kv head."""
     step = code.step
     task = task._replace(table=step.tables + task.table * step.num_columns * 4)
-    with code.either(task.at_once < QUERIES) as (few, many):
+    with code.either(task.at_once < MANY[0]) as (few, many):
         with few:
             attend_few(code, task)
         with many:
-            attend_many(code, task)
+            for side_by_side in MANY:
+                with code.when(task.at_once.compared("==", side_by_side)):
+                    attend_many(code, task, side_by_side)
 
 
 def _merge(code: LayerCode) -> None:

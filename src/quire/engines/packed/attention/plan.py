@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.engines.packed.attention.runs import Ints, SharedRun, Tables, shared_runs
-from quire.engines.packed.attention.work import FEW, Parts, SentWork, Work, ranges, tasks
+from quire.engines.packed.attention.work import FEW, MANY, Parts, SentWork, Work, ranges, tasks
 from quire.errors import ConfigError
 
 MIN_SAVED_TOKENS = 256
@@ -61,8 +61,8 @@ class AttentionPlan:
     seen_from: Ints = field(init=False)
     _runs: tuple[int, list[SharedRun]] = field(init=False, repr=False)
     _parts: Parts | None = field(init=False, repr=False, default=None)
-    _works: dict[tuple[int, int, int], Work] = field(
-        init=False, repr=False, default_factory=dict[tuple[int, int, int], Work]
+    _works: dict[tuple[int, int, int, int], Work] = field(
+        init=False, repr=False, default_factory=dict[tuple[int, int, int, int], Work]
     )
     _sent: dict[tuple[int, int, int, torch.device], SentWork] = field(
         init=False, repr=False, default_factory=dict[tuple[int, int, int, torch.device], SentWork]
@@ -119,9 +119,9 @@ class AttentionPlan:
         """What the work is divided into: another object where that changes."""
         return self._parts
 
-    def work(self, group: int, kv_heads: int, num_threads: int) -> Work:
-        """Return the tasks of a step in which `group` query heads read each kv head."""
-        key = group, kv_heads, num_threads
+    def work(self, group: int, kv_heads: int, num_threads: int, few: int = FEW) -> Work:
+        """Return the tasks of a step in which `group` query heads read each kv head, up to `few` queries one by one."""
+        key = group, kv_heads, num_threads, few
         if key not in self._works:
             assert self._parts is not None
             found, merged = tasks(self._parts, *key)
@@ -134,7 +134,7 @@ class AttentionPlan:
     def arrays(self, group: int, kv_heads: int, num_threads: int) -> tuple[Ints | Tables, ...]:
         """Return what `SentWork` takes of that work."""
         work = self.work(group, kv_heads, num_threads)
-        few = work.tasks[:, 4] == FEW
+        few = work.tasks[:, 4] <= MANY[0]
         of_rows = work.tables, work.position, work.seen_from, work.rows, work.merged
         return *of_rows, work.merged_starts, self._slots(), work.tasks[~few], work.tasks[few]
 

@@ -8,11 +8,7 @@ from llvmlite import ir
 
 from quire.engines.packed import tiles
 from quire.engines.packed.attention.layer import LayerCode, Task
-from quire.engines.packed.attention.work import LANES as QUERIES
 from quire.engines.packed.vectors import Number
-
-_LINE = 4 * QUERIES
-assert _LINE == tiles.LINE
 
 
 class Keys(NamedTuple):
@@ -25,17 +21,22 @@ class Keys(NamedTuple):
 
 
 def score(
-    code: LayerCode, keys: Keys, queries: Number, num_queries: Number, scores: Number
+    code: LayerCode, keys: Keys, queries: tuple[Number, Number], scores: tuple[Number, int]
 ) -> None:
-    """Write the products of keys and queries: float32 [keys, QUERIES]. What keys behind the last one get means nothing."""
-    line = code.layer.kv_heads * (4 * code.key_words)
+    """Write the products of keys and queries: float32 [keys, queries]. What keys behind the last one get means nothing.
+
+    queries  address of operands [key words, queries], and how many queries there are
+    scores   address, and bytes from row to row, which are those of queries too
+    """
+    (start, num_queries), (to_start, line) = queries, scores
+    to_key = code.layer.kv_heads * (4 * code.key_words)
     with code.loop(0, keys.count, tiles.ROWS) as key:
         first, second = (code.key_place(_half(code, keys, key, i)[0]) for i in range(2))
         with code.loop(0, num_queries, tiles.ROWS) as lane:
-            left, to = tiles.Left(first, second, line), scores + key * _LINE + lane * 4
+            left, to = tiles.Left(first, second, to_key), to_start + key * line + lane * 4
             anew = code.constant(0, ir.IntType(1))
-            operands = left, queries + lane * 4, code.key_words
-            tiles.multiply_tiles(code, to, operands, adds=anew)
+            operands = left, start + lane * 4, code.key_words
+            tiles.multiply_tiles(code, to, operands, line, adds=anew)
 
 
 def lay_values(code: LayerCode, keys: Keys, values: Number, line: int) -> None:
@@ -57,24 +58,25 @@ def weigh(
     values: tuple[Number, int],
     weights: Number,
     shape: tuple[Number, Number],
-    sums: Number,
+    sums: tuple[Number, int],
 ) -> None:
-    """Add the products of values and weights: float32 [width, QUERIES].
+    """Add the products of values and weights: float32 [width, queries].
 
     values   address of operands [width, keys], bytes from row to row
-    weights  address of operands [keys, QUERIES]
+    weights  address of operands [keys, queries]
     shape    numbers of keys and of queries
+    sums     address, and bytes from row to row, which are those of weights too
     """
-    (start, line), (num_keys, num_queries) = values, shape
+    (start, to_row), (num_keys, num_queries), (to_start, line) = values, shape, sums
     with (
         code.loop(0, rows_of(code.width), tiles.ROWS) as row,
         code.loop(0, num_queries, tiles.ROWS) as lane,
     ):
-        first, second = (start + (row + i) * line for i in (0, tiles.HALF))
-        left, to = tiles.Left(first, second, code.constant(line)), sums + row * _LINE + lane * 4
+        first, second = (start + (row + i) * to_row for i in (0, tiles.HALF))
+        left = tiles.Left(first, second, code.constant(to_row))
         again = code.constant(1, ir.IntType(1))
-        operands = left, weights + lane * 4, num_keys // 2
-        tiles.multiply_tiles(code, to, operands, adds=again)
+        operands, to = (left, weights + lane * 4, num_keys // 2), to_start + row * line + lane * 4
+        tiles.multiply_tiles(code, to, operands, line, adds=again)
 
 
 def rows_of(width: int) -> int:

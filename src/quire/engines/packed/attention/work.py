@@ -12,11 +12,13 @@ from quire.engines.packed.attention.runs import Ints, Tables
 
 Shapes = tuple[tuple[int, ...], ...]
 
-LANES = 64
-"""Queries, rows times query heads of one kv head, that stand side by side where there are many."""
+MANY = (16, 32, 64)
+"""Queries, rows times query heads of one kv head, that stand side by side: the least of these that has room for all."""
 
-FEW = 12
-"""Queries that are attended one after another."""
+FEW = 8
+"""Queries up to which they are attended one after another."""
+FEW_BESIDE_TILES = 4
+"""The same where tiles multiply those side by side."""
 
 MIN_TASK_KEYS = 512
 """Keys of a part below which threads do not divide it."""
@@ -57,8 +59,9 @@ class Work(NamedTuple):
     seen_from      int64 [N]     the first position that it sees
     rows           int64 [n]     the rows of the parts, part after part
     tasks          int64 [T, 10] table, first place in `rows`, number of rows, first query, queries
-                                 at once, first key, end of keys, first row of the partial results,
-                                 first kv head and how many; the largest task first
+                                 at once (of few, or one of `MANY`), first key, end of keys, first
+                                 row of the partial results, first kv head and how many; the
+                                 largest task first
     merged         int64 [m]     the rows of partial results, by row of the step
     merged_starts  int64 [N + 1] where those of a row begin in `merged`
     """
@@ -79,7 +82,7 @@ class SentWork(NamedTuple):
     Where there is more room than a step needs, its arrays are followed by what nobody reads: tasks without rows, rows
     without parts, and new rows that go nowhere (-1).
 
-    many, few  the tasks, by how many queries are attended at once
+    many, few  the tasks of more queries at once than the least of `MANY`, and the others
     """
 
     flat: torch.Tensor
@@ -120,18 +123,22 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[Ints, Ints]:
+def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int, few: int) -> tuple[Ints, Ints]:
     """Return tasks, int64 [T, 10] as in `Work`, and the row of the step of each partial result.
 
-    A part with many queries is divided by these; one with few, and most of the keys of a step,
-    by its keys, each piece with partial results of its own. One thread attends all kv heads of few
-    queries, and reads whole blocks then, where that is a small part of what a thread does.
+    A part with many queries is divided by these, the last of which stand with as few others as can be; one with few,
+    and most of the keys of a step, by its keys, each piece with partial results of its own. One thread attends all kv
+    heads of few queries, and reads whole blocks then, where that is a small part of what a thread does.
     """
     queries, keys = parts.num_rows * group, parts.stops - parts.starts
-    at_once = np.where(queries > FEW, LANES, FEW)
-    tiles = -(-queries // at_once)
-    share = int((tiles * keys * at_once).sum()) * kv_heads // (2 * num_threads) + 1
-    pieces = np.minimum(-(-keys * at_once // share), -(-keys // MIN_TASK_KEYS))
+    most = MANY[-1]
+    tiles = -(-queries // most)
+    before_last = (tiles - 1) * most
+    last_tile = np.array(MANY)[np.searchsorted(MANY, queries - before_last)]
+    last_tile = np.where(queries > few, last_tile, few)
+    work = keys * (before_last + last_tile)
+    share = int(work.sum()) * kv_heads // (2 * num_threads) + 1
+    pieces = np.minimum(-(-work // (tiles * share)), -(-keys // MIN_TASK_KEYS))
     pieces = np.where(tiles * kv_heads < 2 * num_threads, np.maximum(pieces, 1), 1)
     length = -(-keys // pieces)
 
@@ -148,8 +155,9 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[In
     of_tile = np.repeat(np.arange(len(of_piece)), tiles[of_piece])
     part = of_piece[of_tile]
     tile = ranges(np.zeros_like(of_piece), tiles[of_piece])
-    size = at_once[part] * length[part]
-    whole = (at_once[part] == FEW) & (4 * num_threads * size <= size.sum())
+    at_once = np.where(tile < tiles[part] - 1, most, last_tile[part])
+    size = at_once * length[part]
+    whole = (at_once == few) & (4 * num_threads * size <= size.sum())
     parted = np.where(whole, 1, kv_heads)
     of_task = np.repeat(np.arange(len(part)), parted)
     found = np.stack(
@@ -157,8 +165,8 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int) -> tuple[In
             parts.tables[part],
             parts.rows_starts[part],
             parts.num_rows[part],
-            tile * at_once[part],
-            at_once[part],
+            tile * most,
+            at_once,
             start[of_tile],
             stop[of_tile],
             partial[of_tile],
