@@ -1,6 +1,6 @@
 """Attention of a decode step with shared prefixes read once, against each request reading its own blocks.
 
-python benchmarks/tree_attention.py [--threads 2] [--dtype bfloat16] [--device cuda]
+python benchmarks/tree_attention.py [--threads 2] [--dtype bfloat16] [--device cuda] [--requests 8]
 
 64 requests over one prefix of 2k, 8k and 32k tokens, 96 to 224 tokens of each one's own; one layer of
 4 heads, 2 kv heads, width 64, on a GPU of 32 heads, 8 kv heads, width 128. Rows alternate, so what else
@@ -18,19 +18,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
 
-BLOCK, REQUESTS = 16, 64
+BLOCK = 16
 SHAPES = {"cpu": (4, 2, 64), "cuda": (32, 8, 128)}
 
 
-def step(prefix):
+def step(prefix, requests):
     """Return tables whose first columns are one prefix, and contexts."""
     rng = np.random.default_rng(0)
-    context = prefix + rng.integers(96, 225, REQUESTS)
+    context = prefix + rng.integers(96, 225, requests)
     shared = prefix // BLOCK
     own = int(context.max() - prefix) // BLOCK + 1
-    tables = np.tile(np.arange(shared + own, dtype=np.int32), (REQUESTS, 1))
-    tables[:, shared:] = shared + np.arange(REQUESTS * own).reshape(REQUESTS, own)
-    return Packed(tables, context, np.ones(REQUESTS, np.int64)), shared + REQUESTS * own
+    tables = np.tile(np.arange(shared + own, dtype=np.int32), (requests, 1))
+    tables[:, shared:] = shared + np.arange(requests * own).reshape(requests, own)
+    return Packed(tables, context, np.ones(requests, np.int64)), shared + requests * own
 
 
 def gathered(tables, masks, pools, q):
@@ -75,6 +75,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--device", default="cpu", choices=list(SHAPES))
+    parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -85,11 +86,11 @@ def main():
     name = torch.cuda.get_device_name() if device == "cuda" else f"{args.threads} threads"
     print(f"{args.dtype}, {name}, ms per layer, median (least) of {args.rounds}")
     for prefix in (2048, 8192, 32768):
-        packed, num_blocks = step(prefix)
+        packed, num_blocks = step(prefix, args.requests)
         made = partial(torch.randn, device=device, dtype=dtype)
         pools = [made(num_blocks, BLOCK, kv_heads, width) for _ in range(2)]
-        q = made(REQUESTS, heads, width)
-        new = [made(REQUESTS, kv_heads, width) for _ in range(2)]
+        q = made(args.requests, heads, width)
+        new = [made(args.requests, kv_heads, width) for _ in range(2)]
         found = ways(device, packed, pools, q, new)
         times = {name: [] for name in found}
         for _ in range(args.rounds + 1):

@@ -239,6 +239,26 @@ def test_a_plan_of_some_rows_stands_where_these_stand():
     assert not plan.of(last[:0]).slots.numel()
 
 
+@pytest.mark.parametrize("sight", [{}, {"window": 9}, {"chunk": 8}], ids=str)
+def test_a_plan_goes_on_from_the_last_rows_of_a_step(sight):
+    step = Step(3)
+    plan = AttentionPlan(step.size, **sight, min_saved_tokens=0)
+    packed = step.packed([[1, 2], [1, 2], [5]], [8, 8, 5], [7, 2, 1])
+    plan.update(packed)
+    step.compare(plan, Scoring(0.3))
+    last, one_each = np.cumsum(packed.lengths) - 1, np.ones(3, np.int64)
+    work = plan.of(last).work(2, 2, 1)
+    for context in (packed.context + packed.lengths + at for at in range(step.size)):
+        for row, column in enumerate(context // step.size):
+            if packed.tables[row, column] < 0:
+                with pytest.raises(ConfigError, match="no block"):
+                    plan.update(Packed(packed.tables, context, one_each))
+                packed.tables[row, column] = step.free.pop()
+        plan.update(Packed(packed.tables, context, one_each))
+        assert plan.work(2, 2, 1) is work
+        step.compare(plan, Scoring(0.3))
+
+
 def test_a_plan_begins_again_when_a_table_is_another():
     step = Step(4)
     plan = AttentionPlan(step.size)

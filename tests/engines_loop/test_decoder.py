@@ -1,6 +1,8 @@
 """Plain decoders in few passes: which models are, and what each pass computes."""
 
 import copy
+import ctypes
+import mmap
 import weakref
 
 import numpy as np
@@ -35,6 +37,18 @@ SHAPES = (
     (770, 300, 33),
     (70, 1030, 66),
     (97, 1060, 40),
+    # Few rows of whole tiles, at the borders of how many stand side by side, of chunks and of their room.
+    (1, 32, 64),
+    (15, 64, 130),
+    (16, 96, 256),
+    (17, 32, 128),
+    (32, 64, 64),
+    (33, 256, 65),
+    (100, 64, 64),
+    (64, 1088, 160),
+    (65, 64, 160),
+    (33, 4096, 128),
+    (65, 4096, 64),
 )
 
 
@@ -103,6 +117,21 @@ def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
     assert torch.equal(beside, kept)
 
 
+def test_nothing_is_read_behind_the_weights():
+    page = mmap.PAGESIZE
+    room = mmap.mmap(-1, 2 * page)
+    start = torch.frombuffer(room, dtype=torch.uint8).data_ptr()
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 0)
+    weight = torch.frombuffer(room, dtype=torch.bfloat16, count=40 * 32, offset=page - 40 * 64)
+    weight = weight.view(40, 32).normal_()
+    module, rows = torch.nn.Linear(32, 40, bias=False), torch.randn(3, 32).bfloat16()
+    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    found = torch.empty(3, 40, dtype=torch.bfloat16)
+    Program([product(as_operands(rows), (module,), found, 1)]).run()
+    torch.testing.assert_close(found, rows @ weight.T, rtol=3e-2, atol=3e-2)
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 3)
+
+
 @pytest.mark.parametrize("compiles", [True, False])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_attention_turns_queries_and_keys_by_their_positions(monkeypatch, dtype, compiles):
@@ -127,15 +156,16 @@ def test_attention_turns_queries_and_keys_by_their_positions(monkeypatch, dtype,
         torch.testing.assert_close(pools[0], keys, rtol=limit, atol=limit, equal_nan=True)
 
 
+@pytest.mark.parametrize("rows", [[0, 40, 47, 48, 49], [40, 45, 46], [0, 40, 46, 49]], ids=str)
 @pytest.mark.parametrize("window", [None, 7])
-def test_a_plan_of_some_rows_attends_as_that_of_all(window):
+def test_a_plan_of_some_rows_attends_as_that_of_all(window, rows):
     step = Step(3, size=4)
     plan = AttentionPlan(4, window, min_saved_tokens=0)
     plan.update(step.packed([[1, 2], [1, 2, 3], [4], [5]], [8, 9, 4, 3], [1, 40, 6, 3]))
     q, new = step.rows(50)
     pools = step.pool.k[0], step.pool.v[0]
     right = attend(plan, pools, q, new, Scoring(0.3))
-    rows = np.array([0, 40, 47, 48, 49])
+    rows = np.array(rows)
     some = plan.of(rows)
     assert torch.equal(some.slots, plan.slots[rows])
     found = attend(some, pools, q[rows], (new[0][rows], new[1][rows]), Scoring(0.3))

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 _PAD = -1
 _SPARE = 8
-"""Columns that tables have beside those in use, so that those of the next steps have the same shape."""
+"""Columns, and more, that tables have beside those in use, so that those of the next steps have the same shape."""
 
 
 class Forward:
@@ -131,7 +131,7 @@ class Forward:
         for group in range(len(self._tables)) if seqs else ():
             found = self.manager.tables(seqs, group, _PAD).padded
             if not width:
-                shape = len(found), found.shape[1] + _SPARE
+                shape = len(found), (found.shape[1] // _SPARE + 2) * _SPARE
                 self._tables[group] = np.full(shape, _PAD, INT32)
             self._tables[group][rows, : found.shape[1]] = found
 

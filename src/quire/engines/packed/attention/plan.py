@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from quire.engines.packed.attention.runs import Ints, Tables, shared_runs
+from quire.engines.packed.attention.runs import Ints, SharedRun, Tables, shared_runs
 from quire.engines.packed.attention.work import FEW, MANY, Parts, SentWork, Work, ranges, tasks
 from quire.errors import ConfigError
 
@@ -28,6 +28,9 @@ class Packed:
     context: Ints
     lengths: Ints
     positions: Ints | None = None
+
+
+_OF_STEP = ("packed", "slots", "position", "seen_from", "_runs", "_parts", "_works")
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class AttentionPlan:
     slots: torch.Tensor = field(init=False)
     position: Ints = field(init=False)
     seen_from: Ints = field(init=False)
+    _runs: tuple[int, list[SharedRun]] = field(init=False, repr=False)
     _parts: Parts | None = field(init=False, repr=False, default=None)
     _works: dict[tuple[int, int, int, int], Work] = field(
         init=False, repr=False, default_factory=dict[tuple[int, int, int, int], Work]
@@ -63,6 +67,7 @@ class AttentionPlan:
     _sent: dict[tuple[int, int, int, torch.device], SentWork] = field(
         init=False, repr=False, default_factory=dict[tuple[int, int, int, torch.device], SentWork]
     )
+    _ended: "AttentionPlan | None" = field(init=False, repr=False, default=None)
 
     def update(self, packed: Packed) -> None:
         """Take the rows of a step; its arrays may change once this returns.
@@ -70,40 +75,43 @@ class AttentionPlan:
         Raises `ConfigError` when arrays do not fit each other, or a new row has no block; the
         plan is then the one before.
         """
-        _check(packed, self.block_size)
-        self._sent.clear()
-        if goes_on := self._goes_on(packed):
-            self.packed.tables[:] = packed.tables
-            self.packed.context[:] = packed.context
-            self.position += 1
-            self.seen_from[:] = self.lower(self.position)
+        if (before := self.before(packed)) is not None:
+            before.go_on(packed)
+            for name in _OF_STEP:
+                setattr(self, name, getattr(before, name))
         else:
+            _check(packed, self.block_size)
             lengths, context = packed.lengths.astype(np.int64), packed.context.astype(np.int64)
             given = None if packed.positions is None else packed.positions.astype(np.int64)
             self.packed = Packed(packed.tables.copy(), context, lengths, given)
             self.position = ranges(context, lengths) if given is None else given
             self.seen_from = self.lower(self.position)
-            self._parts = self._divide()
-            self._works.clear()
-        size, columns = self.block_size, self.position // self.block_size
-        of_row = np.repeat(np.arange(len(packed.lengths)), packed.lengths)
-        blocks = self.packed.tables[of_row, columns].astype(np.int64)
-        slots = torch.as_tensor(blocks * size + self.position % size)
-        if goes_on:
-            self.slots.copy_(slots)
-        else:
-            self.slots = slots
+            size, of_row = self.block_size, np.repeat(np.arange(len(lengths)), lengths)
+            blocks = self.packed.tables[of_row, self.position // size].astype(np.int64)
+            self.slots = torch.as_tensor(blocks * size + self.position % size)
+            self._runs = self._shared()
+            self._parts, self._works = self._divide(), {}
+        self._sent.clear()
+        self._ended = None
 
     def of(self, rows: Ints) -> "AttentionPlan":
-        """Return a plan of some rows of the step, in order, which are the last ones of their requests."""
+        """Return a plan of some rows of the step, in order, which are the last ones of their requests.
+
+        A step that goes on from these rows alone is planned by it.
+        """
         packed = self.packed
         ends = np.cumsum(packed.lengths)
         counts = np.diff(np.searchsorted(rows, ends), prepend=0)
         kept = counts > 0
         starts = self.position[(ends - counts)[kept]]
-        positions = None if packed.positions is None else self.position[rows]
         plan = AttentionPlan(self.block_size, self.window, self.chunk, self.min_saved_tokens)
-        plan.update(Packed(packed.tables[kept], starts, counts[kept], positions))
+        plan.position, plan.seen_from = self.position[rows], self.seen_from[rows]
+        plan.slots = torch.as_tensor(self._slots()[rows])
+        positions = None if packed.positions is None else plan.position
+        plan.packed = Packed(packed.tables[kept], starts, counts[kept], positions)
+        plan._runs = self._runs if kept.all() else plan._shared()
+        plan._parts = plan._divide()
+        self._ended = plan
         return plan
 
     @property
@@ -127,9 +135,8 @@ class AttentionPlan:
         """Return what `SentWork` takes of that work."""
         work = self.work(group, kv_heads, num_threads)
         few = work.tasks[:, 4] <= MANY[0]
-        slots: Ints = self.slots.numpy()  # pyright: ignore[reportUnknownMemberType]
-        of_rows = work.tables, work.position, work.seen_from, work.rows
-        return *of_rows, work.merged, work.merged_starts, slots, work.tasks[~few], work.tasks[few]
+        of_rows = work.tables, work.position, work.seen_from, work.rows, work.merged
+        return *of_rows, work.merged_starts, self._slots(), work.tasks[~few], work.tasks[few]
 
     def sent(self, group: int, kv_heads: int, num_threads: int, device: torch.device) -> SentWork:
         """Return that work on a device, which it is sent to once in a step."""
@@ -148,31 +155,60 @@ class AttentionPlan:
             return np.maximum(positions - self.window + 1, 0)
         return np.zeros_like(positions)
 
-    def _goes_on(self, packed: Packed) -> bool:
-        """Return whether each request has grown by its one row, and nothing else that is read has changed."""
-        if self._parts is None or packed.tables.shape != self.packed.tables.shape:
-            return False
-        if packed.positions is not None or self.packed.positions is not None:
-            return False
-        one_each = len(self.position) == len(packed.lengths) == packed.lengths.sum()
-        if not one_each or (packed.context != self.packed.context + 1).any():
-            return False
-        before = self.packed.tables
-        rows, columns = ((packed.tables != before) & (before >= 0)).nonzero()
-        return bool((columns < self.seen_from[rows] // self.block_size).all())
+    def before(self, packed: Packed) -> "AttentionPlan | None":
+        """Return the plan, this one or that of its last rows, that a step goes on from; None: it begins anew.
+
+        Each request has grown by its one row then, and nothing else that is read has changed.
+        """
+        if self._parts is None:
+            return None
+        tables = self.packed.tables
+        if (
+            tables.shape == packed.tables.shape
+            and len(self.position) == len(packed.lengths)
+            and (packed.lengths == 1).all()
+            and np.array_equal(packed.context, self.packed.context + 1)
+            and packed.positions is self.packed.positions is None
+        ):
+            rows, columns = ((packed.tables != tables) & (tables >= 0)).nonzero()
+            if (columns < self.seen_from[rows] // self.block_size).all():
+                return self
+        return self._ended and self._ended.before(packed)
+
+    def go_on(self, packed: Packed) -> None:
+        """Take rows that stand one further. Raises `ConfigError`, before anything changes, where one has no block."""
+        size, position = self.block_size, self.position + 1
+        begun = (position % size == 0).nonzero()[0]
+        tables, last = packed.tables[begun], position[begun]
+        _check_room(tables, last, size)
+        self.packed.tables[:] = packed.tables
+        self.packed.context[:] = packed.context
+        self.position += 1
+        self.seen_from[:] = self.lower(position)
+        slots = self._slots()
+        slots += 1
+        slots[begun] = tables[np.arange(len(last)), last // size].astype(np.int64) * size
+
+    def _slots(self) -> Ints:
+        return self.slots.numpy()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def _shared(self) -> tuple[int, list[SharedRun]]:
+        """Return the first column that may be shared, and the runs that several requests of the step read."""
+        size, context = self.block_size, self.packed.context
+        begin = int(self.lower(context).max(initial=0)) // size
+        stops, min_saved = context // size, self.min_saved_tokens // size
+        return begin, shared_runs(self.packed.tables, begin, stops, min_saved)
 
     def _divide(self) -> Parts:
         """Return the parts: shared runs, what each request alone reads behind them, and before them.
 
         Before them there is something where a window begins in a column that not all tables share.
         """
-        size, tables = self.block_size, self.packed.tables
+        size, (begin, runs) = self.block_size, self._runs
         context, lengths = self.packed.context, self.packed.lengths
         last_rows = np.cumsum(lengths)
         first_rows = last_rows - lengths
         lower = self.lower(context)
-        begin = int(lower.max(initial=0)) // size
-        runs = shared_runs(tables, begin, context // size, self.min_saved_tokens // size)
         alone = lower.copy()
         for run in runs:
             alone[run.requests] = np.maximum(alone[run.requests], run.stop * size)
@@ -219,8 +255,12 @@ def _check(packed: Packed, block_size: int) -> None:
     last = context + lengths - 1
     if packed.positions is not None:
         last = _last_of(packed.positions, context, lengths)
-    held = tables.shape[1] * block_size
-    if len(lengths) and last.max() >= held:
+    _check_room(tables, last, block_size)
+
+
+def _check_room(tables: Tables, last: Ints, block_size: int) -> None:
+    """Raise `ConfigError` unless tables hold the last row of each request."""
+    if len(last) and last.max() >= tables.shape[1] * block_size:
         raise ConfigError(
             f"a row at position {int(last.max())}, but tables of {tables.shape[1]} blocks of "
             f"{block_size} tokens: reserve blocks first"
