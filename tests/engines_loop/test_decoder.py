@@ -1,6 +1,8 @@
 """Plain decoders in few passes: which models are, and what each pass computes."""
 
 import copy
+import ctypes
+import mmap
 import weakref
 
 import numpy as np
@@ -35,6 +37,18 @@ SHAPES = (
     (770, 300, 33),
     (70, 1030, 66),
     (97, 1060, 40),
+    # Few rows of whole tiles, at the borders of how many stand side by side, of chunks and of their room.
+    (1, 32, 64),
+    (15, 64, 130),
+    (16, 96, 256),
+    (17, 32, 128),
+    (32, 64, 64),
+    (33, 256, 65),
+    (100, 64, 64),
+    (64, 1088, 160),
+    (65, 64, 160),
+    (33, 4096, 128),
+    (65, 4096, 64),
 )
 
 
@@ -101,6 +115,21 @@ def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
     with torch.inference_mode():
         program.run()  # it claims its work anew
     assert torch.equal(beside, kept)
+
+
+def test_nothing_is_read_behind_the_weights():
+    page = mmap.PAGESIZE
+    room = mmap.mmap(-1, 2 * page)
+    start = torch.frombuffer(room, dtype=torch.uint8).data_ptr()
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 0)
+    weight = torch.frombuffer(room, dtype=torch.bfloat16, count=40 * 32, offset=page - 40 * 64)
+    weight = weight.view(40, 32).normal_()
+    module, rows = torch.nn.Linear(32, 40, bias=False), torch.randn(3, 32).bfloat16()
+    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    found = torch.empty(3, 40, dtype=torch.bfloat16)
+    Program([product(as_operands(rows), (module,), found, 1)]).run()
+    torch.testing.assert_close(found, rows @ weight.T, rtol=3e-2, atol=3e-2)
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 3)
 
 
 @pytest.mark.parametrize("compiles", [True, False])

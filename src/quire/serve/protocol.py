@@ -36,10 +36,10 @@ class PromptRequest(Conversation, kw_only=True):
         given = self.prompt
         if not isinstance(given, list):
             return [self if given is None else given]
-        several: list[Any] = [*given]
-        if all(isinstance(each, int) for each in given):
+        several, kinds = list[Any](given), set(map(type, given))
+        if kinds <= {int}:
             return [several]
-        if len({type(each) for each in given}) > 1 or len(given) > MAX_PROMPTS:
+        if len(kinds) > 1 or len(given) > MAX_PROMPTS:
             raise ConfigError(
                 f"prompt is text, a list of token ids, or a list of up to {MAX_PROMPTS} prompts of "
                 f"one kind; got {len(given)}"

@@ -3,21 +3,22 @@
 Panels of 64 columns of the result take turns with chunks of rows: the weights of a panel are laid out column beside
 column (K. Goto and R. van de Geijn, Anatomy of high-performance matrix multiplication, 2008,
 https://doi.org/10.1145/1356052.1356053), a part of their depth at a time, and `ROWS` rows of sums stay in registers.
+Where tiles multiply, few rows are laid out instead (`product_few`).
 """
 
 # pyright: basic
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from quire.engines.packed import tiles
+from quire.engines.packed.product_few import ROOM, are_few, multiply_few
+from quire.engines.packed.product_inputs import COLUMNS, LINE, Panel, ProductInputs, Share
 from quire.engines.packed.vectors import FLOAT, FLOATS, HALF, LANES, LOG2_E, WORD, Number
 from quire.engines.packed.writing import Code, Variable
 
-COLUMNS = 64
 ROWS = 6
 """Rows whose sums are held at once: with four vectors of columns, 24 of a core's 32 registers."""
 
@@ -28,48 +29,12 @@ DEPTH = {False: 128, True: 512}
 cache, or for tiles in the second."""
 MOST_ROWS = 384
 """Rows at most whose sums are put down."""
-_LINE = 4 * COLUMNS
 _VECTOR = 4 * LANES
 _VECTORS = range(COLUMNS // LANES)
 
 
-class ProductInputs(NamedTuple):
-    """A product: addresses, and numbers; what was claimed of it is counted in the first place.
-
-    count    int64: the rows that there are
-    depth    operands of a row
-    panels   int64 [panels, 6], each a `Panel`
-    longest  rows at most that are claimed at once
-    chunks   how many such claims there are for each panel at least
-    """
-
-    claimed: Any
-    rows: Any
-    row_bytes: Any
-    count: Any
-    depth: Any
-    panels: Any
-    num_panels: Any
-    longest: Any
-    chunks: Any
-    out: Any
-    out_bytes: Any
-
-
-class Panel(NamedTuple):
-    """Neighbouring columns of a result.
-
-    weight, second       addresses of the weights of the first, and for a gated one of those of `up`
-    bias, second_bias    the same, or 0
-    place, columns       bytes from the beginning of a row of the result, and how many they are
-    """
-
-    weight: Any
-    second: Any
-    bias: Any
-    second_bias: Any
-    place: Any
-    columns: Any
+Finish = Callable[[Number, Number], None]
+"""Makes the sums of a row of a share, at an address, what they become."""
 
 
 class ProductCode(Code):
@@ -89,11 +54,14 @@ class ProductCode(Code):
         self.num_rows = self.number(self.given.count, 0)
         self.is_gated = become == "gated"
         self.width = COLUMNS // 2 if self.is_gated else COLUMNS
+        self.part = DEPTH[self.tiled]
 
     def write(self) -> None:
-        given, part, step = self.given, DEPTH[self.tiled], tiles.ROWS if self.tiled else ROWS
-        laid, sums = self.room(part * _LINE), self.room((MOST_ROWS + step) * _LINE)
-        bias, row_of_its_own = self.room(_LINE), self.room(_LINE)
+        given, step = self.given, tiles.ROWS if self.tiled else ROWS
+        most_laid = ROOM if self.tiled else self.part * COLUMNS
+        laid, sums = self.room(4 * most_laid), self.room((MOST_ROWS + step) * LINE)
+        bias, row_of_its_own = self.room(LINE), self.room(LINE)
+        chunk_laid = Variable(self, self.constant(-1))
         # As few chunks as give each thread some of equal length.
         fewest = self._parted(given.longest).max(given.chunks)
         chunk = (self._parted(fewest) + (step - 1)) // step * step
@@ -108,40 +76,63 @@ class ProductCode(Code):
             panel = Panel(*self.numbers(place, Panel))
             self._lay_biases(panel, bias)
             first = place_of_chunk * chunk
-            num_rows = (self.num_rows - first).min(chunk)
             out = given.out + first * given.out_bytes + panel.place
+            num_rows = (self.num_rows - first).min(chunk)
+            rows = given.rows + first * given.row_bytes
+            share = Share(panel, rows, given.row_bytes, num_rows, given.depth)
 
-            def sums_of(row: Number) -> Number:
-                one_of_two = row // step % 2 * (step * _LINE)
-                return sums + (row * _LINE).where(given.depth > part, one_of_two)
+            def finish(row: Number, sums: Number) -> None:
+                self._finish(sums, bias, panel.columns, out + row * given.out_bytes, row_of_its_own)
 
-            with self.loop(0, given.depth, part) as start:
-                depth = (given.depth - start).min(part)
-                self._lay(panel, start, depth, laid)
-                left = given.rows + first * given.row_bytes + start * 4
-                is_last = start + depth > given.depth - 1
-                # A block's sums become what they become while the next block is multiplied.
-                with self.loop(0, num_rows + step, step) as row:
-                    before = row - step
-                    count = (num_rows - before).min(step).where(is_last & (row > 0), 0)
+            if not self.tiled:
+                self._write_many(share, laid, sums, finish)
+            else:
+                full = panel.columns > self.width - 1
+                with self.either(full & are_few(self, share)) as (few, many):
+                    with few:
+                        is_new = place_of_chunk.compared("!=", chunk_laid.now)
+                        multiply_few(self, share, (laid, is_new), sums, is_gated=self.is_gated)
+                        chunk_laid.now = place_of_chunk
+                        with self.loop(0, num_rows) as row:
+                            finish(row, sums + row * LINE)
+                    with many:
+                        self._write_many(share, laid, sums, finish)
+                        chunk_laid.now = self.constant(-1)
 
-                    def finish(i: Number, before: Number = before) -> None:
-                        place = out + (before + i) * given.out_bytes
-                        to = sums_of(before) + i * _LINE
-                        self._finish(to, bias, panel.columns, place, row_of_its_own)
+    def _write_many(self, share: Share, laid: Number, sums: Number, finish: Finish) -> None:
+        """Lay the panel's weights out, and multiply rows where they stand with them."""
+        given, num_rows = self.given, share.num_rows
+        step = tiles.ROWS if self.tiled else ROWS
 
-                    finished = Variable(self, self.constant(0))
-                    with self.when(row < num_rows):
-                        block = left + row * given.row_bytes, (num_rows - row).min(step)
-                        to, span = sums_of(row), (start, depth)
-                        by_tiles = self.constant(0)
-                        if self.tiled:
-                            beside = count, finish
-                            by_tiles, done = self._multiply_tiles(block[0], laid, span, to, beside)
-                            finished.now = done
-                        self._multiply(block, laid, (*span, by_tiles), to)
-                    with self.loop(finished.now, count) as i:
-                        finish(i)
+        def sums_of(row: Number) -> Number:
+            one_of_two = row // step % 2 * (step * LINE)
+            return sums + (row * LINE).where(given.depth > self.part, one_of_two)
+
+        with self.loop(0, given.depth, self.part) as start:
+            depth = (given.depth - start).min(self.part)
+            self._lay(share.panel, start, depth, laid)
+            left = share.rows + start * 4
+            is_last = start + depth > given.depth - 1
+            # A block's sums become what they become while the next block is multiplied.
+            with self.loop(0, num_rows + step, step) as row:
+                before = row - step
+                count = (num_rows - before).min(step).where(is_last & (row > 0), 0)
+
+                def finish_one(i: Number, before: Number = before) -> None:
+                    finish(before + i, sums_of(before) + i * LINE)
+
+                finished = Variable(self, self.constant(0))
+                with self.when(row < num_rows):
+                    block = left + row * given.row_bytes, (num_rows - row).min(step)
+                    to, span = sums_of(row), (start, depth)
+                    by_tiles = self.constant(0)
+                    if self.tiled:
+                        beside = count, finish_one
+                        by_tiles, done = self._multiply_tiles(block[0], laid, span, to, beside)
+                        finished.now = done
+                    self._multiply(block, laid, (*span, by_tiles), to)
+                with self.loop(finished.now, count) as i:
+                    finish_one(i)
 
     def _parted(self, rows: Number) -> Number:
         """Return how many parts of so many rows there are."""
@@ -164,10 +155,10 @@ class ProductCode(Code):
             with self.loop(0, whole, LANES) as at:
                 found = self.transposed([self._operands(each + at * self.size) for each in columns])
                 for i, row in enumerate(found):
-                    self.store(row, to_strip + (at + i) * _LINE)
+                    self.store(row, to_strip + (at + i) * LINE)
             with self.loop(whole, depth) as at:
                 for i, each in enumerate(columns):
-                    self.store(self._operand(each + at * self.size), to_strip + at * _LINE + i * 4)
+                    self.store(self._operand(each + at * self.size), to_strip + at * LINE + i * 4)
 
     def _operands(self, address: Number) -> Number:
         if self.widened:
@@ -205,7 +196,7 @@ class ProductCode(Code):
 
             column, adds = half * (4 * tiles.ROWS), start > 0
             of_half = left, laid + column, whole
-            tiles.multiply_tiles(self, to + column, of_half, _LINE, adds=adds, meanwhile=meanwhile)
+            tiles.multiply_tiles(self, to + column, of_half, LINE, adds=adds, meanwhile=meanwhile)
         return whole, (num_steps * halves * at_once).min(count)
 
     def _multiply(
@@ -224,7 +215,7 @@ class ProductCode(Code):
         at_once = _ROWS_BESIDE_TILES if self.tiled else ROWS
         with self.when(depth > done), self.loop(0, count, at_once) as row:
             left = [first + (row + i).min(count - 1) * self.given.row_bytes for i in range(at_once)]
-            self._multiply_rows(left, laid, (done, depth), to + row * _LINE, start + done > 0)
+            self._multiply_rows(left, laid, (done, depth), to + row * LINE, start + done > 0)
 
     def _multiply_rows(
         self,
@@ -235,14 +226,14 @@ class ProductCode(Code):
         goes_on: Number,
     ) -> None:
         """Add products of rows to their sums, from one operand to another, or begin these at 0."""
-        places = [to + i * _LINE + v * _VECTOR for i in range(len(left)) for v in _VECTORS]
+        places = [to + i * LINE + v * _VECTOR for i in range(len(left)) for v in _VECTORS]
         sums = self.zeros(len(places))
         with self.when(goes_on):
             for each, place in zip(sums, places, strict=True):
                 each.now = self.load(place)
         with self.loop(*span) as at:
             columns = [
-                self.load(laid + at * _LINE + v * _VECTOR, ir.VectorType(self.operand, LANES))
+                self.load(laid + at * LINE + v * _VECTOR, ir.VectorType(self.operand, LANES))
                 for v in _VECTORS
             ]
             for i, row in enumerate(left):
@@ -263,7 +254,7 @@ class ProductCode(Code):
                     found = self.widened_at(address + column * 2)
                 else:
                     found = self.load(address + column * 4, WORD)
-                self.store(found, to + half * (_LINE // 2) + column * 4)
+                self.store(found, to + half * (LINE // 2) + column * 4)
 
     def _finish(
         self, sums: Number, bias: Number, columns: Number, to: Number, part: Number

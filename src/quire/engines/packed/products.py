@@ -12,14 +12,8 @@ from llvmlite import ir
 
 from quire.engines.packed import tiles
 from quire.engines.packed.compiling import Pass, functions
-from quire.engines.packed.product_code import (
-    COLUMNS,
-    DEPTH,
-    MOST_ROWS,
-    Panel,
-    ProductCode,
-    ProductInputs,
-)
+from quire.engines.packed.product_code import DEPTH, MOST_ROWS, ProductCode
+from quire.engines.packed.product_inputs import COLUMNS, Panel, ProductInputs
 from quire.engines.packed.vectors import PAIRED
 
 _NEAR = 1 << 19
