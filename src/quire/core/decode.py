@@ -103,10 +103,10 @@ def make_batch(kernel: Kernel, seqs: Items[Sequence]) -> DecodeBatch:
             raise SequenceError(f"{seq!r} is not an open sequence of this manager")
         if seq.script.key:
             _refuse_prefill(seq)
-    row_ids = np.fromiter((seq.row for seq in sequences), INT32, len(sequences))
-    if len(np.unique(row_ids)) != len(row_ids):
+    row_ids = [seq.row for seq in sequences]
+    if len(set(row_ids)) != len(row_ids):
         raise SequenceError("a sequence stands twice in the batch")
-    return DecodeBatch(sequences, row_ids, rows)
+    return DecodeBatch(sequences, np.array(row_ids, INT32), rows)
 
 
 def reserve_step(kernel: Kernel, batch: DecodeBatch) -> None:
