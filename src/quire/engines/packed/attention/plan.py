@@ -101,7 +101,7 @@ class AttentionPlan:
         """
         packed = self.packed
         ends = np.cumsum(packed.lengths)
-        counts = np.diff(np.searchsorted(rows, ends), prepend=0)
+        counts = np.bincount(np.searchsorted(ends, rows, side="right"), minlength=len(ends))
         kept = counts > 0
         starts = self.position[(ends - counts)[kept]]
         plan = AttentionPlan(self.block_size, self.window, self.chunk, self.min_saved_tokens)
