@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 
 from quire.core import CacheManager, Scope, Sequence
-from quire.core.tokens import INT32, IntArray
+from quire.core.tokens import INT32, IndexArray, IntArray
 from quire.engines.hf.identity import Computed
 from quire.engines.hf.sight import Sight
-from quire.engines.packed.attention import Packed
+from quire.engines.packed.attention import AttentionPlan, Packed
 from quire.engines.packed.model import PackedModel
 from quire.errors import ConfigError
 from quire.scheduling import Step
@@ -54,12 +54,10 @@ class Forward:
         """Take memory and compile now what the first requests would wait for: compute one token, kept by nobody."""
         for pool in self.pools:
             pool.touch()
-        first, one = np.zeros(1, np.int64), torch.zeros(1, dtype=torch.int64)
-        plans = self.model.plans()
+        first, plans = np.zeros(1, np.int64), self.model.plans()
         for plan in plans:
             plan.update(Packed(np.zeros((1, 1), INT32), first, first + 1))
-        row = one.to(self.model.device)
-        self.model.forward(row, row, row, plans, self.pools)
+        self._computed(np.zeros(1, INT32), first, plans, None)
 
     def copy(self) -> None:
         """Do the copies that the manager has planned."""
@@ -92,12 +90,7 @@ class Forward:
         for group, plan in enumerate(plans):
             tables = self.manager.tables([seq], group, _PAD).padded
             plan.update(Packed(tables, first, length, rows))
-        device = self.model.device
-        ids, positions, none = (
-            torch.from_numpy(each.astype(np.int64)).to(device)  # pyright: ignore[reportUnknownMemberType]
-            for each in (tokens[rows], rows, rows[:0])
-        )
-        self.model.forward(ids, positions, none, plans, self.pools, seen=seen)
+        self._computed(tokens[rows], rows[:0], plans, seen)
 
     def _logits(self, step: Step, seen: Sight) -> torch.Tensor:
         """Compute a step, which may be done again: its rows come into the same places."""
@@ -106,14 +99,20 @@ class Forward:
         self._update_tables(step)
         for plan, tables in zip(self._plans, self._tables, strict=True):
             plan.update(Packed(tables, starts, lengths))
+        if self.before_forward is not None:
+            self.before_forward()
+        return self._computed(step.tokens, step.logit_rows, self._plans, seen)
+
+    def _computed(
+        self, tokens: IntArray, asked: IndexArray, plans: list[AttentionPlan], seen: Sight | None
+    ) -> torch.Tensor:
+        """Compute the rows of plans; return the logits of those that are asked for."""
         device = self.model.device
         ids, positions, rows = (
             torch.from_numpy(each.astype(np.int64)).to(device)  # pyright: ignore[reportUnknownMemberType]
-            for each in (step.tokens, _positions(step), step.logit_rows)
+            for each in (tokens, plans[0].position, asked)
         )
-        if self.before_forward is not None:
-            self.before_forward()
-        return self.model.forward(ids, positions, rows, self._plans, self.pools, seen=seen)
+        return self.model.forward(ids, positions, rows, plans, self.pools, seen=seen)
 
     def _update_tables(self, step: Step) -> None:
         """Bring the block tables [R, blocks] of each group up to a step.
@@ -134,12 +133,3 @@ class Forward:
                 shape = len(found), (found.shape[1] // _SPARE + 2) * _SPARE
                 self._tables[group] = np.full(shape, _PAD, INT32)
             self._tables[group][rows, : found.shape[1]] = found
-
-
-def _positions(step: Step) -> IntArray:
-    """Return the position of each row, [N]."""
-    if len(step.tokens) == len(step.starts):
-        return step.starts
-    ends = np.cumsum(step.lengths)
-    first = step.starts - (ends - step.lengths)
-    return np.repeat(first, step.lengths) + np.arange(len(step.tokens), dtype=first.dtype)

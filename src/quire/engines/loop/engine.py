@@ -30,7 +30,6 @@ from quire.engines.loop.requests import (
     each_prompt,
     job_terms,
     read_prompt,
-    read_segments,
 )
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
@@ -152,8 +151,7 @@ class Engine:
             raise ConfigError(
                 "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
             )
-        text, tokens = read_prompt(prompt, self.tokenizer)
-        segments = read_segments(prompt, tokens)
+        text, tokens, segments = read_prompt(prompt, self.tokenizer)
         if (highest := int(tokens.max(initial=0))) >= self._vocab_size:
             raise TokensError(
                 f"token id {highest} is none of this model's, which are below {self._vocab_size}"

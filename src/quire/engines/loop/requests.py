@@ -55,40 +55,42 @@ def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
     }
 
 
-def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray]:
-    """Return the text of a prompt, if it is one, and its token ids. Raises `ConfigError`, `TokensError`."""
+def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray, Segments | None]:
+    """Return the text of a prompt and its segments, where it has these, and its token ids between them.
+
+    Raises `ConfigError`, and `TokensError` also for segments of another prompt.
+    """
     if isinstance(prompt, Mapping):
-        text: Any = prompt.get("prompt")
-        ids = prompt.get("prompt_token_ids")
-        if prompt.get("segments") is not None:
-            return text, Segments.of(prompt["segments"]).tokens
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if (parts := prompt.get("segments")) is not None:
+            segments = Segments.of(parts)
+            return text, segments.tokens, segments
         if text is None and ids is None:
             raise ConfigError(f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
-        return text, read_prompt(cast("str", text) if ids is None else ids, tokenizer)[1]
-    if not isinstance(prompt, str):
-        return None, array_of(key_of(prompt))
+        return text, *read_prompt(cast("str", text) if ids is None else ids, tokenizer)[1:]
+    text, given = (
+        (prompt, _encoded(prompt, tokenizer)) if isinstance(prompt, str) else (None, prompt)
+    )
+    tokens = array_of(key_of(given))
+    if (parts := getattr(prompt, "segments", None)) is None:
+        return text, tokens, None
+    segments = Segments.of(cast("Iterable[Any]", parts))
+    if not np.array_equal(segments.tokens, tokens):
+        raise TokensError(
+            f"segments of {segments.num_tokens} tokens are no parts of a prompt of {tokens.size}"
+        )
+    return text, tokens, segments
+
+
+def _encoded(text: str, tokenizer: Any) -> Sequence[int]:
     if tokenizer is None:
         raise ConfigError(
             "a prompt in text needs a tokenizer: Engine(model, tokenizer), or give token ids"
         )
     try:
-        return prompt, array_of(key_of(tokenizer(prompt)["input_ids"]))
+        return tokenizer(text)["input_ids"]
     except (TypeError, UnicodeError) as error:  # a lone surrogate, for instance
-        raise TokensError(f"the tokenizer cannot read {prompt[:SEEN]!r}: {error}") from None
-
-
-def read_segments(prompt: Prompt, ids: IntArray) -> Segments | None:
-    """Return the segments of a prompt of these ids, if it has some. Raises `TokensError` for those of another prompt."""
-    named = prompt.get("segments") if isinstance(prompt, Mapping) else None
-    parts = getattr(prompt, "segments", None) if named is None else named
-    if parts is None:
-        return None
-    segments = Segments.of(cast("Iterable[Any]", parts))
-    if not np.array_equal(segments.tokens, ids):
-        raise TokensError(
-            f"segments of {segments.num_tokens} tokens are no parts of a prompt of {ids.size}"
-        )
-    return segments
+        raise TokensError(f"the tokenizer cannot read {text[:SEEN]!r}: {error}") from None
 
 
 def each_prompt(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
