@@ -6,7 +6,7 @@ import threading
 import pytest
 from loop_help import GREEDY, nothing_held, plain_answer, tiny_model
 
-from quire.engines.loop import AsyncEngine, Engine, SamplingParams
+from quire.engines.loop import AsyncEngine, Engine, SamplingParams, async_engine
 from quire.errors import CacheBusy, RequestFailed, TokensError
 
 PROMPT = tuple(range(10, 30))
@@ -75,6 +75,25 @@ def test_news_of_a_step_are_told_though_the_next_one_takes_long(served, model, m
         asyncio.run(asyncio.wait_for(ask(), 60))
     finally:
         goes_on.set()
+
+
+def test_first_news_are_heard_before_the_next_step_is_planned(served, monkeypatch):
+    monkeypatch.setattr(async_engine, "HEARD_S", 20)
+    plan, num_heard, heard_at_plans = served.engine.scheduler.plan, 0, []
+
+    def noted(now):
+        heard_at_plans.append(num_heard)
+        return plan(now)
+
+    monkeypatch.setattr(served.engine.scheduler, "plan", noted)
+
+    async def ask():
+        nonlocal num_heard
+        async for _ in served.generate(PROMPT, LONG):
+            num_heard += 1
+
+    asyncio.run(ask())
+    assert heard_at_plans[:2] == [0, 1]
 
 
 def test_a_slow_reader_gets_the_last_news_only(served):

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, TypeVar, Unpack
 
 from quire.engines.loop.answers import RequestOutput
@@ -15,6 +15,9 @@ from quire.engines.loop.requests import Prompt, RequestOptions
 from quire.errors import CacheBusy, QuireError, RequestFailed
 
 _T = TypeVar("_T")
+
+HEARD_S = 0.002
+"""So long an engine waits at most until first news have been taken on by their readers."""
 
 SETTLING_S = 0.05
 """So often an engine that has nothing to do looks whether tiers have copied what it holds for them."""
@@ -152,17 +155,22 @@ class AsyncEngine:
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Hand out first and last news of a request at once, and others once the model computes the next step.
 
-        What event loops do with news then costs no time, where it would hold up what comes before.
+        What event loops do with news then costs no time, where it would hold up what comes before. First ones are waited
+        for: while the next step is planned, an event loop would get the interpreter now and then only.
         """
         urgent, self._untold = self._untold, []
+        heard: Event | None = None
         for output in outputs:
             if (reader := self._readers.get(output.request_id)) is not None:
                 waits = reader.has_heard and not output.finished
                 (self._untold if waits else urgent).append((reader, output))
-                reader.has_heard = True
+                if not reader.has_heard:
+                    reader.has_heard, heard = True, heard or Event()
                 if output.finished:
                     del self._readers[output.request_id]
-        _tell(urgent)
+        _tell(urgent, heard)
+        if heard is not None:
+            heard.wait(HEARD_S)
 
     def _tell_others(self) -> None:
         """Hand out the news that have waited."""
@@ -208,16 +216,23 @@ class _Reader:
         return news
 
 
-def _tell(told: Sequence[tuple[_Reader, RequestOutput | BaseException]]) -> None:
-    """Tell readers their news, unless their event loop was closed: nobody waits there then."""
+def _tell(
+    told: Sequence[tuple[_Reader, RequestOutput | BaseException]], heard: Event | None = None
+) -> None:
+    """Tell readers their news, unless their event loop was closed: nobody waits there then.
+
+    `heard` is set when those of one event loop have taken theirs on.
+    """
     of_loops: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, Any]]] = {}
     for reader, news in told:
         of_loops.setdefault(reader.loop, []).append((reader, news))
     for loop, those in of_loops.items():
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_put, those)
+            loop.call_soon_threadsafe(_put, those, heard)
 
 
-def _put(told: Sequence[tuple[_Reader, Any]]) -> None:
+def _put(told: Sequence[tuple[_Reader, Any]], heard: Event | None) -> None:
     for reader, news in told:
         reader.put(news)
+    if heard is not None:
+        asyncio.get_running_loop().call_soon(heard.set)  # behind the readers, who go on now

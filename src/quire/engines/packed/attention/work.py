@@ -143,7 +143,7 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int, few: int) -
     length = -(-keys // pieces)
 
     of_piece = np.repeat(np.arange(len(pieces)), pieces)
-    piece = ranges(np.zeros_like(pieces), pieces)
+    piece = _places(pieces)
     start = parts.starts[of_piece] + piece * length[of_piece]
     stop = np.minimum(start + length[of_piece], parts.stops[of_piece])
     last = piece == pieces[of_piece] - 1
@@ -154,26 +154,28 @@ def tasks(parts: Parts, group: int, kv_heads: int, num_threads: int, few: int) -
 
     of_tile = np.repeat(np.arange(len(of_piece)), tiles[of_piece])
     part = of_piece[of_tile]
-    tile = ranges(np.zeros_like(of_piece), tiles[of_piece])
+    tile = _places(tiles[of_piece])
     at_once = np.where(tile < tiles[part] - 1, most, last_tile[part])
     size = at_once * length[part]
     whole = (at_once == few) & (4 * num_threads * size <= size.sum())
     parted = np.where(whole, 1, kv_heads)
-    of_task = np.repeat(np.arange(len(part)), parted)
-    found = np.stack(
-        [
-            parts.tables[part],
-            parts.rows_starts[part],
-            parts.num_rows[part],
-            tile * most,
-            at_once,
-            start[of_tile],
-            stop[of_tile],
-            partial[of_tile],
-        ],
-        axis=1,
+    heads = kv_heads // parted
+    order = np.argsort(-size * heads, kind="stable")
+    of_task = np.repeat(order, parted[order])
+    found = np.empty((len(of_task), 10), np.int64)
+    of_tiles = (
+        *(each[part] for each in (parts.tables, parts.rows_starts, parts.num_rows)),
+        *(tile * most, at_once),
+        *(each[of_tile] for each in (start, stop, partial)),
     )
-    found = np.column_stack(
-        [found[of_task], ranges(np.zeros_like(parted), parted), (kv_heads // parted)[of_task]]
-    )
-    return found[np.argsort(-(size * kv_heads // parted)[of_task], kind="stable")], merged
+    for column, each in enumerate(of_tiles):
+        found[:, column] = each[of_task]
+    found[:, 8] = _places(parted[order])
+    found[:, 9] = heads[of_task]
+    return found, merged
+
+
+def _places(counts: Ints) -> Ints:
+    """Return 0, 1, ... below each count, one after another."""
+    ends = counts.cumsum()
+    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
