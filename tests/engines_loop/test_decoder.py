@@ -11,6 +11,7 @@ import torch
 from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 from test_attention import TOLERANCES, Step
 
+from quire.engines.hf.sight import Sight
 from quire.engines.loop import Engine
 from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
 from quire.engines.packed.attention import step as attention_step
@@ -323,6 +324,14 @@ def test_a_model_that_is_changed_is_computed_by_itself_from_then_on():
     assert changed != answers[0]
     plain_answer.__globals__["_generated"].cache_clear()
     assert ties(model, prompt, changed, 8) <= 1
+
+
+def test_a_weight_read_as_another_type_where_it_lies_is_noticed():
+    model = copy.deepcopy(tiny_model("llama", dtype=torch.bfloat16))
+    sight, weight = Sight(model), model.model.layers[1].mlp.up_proj.weight
+    assert sight.holds(sampled=False)
+    weight.data = weight.data.view(torch.float16)
+    assert not sight.holds(sampled=False)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class Sight:
             return False  # tensors and arrays that are no longer the same object do not compare
 
     def is_unwritten(self) -> bool:
-        """Whether tensors lie where they lay, and torch has counted no write to them: a fifth of what `holds` takes."""
+        """Whether tensors lie where they lay, and torch has counted no write to them: a third of what `holds` takes, unsampled."""
         try:
             return writes_of(self._tensors()) == self._writes
         except (RuntimeError, NotImplementedError):
