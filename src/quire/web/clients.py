@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 DONE = b"data: [DONE]\n\n"
 
 UVICORN: dict[str, Any] = {
-    "loop": "asyncio",
+    "loop": "quire.web.loops:event_loop",
     "http": HttpProtocol,
     "log_level": "warning",
     "access_log": False,
