@@ -17,8 +17,8 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import quire
+from quire.chat.text import TextStream
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.text import TextStream
 from turns import drawn
 
 END, UNKNOWN = "<|end|>", "<unk>"

@@ -1,8 +1,9 @@
-"""Conversations: what a model reads of them, and the tool calls in what it answers.
+"""Conversations: what a model reads of them, and what its answers say: text, and tool calls.
 
 conversation  messages and tools, laid out by a model's chat template
 tools         tool calls in an answer, in the forms that models write them
 tokens        the bytes of tokens
+text          from tokens to text, as an answer comes
 reader        a tokenizer for event loops
 documents     texts that the template places, and the prompt in segments around them
 """

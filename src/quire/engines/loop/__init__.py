@@ -7,7 +7,6 @@
 params        what a request asks of its tokens
 requests      what else callers ask for
 sampling      from logits to tokens, guessed ahead or not; `guided` by a grammar
-text          from tokens to text
 answers       requests while they run, and what is said of them
 settings      of an engine
 computing     the forward of a step, by `engines.packed`

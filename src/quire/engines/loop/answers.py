@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from quire.chat.text import TextStream
 from quire.chunks import ChunkReport
 from quire.core import Scope
 from quire.core.tokens import INT32
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled
-from quire.engines.loop.text import TextStream
 from quire.errors import QuireError
 from quire.scheduling import Job
 

@@ -7,6 +7,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar, Unpack, cast
 
+from quire.chat.text import TextStream
 from quire.core import CacheManager, Scope
 from quire.engines.hf.identity import Compute, Identity, checksum
 from quire.engines.hf.keeping import stack_of, watchers_of
@@ -33,7 +34,6 @@ from quire.engines.loop.requests import (
 )
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
-from quire.engines.loop.text import TextStream
 from quire.engines.packed.model import eos_ids, locked
 from quire.engines.packed.proof import proven
 from quire.errors import ConfigError, QuireError, RequestFailed, TokensError

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
-
-from quire.engines.loop.params import SamplingParams
+from typing import Any, Protocol
 
 _HALF = "\N{REPLACEMENT CHARACTER}"
 """What a part of a character decodes to."""
@@ -17,6 +15,27 @@ _WINDOW = 8
 
 _GARBLED = 64
 """Tokens without a whole character at their end: these are no text."""
+
+
+class TextTerms(Protocol):
+    """What is asked of a text; names as users of vLLM know them.
+
+    detokenize                  whether there is to be any
+    skip_special_tokens         whether special tokens are left out of it
+    stop                        texts that end it; none of them does before so many tokens as `min_tokens`
+    include_stop_str_in_output  whether the one that ended it stands in it
+    """
+
+    @property
+    def detokenize(self) -> bool: ...
+    @property
+    def skip_special_tokens(self) -> bool: ...
+    @property
+    def stop(self) -> Sequence[str] | None: ...
+    @property
+    def min_tokens(self) -> int: ...
+    @property
+    def include_stop_str_in_output(self) -> bool: ...
 
 
 class TextStream:
@@ -34,18 +53,16 @@ class TextStream:
     Without a tokenizer there is no text.
     """
 
-    def __init__(
-        self, tokenizer: Any, params: SamplingParams, prompt_ids: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Any, terms: TextTerms, prompt_ids: Sequence[int] = ()) -> None:
         self.text = ""
         self.stopped: str | None = None
         self.num_tokens = 0
-        self._params = params
-        self._stops = tuple(params.stop or ())
+        self._terms = terms
+        self._stops = tuple(terms.stop or ())
         self._held = ""
         self._decoder: _Decoder | None = None
-        if tokenizer is not None and params.detokenize:
-            self._decoder = _Decoder(tokenizer, params.skip_special_tokens, prompt_ids)
+        if tokenizer is not None and terms.detokenize:
+            self._decoder = _Decoder(tokenizer, terms.skip_special_tokens, prompt_ids)
 
     @property
     def tells(self) -> bool:
@@ -77,7 +94,7 @@ class TextStream:
             return new
         text = self._held + new
         found: list[tuple[int, int, str]] = []
-        if self.num_tokens > self._params.min_tokens:
+        if self.num_tokens > self._terms.min_tokens:
             for stop in self._stops:
                 start = text.find(stop, max(len(self._held) + 1 - len(stop), 0))
                 if start >= 0:
@@ -85,7 +102,7 @@ class TextStream:
         if found:
             end, start, stop = min(found)
             self.stopped, self._held, self._decoder = stop, "", None
-            return text[: end if self._params.include_stop_str_in_output else start]
+            return text[: end if self._terms.include_stop_str_in_output else start]
         sure = len(text) - max(_overlap(text, stop) for stop in self._stops)
         self._held = text[sure:]
         return text[:sure]
