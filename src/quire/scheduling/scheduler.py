@@ -150,7 +150,7 @@ class Scheduler:
             for job, (token,) in zip(self.decoding, new, strict=False):
                 job.tokens.append(token)
             if num_batched == len(step.jobs):
-                self._next = step.next(np.array(new, INT32).reshape(-1))
+                self._next = step.next(np.array(sampled, INT32).reshape(-1))
                 return
         self._room_seen = None
         results = dict(zip(step.sampled, new, strict=True))

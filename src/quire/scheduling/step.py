@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from copy import copy
 
 import numpy as np
 
@@ -86,8 +85,8 @@ class Step:
 
     def next(self, tokens: IntArray) -> Step:
         """Return the step after this one, which only decodes, when these tokens were sampled."""
-        step = copy(self)
-        step.starts, step.tokens, step.repeats = self.starts + 1, tokens, True
+        step = Step.__new__(Step)
+        vars(step).update(vars(self), starts=self.starts + 1, tokens=tokens, repeats=True)
         return step
 
     def __repr__(self) -> str:
