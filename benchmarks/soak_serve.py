@@ -16,7 +16,7 @@ fails once in so many forwards. Clients ask at once, each for one thing after an
 Again and again all clients wait until nothing runs, and the server is looked at: its invariants, blocks and sequences
 held, asyncio tasks, threads, open files, resident memory. It fails where something is held or not answered, where tasks,
 threads or files grow, or where memory grows by more than 2 % in the last third of the run. What torch keeps of shapes that
-it has seen (oneDNN's primitives) is kept as small as `quire serve` keeps it.
+it has seen is kept as small as `quire serve` keeps it.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from pathlib import Path
 
 import httpx
 
-from quire.cli.serve import PRIMITIVES
+from quire.cli.serve import OF_SHAPES
 
 BLOCKS, SLOW_S, FAILS, STUCK_S = 160, 1.5, 300, 60.0
 TEXT = "A list in Python is a thing that holds other things, in an order which it keeps. " * 4
@@ -354,7 +354,7 @@ def main():
         serve()
         return
     command = [sys.executable, __file__, "--serve"]
-    environment = os.environ | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": PRIMITIVES}
+    environment = OF_SHAPES | os.environ
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as server:

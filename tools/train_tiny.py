@@ -89,7 +89,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     hidden = [b for b in range(256) if b not in printable]
     names = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(hidden)}
     core = Tokenizer(models.BPE(vocab={names[b]: b for b in range(256)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
     return PreTrainedTokenizerFast(

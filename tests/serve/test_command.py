@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 import plain_http
 from quire.cli.app import app
-from quire.cli.serve import PRIMITIVES, listen
-from quire.errors import ConfigError
+from quire.cli.serve import OF_SHAPES, listen
 
 pytestmark = pytest.mark.slow
 SERVE = [
@@ -136,20 +135,33 @@ def test_a_file_of_keys_that_everybody_may_read_is_told_of(tmp_path, mode, warns
     assert "a-secret-key" not in said
 
 
-@pytest.mark.parametrize("own", [None, "7"])
-def test_little_is_kept_of_shapes_unless_it_is_asked_for(monkeypatch, own):
-    name, seen = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", []
-    monkeypatch.setenv(name, own or "")
-    if own is None:
-        monkeypatch.delenv(name)
+COMMAND = "sys.argv[1:] = ['serve', '--port', '0']; from quire.cli import main; main()"
+REPLICA = """
+from quire.cli.replicas import opened_replica
+wanted = command.Wanted("tiny", "auto", "tiny", None, 1, 1, None, None, {})
+with opened_replica(wanted, is_alone=True): pass
+"""
 
-    def load(*_):
-        seen.append(os.environ[name])
-        raise ConfigError("enough")
 
-    monkeypatch.setattr("quire.cli.serve.load", load)
-    assert "enough" in refusal("--port", "0")
-    assert seen == [own or PRIMITIVES]
+@pytest.mark.parametrize("begin", [COMMAND, REPLICA], ids=["command", "replica"])
+@pytest.mark.parametrize("own", [{}, dict.fromkeys(OF_SHAPES, "7")], ids=["", "own"])
+def test_torch_is_loaded_as_little_is_to_be_kept_of_shapes(begin, own):
+    look = f"""
+import os, sys
+import quire.cli.serve as command
+
+def opened(*_, **__):  # the first that opens anything
+    print("torch" in sys.modules, {{name: os.environ[name] for name in command.OF_SHAPES}})
+    sys.exit()
+
+command.opened = opened
+{begin}
+"""
+    before = {name: value for name, value in os.environ.items() if name not in OF_SHAPES}
+    said = subprocess.run(
+        [sys.executable, "-c", look], env=before | own, check=True, capture_output=True, text=True
+    )
+    assert said.stdout == f"False {OF_SHAPES | own}\n"
 
 
 def test_flags_are_checked_before_a_model_is_loaded(tmp_path):

@@ -1,8 +1,10 @@
 """What goes wrong around a server: nothing of it is held afterwards, and others are served on."""
 
+import gc
 import json
 import signal
 import socket
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,12 +15,14 @@ import pytest
 from serve_help import fixtures, loaded, running
 
 import plain_http
+from quire.serve.server import IDLE_S
 from quire.serve.service import Bounds
 from quire.tiers import Host
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 from quire.web.keys import ApiKeys
+from quire.web.protocol import HttpProtocol
 
 LONG = {
     "model": "quire-tiny",
@@ -216,6 +220,22 @@ def test_connections_that_are_opened_and_dropped_harm_nobody(server):
         connection.close()
     assert short(server).status_code == 200
     server.quiet()
+
+
+def test_connections_that_are_reset_after_an_answer_are_forgotten_at_once(server):
+    host, port = server.url.removeprefix("http://").split(":")
+
+    def num_known():
+        return sum(isinstance(each, HttpProtocol) for each in gc.get_objects())
+
+    before = num_known()
+    for _ in range(10):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert connection.recv(99).startswith(b"HTTP/1.1 200")
+            reset = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    wait_for(lambda: num_known() <= before, IDLE_S / 3)
 
 
 @pytest.mark.parametrize("how", ["grace", "second Ctrl-C"])

@@ -100,12 +100,12 @@ def run_replicas(
 @contextmanager
 def opened_replica(wanted: Wanted, *, is_alone: bool) -> Generator["Opened"]:
     """Open what one replica serves; events are published on loopback, where all are on one machine."""
-    from quire.cluster.replicas import Opened
-    from quire.engines.loop import AsyncEngine
-    from quire.serve.app import make_app
-
     host = "127.0.0.1" if is_alone else import_module("ray.util").get_node_ip_address()
     with opened_engine(wanted, f"tcp://{host}:0") as (engine, told):
+        from quire.cluster.replicas import Opened
+        from quire.engines.loop import AsyncEngine
+        from quire.serve.app import make_app
+
         running = AsyncEngine(engine)
         service = wanted.service(running)
         events = f"{told['events']},{told['events_replay']}"
