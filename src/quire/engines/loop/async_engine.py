@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any, TypeVar, Unpack
@@ -60,7 +61,8 @@ class AsyncEngine:
         """Yield the request's output whenever there is news, the whole of it from its beginning each time.
 
         Who reads slowly gets the last news only. Whoever leaves the generator, or is cancelled in it, aborts the
-        request. Raises what `Engine.add_request` raises, and the error of a request that failed.
+        request; so does who closes the event loop. Raises what `Engine.add_request` raises, and the error of a request
+        that failed.
         """
         reader = _Reader()
 
@@ -68,13 +70,9 @@ class AsyncEngine:
             reader.request_id = engine.add_request(prompt, params, request_id=request_id, **options)
             self._readers[reader.request_id] = reader
 
-        def leave(engine: Engine) -> None:
-            if self._readers.pop(reader.request_id, None) is reader:
-                engine.abort(reader.request_id)
-
         def entered(answer: Future[None]) -> None:
             if (error := answer.exception()) is not None:
-                _tell([(reader, error)])
+                self._tell([(reader, error)])
 
         try:
             self._ask(enter).add_done_callback(entered)
@@ -86,7 +84,7 @@ class AsyncEngine:
                 finished = output.finished
                 yield output
         finally:
-            self._ask(leave)
+            self._ask(partial(self._leave, reader))
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Return what a function of the engine returns, or raise what it raises; it runs between two steps."""
@@ -168,19 +166,42 @@ class AsyncEngine:
                     reader.has_heard, heard = True, heard or Event()
                 if output.finished:
                     del self._readers[output.request_id]
-        _tell(urgent, heard)
+        self._tell(urgent, heard)
         if heard is not None:
             heard.wait(HEARD_S)
 
     def _tell_others(self) -> None:
         """Hand out the news that have waited."""
         untold, self._untold = self._untold, []
-        _tell(untold)
+        self._tell(untold)
+
+    def _tell(
+        self,
+        told: Sequence[tuple["_Reader", RequestOutput | BaseException]],
+        heard: Event | None = None,
+    ) -> None:
+        """Tell readers their news; those whose event loop was closed leave.
+
+        `heard` is set when those of one event loop have taken theirs on.
+        """
+        of_loops: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, Any]]] = {}
+        for reader, news in told:
+            of_loops.setdefault(reader.loop, []).append((reader, news))
+        for loop, those in of_loops.items():
+            try:
+                loop.call_soon_threadsafe(_put, those, heard)
+            except RuntimeError:
+                for reader, _ in those if self.is_alive else ():
+                    self._ask(partial(self._leave, reader))
+
+    def _leave(self, reader: "_Reader", engine: Engine) -> None:
+        if self._readers.pop(reader.request_id, None) is reader:
+            engine.abort(reader.request_id)
 
     def _refuse(self, error: QuireError) -> None:
         """Tell everyone who waits that the engine has ended."""
         for reader in list(self._readers.values()):
-            _tell([(reader, error)])
+            self._tell([(reader, error)])
         with suppress(Empty):
             while True:
                 called = self._calls.get_nowait()
@@ -214,21 +235,6 @@ class _Reader:
         if isinstance(news, BaseException):
             raise news
         return news
-
-
-def _tell(
-    told: Sequence[tuple[_Reader, RequestOutput | BaseException]], heard: Event | None = None
-) -> None:
-    """Tell readers their news, unless their event loop was closed: nobody waits there then.
-
-    `heard` is set when those of one event loop have taken theirs on.
-    """
-    of_loops: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, Any]]] = {}
-    for reader, news in told:
-        of_loops.setdefault(reader.loop, []).append((reader, news))
-    for loop, those in of_loops.items():
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_put, those, heard)
 
 
 def _put(told: Sequence[tuple[_Reader, Any]], heard: Event | None) -> None:
