@@ -7,6 +7,7 @@ fails once in so many forwards. Clients ask at once, each for one thing after an
 
     whole, stream                  texts that share prefixes; n, drawn tokens, log-probabilities, stop strings, a schema
     gone before, gone in between   of a whole answer and of a stream
+    pipelined                      a stream and more requests at once, of one who goes then
     slow                           a stream of which nothing is taken any more
     bad                            no JSON, bad values, too long a prompt, a model that is not here, 10 MB
     dropped                        a connection that says nothing, or half a head
@@ -225,11 +226,22 @@ class Crowd:
         await writer.drain()
         return reader, writer
 
-    async def slow(self):
+    def long(self):
+        """A request as it is sent that only its client's going ends."""
         asked = self.document(stream=True, n=3, logprobs=5, max_tokens=900, ignore_eos=True)
         body = json.dumps(asked).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
-        reader, writer = await self.raw(head.encode() + b"\r\n\r\n" + body)
+        return head.encode() + b"\r\n\r\n" + body
+
+    async def pipelined(self):
+        more = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        _, writer = await self.raw(self.long() + more * self.random.randrange(1, 4))
+        await asyncio.sleep(self.random.choice((0.01, 0.1, 0.4)))
+        writer.transport.abort()
+        return "left"
+
+    async def slow(self):
+        reader, writer = await self.raw(self.long())
         await reader.read(100)
         await asyncio.sleep(SLOW_S * self.random.choice((0.5, 3)))
         writer.transport.abort()
@@ -287,6 +299,7 @@ WEIGHTS = {
     "stream": 20,
     "gone_in_between": 8,
     "gone_before": 8,
+    "pipelined": 4,
     "slow": 2,
     "dropped": 10,
     "bad": 8,

@@ -150,8 +150,12 @@ def test_who_closes_the_event_loop_aborts_its_requests(served, model, monkeypatc
 
 
 class Reader(NamedTuple):
-    """Who asks one prompt, and what becomes of it after some news; it may hold up its event loop before."""
+    """Who asks one prompt, and what becomes of it after some news; it may hold up its event loop before.
 
+    Those who give their requests one name are refused while it is another's.
+    """
+
+    name: str | None
     prompt: int
     max_tokens: int
     after: int
@@ -162,6 +166,7 @@ class Reader(NamedTuple):
 
 READERS = st.builds(
     Reader,
+    st.sampled_from([None, None, "", "a"]),
     st.integers(0, 5),
     st.sampled_from([1, 2, 8, LONGEST]),
     st.integers(0, 4),
@@ -189,7 +194,7 @@ def test_readers_of_several_loops_are_told_what_is_right(model, loops):
     async def read(reader):
         prompt, right = prompts[reader.prompt], answers[reader.prompt][: reader.max_tokens]
         params = SamplingParams(temperature=0, max_tokens=reader.max_tokens)
-        outputs, before, num_news = served.generate(prompt, params), -1, 0
+        outputs, before, num_news = served.generate(prompt, params, request_id=reader.name), -1, 0
         if reader.ends == "left" and not reader.after:
             await outputs.aclose()
             return
@@ -215,7 +220,10 @@ def test_readers_of_several_loops_are_told_what_is_right(model, loops):
             if reader.ends == "cancelled":
                 asyncio.get_running_loop().call_later(reader.after / 200, task.cancel)
         told = await asyncio.gather(*tasks, return_exceptions=True)
-        wrong.extend(each for each in told if isinstance(each, Exception))
+        for reader, error in zip(readers, told, strict=True):
+            is_refused = reader.name is not None and "runs already" in str(error)
+            if isinstance(error, Exception) and not is_refused:
+                wrong.append((reader, error))
 
     def run(readers, how):
         loop = asyncio.new_event_loop()
@@ -249,6 +257,41 @@ def test_readers_of_several_loops_are_told_what_is_right(model, loops):
     assert not wrong
 
 
+@pytest.mark.parametrize("leaves", ["closed", "read", "dropped"])
+def test_who_is_behind_ends_no_later_request_of_the_same_name(served, model, leaves):
+    async def ask():
+        behind = served.generate(PROMPT, GREEDY, request_id="a")
+        await anext(behind)
+        while await served.call(lambda engine: engine.has_unfinished()):
+            pass
+        later = served.generate(PROMPT[:9], LONG, request_id="a")
+        await anext(later)
+        if leaves == "closed":
+            await behind.aclose()
+        elif leaves == "read":
+            await last(behind)
+        del behind
+        with pytest.raises(TokensError):
+            await anext(served.generate([], GREEDY, request_id="b"))
+        assert len((await last(later)).outputs[0].token_ids) == 100
+
+    asyncio.run(asyncio.wait_for(ask(), 60))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_reader_is_told_that_a_call_aborted_its_request(served, waits):
+    async def ask():
+        outputs = served.generate(PROMPT, LONG, request_id="a")
+        await anext(outputs)
+        reading = asyncio.create_task(last(outputs)) if waits else None
+        await asyncio.sleep(0.01 if waits else 0)
+        await served.call(lambda engine: engine.abort("a"))
+        with pytest.raises(RequestFailed, match="'a' was aborted"):
+            await (reading or last(outputs))
+
+    asyncio.run(asyncio.wait_for(ask(), 60))
+
+
 def test_a_cancelled_reader_aborts_its_request(served):
     async def ask():
         task = asyncio.create_task(last(served.generate(PROMPT, LONG)))
@@ -271,6 +314,22 @@ def test_refusals_are_raised_where_the_request_was_made(served):
         await served.call(nothing_held)
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration(3), asyncio.CancelledError(), SystemExit(1), KeyboardInterrupt()]
+)
+def test_whatever_a_call_raises_is_raised_there_and_nowhere_else(served, error):
+    def fail(engine):
+        raise error
+
+    async def ask():
+        beside = asyncio.create_task(last(served.generate(PROMPT, LONG)))
+        with pytest.raises(RuntimeError if isinstance(error, StopIteration) else type(error)):
+            await served.call(fail)
+        assert len((await beside).outputs[0].token_ids) == 100
+
+    asyncio.run(asyncio.wait_for(ask(), 60))
 
 
 def test_a_failure_of_the_model_is_raised_from_the_generators_of_that_step(

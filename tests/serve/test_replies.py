@@ -2,9 +2,12 @@
 
 import json
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from quire import demo_model
@@ -115,6 +118,69 @@ def test_tool_calls_come_whole_and_no_part_of_them_as_text(tokenizer):
     assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert (call["index"], call["type"]) == (0, "function")
     assert events[-1]["finish_reason"] == "tool_calls"
+
+
+class Grown(NamedTuple):
+    """How a choice grows: its text, by so many characters a step from some step on, and why it ends then."""
+
+    text: str
+    since: int
+    speed: int
+    reason: str
+
+    def at(self, step, index):
+        length = max(step - self.since, 0) * self.speed
+        made = output(self.text[:length], reason=self.reason if length >= len(self.text) else None)
+        made.index = index
+        return made
+
+
+GROWN = st.builds(
+    Grown,
+    st.sampled_from(["H", "Hello, world", "So: " + CALL, CALL + "\n" + CALL, "a <tool"]),
+    st.integers(0, 3),
+    st.sampled_from([1, 3, 30, 200]),
+    st.sampled_from(["stop", "length"]),
+)
+
+
+@given(
+    requests=st.integers(1, 3).flatmap(
+        lambda n: st.lists(st.lists(GROWN, min_size=n, max_size=n), min_size=1, max_size=2)
+    ),
+    chat=st.booleans(),
+    tools=st.sampled_from([None, "hermes"]),
+)
+def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, chat, tools):
+    asked = {"n": len(requests[0]), **({"messages": []} if chat else {"prompt": "a"})}
+    asked = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
+    tools = tools if chat else None
+    streamed, whole = (Reply(asked, "tiny", tokenizer, len(requests), tools) for _ in range(2))
+    events, step, running = [], 0, set(range(len(requests)))
+    while running:
+        step += 1
+        for place in sorted(running):
+            made = [choice.at(step, index) for index, choice in enumerate(requests[place])]
+            news = SimpleNamespace(
+                prompt_token_ids=[1], num_cached_tokens=0, chunks=None, outputs=made
+            )
+            told = [streamed.chunk(choice) for choice in streamed.take(place, news)]
+            events += [data(event)["choices"][0] for event in told if event]
+            if all(each.finish_reason for each in made):
+                running.remove(place)
+                assert len([*whole.take(place, news)]) == len(made)
+    for right in whole.whole()["choices"]:
+        told = [each for each in events if each["index"] == right["index"]]
+        assert [each["finish_reason"] for each in told[:-1]] == [None] * (len(told) - 1)
+        assert told[-1]["finish_reason"] == right["finish_reason"]
+        if not chat:
+            assert "".join(each["text"] for each in told) == right["text"]
+            continue
+        said, message = [each["delta"] for each in told], right["message"]
+        calls = [call["function"] for each in said for call in each.get("tool_calls", ())]
+        assert calls == [call["function"] for call in message.get("tool_calls", ())]
+        text = "".join(each.get("content", "") for each in said)
+        assert text.rstrip() == (message["content"] or "").rstrip()
 
 
 def test_tool_calls_of_a_whole_answer(tokenizer):

@@ -32,6 +32,9 @@ LONG = {
     "ignore_eos": True,
 }
 TEXT = "This prompt is long enough to fill some blocks of sixteen tokens each."
+RESET = struct.pack("ii", 1, 0)
+"""Of a socket's lingering: it is reset, and not closed."""
+
 KEYS = ApiKeys([("ann", "key-of-ann"), ("bob", "key-of-bob")], "the-operators")
 
 
@@ -222,6 +225,22 @@ def test_connections_that_are_opened_and_dropped_harm_nobody(server):
     server.quiet()
 
 
+@pytest.mark.parametrize("behind", [1, 3])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_goes_is_forgotten_with_all_that_it_asked_at_once(server, streams, behind):
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(LONG | {"stream": streams}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
+    before = server.service.running.engine.stats().generated_tokens
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head % len(body) + body)
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * behind)
+        wait_for(lambda: server.service.running.engine.stats().generated_tokens > before)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    server.quiet()
+    assert server.service.running.engine.stats().generated_tokens < before + LONG["max_tokens"] / 2
+
+
 def test_connections_that_are_reset_after_an_answer_are_forgotten_at_once(server):
     host, port = server.url.removeprefix("http://").split(":")
 
@@ -233,8 +252,7 @@ def test_connections_that_are_reset_after_an_answer_are_forgotten_at_once(server
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert connection.recv(99).startswith(b"HTTP/1.1 200")
-            reset = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     wait_for(lambda: num_known() <= before, IDLE_S / 3)
 
 

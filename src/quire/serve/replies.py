@@ -39,9 +39,11 @@ class ReplyChoice:
         self._num_chars = self._num_entries = self.offset = 0
         self._latest: Any = None
 
-    def take(self, output: Any) -> None:
-        """Take the choice as it is now, a `CompletionOutput` that grew."""
+    def take(self, output: Any) -> bool:
+        """Take the choice as it is now, a `CompletionOutput`; return whether it had not ended before."""
+        was_open = self._latest is None or self._latest.finish_reason is None
         self._latest, self.num_tokens = output, output.num_tokens
+        return was_open
 
     def news(self, top: int | None) -> News:
         """Return what can be told now; of each token `top` of the likeliest, None for no log-probabilities."""
@@ -104,8 +106,8 @@ class Reply:
                 self._passages.setdefault("chunks", []).append(output.chunks)
         for made in output.outputs:
             choice = self.choices[place * self._n + int(made.index)]
-            choice.take(made)
-            yield choice
+            if choice.take(made):
+                yield choice
 
     def whole(self) -> dict[str, Any]:
         """Return the answer of a request that is not streamed."""

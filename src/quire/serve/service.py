@@ -67,8 +67,7 @@ class ServedModel:
 
     async def ids(self, asked: PromptRequest) -> list[Ids]:
         """Return the prompts of a request as token ids. Raises `ConfigError`."""
-        special = asked.add_special_tokens
-        prompts = asked.prompts()
+        prompts, special = asked.prompts(), asked.add_special_tokens
         return [await self.reader.ids(each, add_special_tokens=special) for each in prompts]
 
     async def one_prompt(self, asked: PromptRequest) -> Ids:

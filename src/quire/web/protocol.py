@@ -14,12 +14,14 @@ class HttpProtocol(HttpToolsProtocol):
     """A connection of uvicorn, read by httptools, which would keep a head, or trailers, without end.
 
     Refused (400) is what goes on for more than `MOST_HEAD` bytes without a whole head, a piece of a body, or an end. A
-    connection that was reset is forgotten at once; uvicorn's own waits until an idle one would have been closed.
+    connection that was reset is forgotten at once; uvicorn's own waits until an idle one would have been closed. Whoever
+    goes is gone for all requests of a connection; uvicorn's own tells the last one, which may wait behind one that runs.
     """
 
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
         self._num_read = 0
+        self._unanswered: list[Any] = []
 
     def data_received(self, data: bytes) -> None:
         self._num_read += len(data)
@@ -30,10 +32,16 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
         self._num_read = 0
         super().on_headers_complete()
+        cycles = (*self._unanswered, self.cycle)
+        self._unanswered = [each for each in cycles if each and not each.response_complete]
 
     def on_body(self, body: bytes) -> None:
         self._num_read = 0

@@ -61,8 +61,8 @@ class AsyncEngine:
         """Yield the request's output whenever there is news, the whole of it from its beginning each time.
 
         Who reads slowly gets the last news only. Whoever leaves the generator, or is cancelled in it, aborts the
-        request; so does who closes the event loop. Raises what `Engine.add_request` raises, and the error of a request
-        that failed.
+        request; so does who closes the event loop. Raises what `Engine.add_request` raises, the error of a request
+        that failed, and `RequestFailed` for one that a `call` aborted.
         """
         reader = _Reader()
 
@@ -88,7 +88,16 @@ class AsyncEngine:
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Return what a function of the engine returns, or raise what it raises; it runs between two steps."""
-        return await asyncio.wrap_future(self._ask(function))
+
+        def call(engine: Engine) -> _T:
+            try:
+                return function(engine)
+            except StopIteration as error:  # which no coroutine can raise
+                raise RuntimeError("what was called for raised StopIteration") from error
+            finally:
+                self._tell_aborted(engine)
+
+        return await asyncio.wrap_future(self._ask(call))
 
     def stop(self) -> None:
         """Begin to end: when the step that runs is done, whoever waits gets `RequestFailed`."""
@@ -146,7 +155,7 @@ class AsyncEngine:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(function(self.engine))
-                except Exception as error:  # noqa: BLE001 - it is raised where it was called for
+                except BaseException as error:  # noqa: BLE001 - it is raised where it was called for
                     answer.set_exception(error)
         return True
 
@@ -195,8 +204,15 @@ class AsyncEngine:
                     self._ask(partial(self._leave, reader))
 
     def _leave(self, reader: "_Reader", engine: Engine) -> None:
-        if self._readers.pop(reader.request_id, None) is reader:
+        if self._readers.get(reader.request_id) is reader:
+            del self._readers[reader.request_id]
             engine.abort(reader.request_id)
+
+    def _tell_aborted(self, engine: Engine) -> None:
+        """Tell those whose requests were aborted meanwhile."""
+        for request_id in [each for each in self._readers if not engine.knows(each)]:
+            error = RequestFailed(f"request {request_id!r} was aborted")
+            self._tell([(self._readers.pop(request_id), error)])
 
     def _refuse(self, error: QuireError) -> None:
         """Tell everyone who waits that the engine has ended."""

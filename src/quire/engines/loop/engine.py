@@ -142,8 +142,8 @@ class Engine:
         """Queue a request for the model that a scope is bound to."""
         if request_id is None:
             names = map(str, self._numbers)
-            request_id = next(name for name in names if name not in self._requests)
-        elif request_id in self._requests:
+            request_id = next(name for name in names if not self.knows(name))
+        elif self.knows(request_id):
             raise ConfigError(f"a request {request_id!r} runs already; each has an id of its own")
         if self._is_closed:
             raise ConfigError("the engine was closed; make another one")
@@ -185,6 +185,10 @@ class Engine:
         if (request := self._requests.get(request_id)) is not None:
             self._end(request, "abort")
         self._news.pop(request_id, None)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request has not ended, or `step` has not told that it did."""
+        return request_id in self._requests or request_id in self._news
 
     def has_unfinished(self) -> bool:
         """Whether some requests have not ended, or ended with news that `step` has not told, or passages wait."""
