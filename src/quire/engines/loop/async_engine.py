@@ -1,6 +1,7 @@
 """An engine on a thread of its own, for callers in event loops."""
 
 import asyncio
+import atexit
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -30,7 +31,8 @@ class AsyncEngine:
         async for output in AsyncEngine(engine).generate("Once upon", SamplingParams(max_tokens=64)):
             print(output.outputs[0].text)
 
-    The engine belongs to that thread from now on: what else is asked of it goes through `call`. `close` ends it.
+    The engine belongs to that thread from now on: what else is asked of it goes through `call`. `close` ends it, as the
+    end of the process does.
     Raises `CacheBusy` for an engine that another thread has.
     """
 
@@ -44,6 +46,9 @@ class AsyncEngine:
         self._thread = Thread(target=self._run, args=[begun], name="quire-engine", daemon=True)
         self._thread.start()
         begun.result()
+        atexit.register(
+            self.close
+        )  # a thread that computes while Python ends would take the process down
 
     @property
     def is_alive(self) -> bool:
@@ -107,6 +112,7 @@ class AsyncEngine:
         """Stop, and wait until all is aborted, tiers have what is cached, and the thread has ended."""
         self.stop()
         self._thread.join()
+        atexit.unregister(self.close)
 
     def _ask(self, function: Callable[[Engine], _T]) -> Future[_T]:
         answer: Future[_T] = Future()
