@@ -32,6 +32,27 @@ def loaded():
 tiny = cache(loaded)
 
 
+LONG = {
+    "model": "quire-tiny",
+    "prompt": "Once",
+    "max_tokens": 4000,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+"""A request that only its client's going ends."""
+
+
+def short(server, **more):
+    return server.post("/v1/completions", {"prompt": "A list", "max_tokens": 2}, **more)
+
+
+def wait_for(seen, within_s=60):
+    until = time.monotonic() + within_s
+    while not seen():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def fixtures(**options):
     """Return two fixtures: a server for a whole file, and that after each test nothing of it is held."""
 

@@ -1,10 +1,8 @@
 """What goes wrong around a server: nothing of it is held afterwards, and others are served on."""
 
-import gc
 import json
 import signal
 import socket
-import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,44 +10,21 @@ from contextlib import suppress
 import httpx
 import openai
 import pytest
-from serve_help import fixtures, loaded, running
+from serve_help import LONG, fixtures, loaded, running, short, wait_for
 
 import plain_http
-from quire.serve.server import IDLE_S
 from quire.serve.service import Bounds
 from quire.tiers import Host
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 from quire.web.keys import ApiKeys
-from quire.web.protocol import HttpProtocol
 
-LONG = {
-    "model": "quire-tiny",
-    "prompt": "Once",
-    "max_tokens": 4000,
-    "temperature": 0,
-    "ignore_eos": True,
-}
 TEXT = "This prompt is long enough to fill some blocks of sixteen tokens each."
-RESET = struct.pack("ii", 1, 0)
-"""Of a socket's lingering: it is reset, and not closed."""
-
 KEYS = ApiKeys([("ann", "key-of-ann"), ("bob", "key-of-bob")], "the-operators")
 
 
 server, nothing_stays = fixtures(bounds=Bounds(max_inflight=4, max_body=1 << 16, slow_s=1.0))
-
-
-def short(server, **more):
-    return server.post("/v1/completions", {"prompt": "A list", "max_tokens": 2}, **more)
-
-
-def wait_for(seen, within_s=60):
-    until = time.monotonic() + within_s
-    while not seen():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_a_client_that_goes_in_mid_stream_is_forgotten(server):
@@ -212,48 +187,6 @@ def test_such_an_error_in_a_stream_is_its_last_event_and_says_nothing_either(
     assert last == "[DONE]"
     assert "secret" not in answer.text
     assert "a secret of the inside" in caplog.text
-
-
-def test_connections_that_are_opened_and_dropped_harm_nobody(server):
-    host, port = server.url.removeprefix("http://").split(":")
-    for at in range(1000):
-        connection = socket.create_connection((host, int(port)))
-        if at % 2:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")
-        connection.close()
-    assert short(server).status_code == 200
-    server.quiet()
-
-
-@pytest.mark.parametrize("behind", [1, 3])
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_goes_is_forgotten_with_all_that_it_asked_at_once(server, streams, behind):
-    host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps(LONG | {"stream": streams}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
-    before = server.service.running.engine.stats().generated_tokens
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(head % len(body) + body)
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * behind)
-        wait_for(lambda: server.service.running.engine.stats().generated_tokens > before)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    server.quiet()
-    assert server.service.running.engine.stats().generated_tokens < before + LONG["max_tokens"] / 2
-
-
-def test_connections_that_are_reset_after_an_answer_are_forgotten_at_once(server):
-    host, port = server.url.removeprefix("http://").split(":")
-
-    def num_known():
-        return sum(isinstance(each, HttpProtocol) for each in gc.get_objects())
-
-    before = num_known()
-    for _ in range(10):
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert connection.recv(99).startswith(b"HTTP/1.1 200")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    wait_for(lambda: num_known() <= before, IDLE_S / 3)
 
 
 @pytest.mark.parametrize("how", ["grace", "second Ctrl-C"])

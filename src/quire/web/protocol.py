@@ -2,6 +2,7 @@
 
 # pyright: basic
 
+from collections import deque
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -9,25 +10,34 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MOST_HEAD = 1 << 16
 """Bytes of a request line and headers, or of trailers."""
 
+MOST_WAITING = 1 << 20
+"""Bytes of requests that were sent behind one that is not answered yet, of which each takes a kilobyte beside its body."""
+
 
 class HttpProtocol(HttpToolsProtocol):
     """A connection of uvicorn, read by httptools, which would keep a head, or trailers, without end.
 
     Refused (400) is what goes on for more than `MOST_HEAD` bytes without a whole head, a piece of a body, or an end. A
     connection that was reset is forgotten at once; uvicorn's own waits until an idle one would have been closed. Whoever
-    goes is gone for all requests of a connection; uvicorn's own tells the last one, which may wait behind one that runs.
+    goes is gone for all requests of a connection; uvicorn's own stops to listen once one waits behind another, and would
+    tell the last one alone. Whoever sends more than `MOST_WAITING` behind one is cut.
     """
 
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
         self._num_read = 0
-        self._unanswered: list[Any] = []
+        self._unanswered = deque[Any]()
 
     def data_received(self, data: bytes) -> None:
         self._num_read += len(data)
         super().data_received(data)
         if self._num_read > MOST_HEAD and not self.transport.is_closing():
             self.send_400_response(f"the head of a request has at most {MOST_HEAD} bytes")
+        if self.pipeline and not self.transport.is_closing():
+            if sum(1024 + len(cycle.body) for cycle, _ in self.pipeline) > MOST_WAITING:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -40,8 +50,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._num_read = 0
         super().on_headers_complete()
-        cycles = (*self._unanswered, self.cycle)
-        self._unanswered = [each for each in cycles if each and not each.response_complete]
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        if self.cycle is not None:
+            self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._num_read = 0
