@@ -29,6 +29,26 @@ def served(model):
     nothing_held(served.engine)
 
 
+class Sixth:
+    """The sixth forward of a model waits until it goes on."""
+
+    def __init__(self, forward):
+        self.forward, self.goes_on, self.num_done = forward, threading.Event(), 0
+
+    def __call__(self, **arguments):
+        if self.num_done == 5:
+            self.goes_on.wait()
+        self.num_done += 1
+        return self.forward(**arguments)
+
+
+@pytest.fixture
+def sixth(model, monkeypatch):
+    made = Sixth(model.forward)
+    monkeypatch.setattr(model, "forward", made)
+    return made
+
+
 async def last(outputs):
     """The last output of a generator."""
     return [output async for output in outputs][-1]
@@ -53,31 +73,19 @@ def test_news_come_one_after_another_and_grow(served):
     asyncio.run(ask())
 
 
-def test_news_of_a_step_are_told_though_the_next_one_takes_long(served, model, monkeypatch):
-    forward, goes_on = model.forward, threading.Event()
-    num_done = 0
-
-    def slow(**arguments):
-        nonlocal num_done
-        if num_done == 5:
-            goes_on.wait()
-        num_done += 1
-        return forward(**arguments)
-
-    monkeypatch.setattr(model, "forward", slow)
-
+def test_news_of_a_step_are_told_though_the_next_one_takes_long(served, sixth):
     async def ask():
         outputs = served.generate(PROMPT, LONG)
         async for output in outputs:
             if len(output.outputs[0].token_ids) == 5:
                 break
-        goes_on.set()
+        sixth.goes_on.set()
         assert len((await last(outputs)).outputs[0].token_ids) == 100
 
     try:
         asyncio.run(asyncio.wait_for(ask(), 60))
     finally:
-        goes_on.set()
+        sixth.goes_on.set()
 
 
 def test_first_news_are_heard_before_the_next_step_is_planned(served, monkeypatch):
@@ -121,30 +129,20 @@ def test_a_reader_that_goes_away_aborts_its_request(served):
     asyncio.run(ask())
 
 
-def test_who_closes_the_event_loop_aborts_its_requests(served, model, monkeypatch):
-    forward, goes_on, num_done = model.forward, threading.Event(), 0
-
-    def slow(**arguments):
-        nonlocal num_done
-        if num_done == 5:
-            goes_on.wait()
-        num_done += 1
-        return forward(**arguments)
-
-    monkeypatch.setattr(model, "forward", slow)
+def test_who_closes_the_event_loop_aborts_its_requests(served, sixth):
     loop, outputs = asyncio.new_event_loop(), served.generate(PROMPT, LONG)
     try:
         loop.run_until_complete(anext(outputs))
     finally:
         loop.close()
-        goes_on.set()
+        sixth.goes_on.set()
 
     async def ask():
         while await served.call(lambda engine: engine.has_unfinished()):
             pass
 
     asyncio.run(ask())
-    assert num_done < 10
+    assert sixth.num_done < 10
     del outputs  # which was open until now
 
 

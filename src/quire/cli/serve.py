@@ -39,8 +39,8 @@ DRAIN_S = 30
 OF_SHAPES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 """Products of which oneDNN keeps the code, and torch the description, one per shape, unless the environment says otherwise.
 
-Their own 1,024 take about 200 and 250 MiB as steps of ever other sizes come, and make them no faster. torch reads its own
-as it is loaded.
+Their own 1,024 take about 200 and 250 MiB as steps of ever other sizes come. Where each step has one of 400 sizes, products
+take 8 % longer without oneDNN's, and as long without torch's, which is read as torch is loaded.
 """
 
 

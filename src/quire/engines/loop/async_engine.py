@@ -46,9 +46,8 @@ class AsyncEngine:
         self._thread = Thread(target=self._run, args=[begun], name="quire-engine", daemon=True)
         self._thread.start()
         begun.result()
-        atexit.register(
-            self.close
-        )  # a thread that computes while Python ends would take the process down
+        # A thread that computes while Python ends would take the process down.
+        atexit.register(self.close)
 
     @property
     def is_alive(self) -> bool:
