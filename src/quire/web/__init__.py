@@ -4,7 +4,6 @@ keys      who asks: tenants and their scopes, the operator
 errors    a refusal and its answer
 bodies    what is sent, in bounds, as structs that check themselves
 clients   streams of events, and clients that go
-loops     the event loop beside threads that compute
 protocol  what is read of HTTP
 pages     HTML that a server has with it
 """

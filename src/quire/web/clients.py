@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 DONE = b"data: [DONE]\n\n"
 
 UVICORN: dict[str, Any] = {
-    "loop": "quire.web.loops:event_loop",
+    "loop": "asyncio",
     "http": HttpProtocol,
     "log_level": "warning",
     "access_log": False,
