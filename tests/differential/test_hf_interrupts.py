@@ -1,7 +1,5 @@
 """Ctrl-C in the middle of a call of a cache: the next call is exact, or says what to do, and then is."""
 
-import gc
-import sys
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -11,6 +9,7 @@ import torch
 from hf_help import group_names, make_cache, random_ids, same, tiny_model
 
 import quire
+from cuts import Cut
 from quire import ops
 from quire.engines.hf import SlotPrefixCache
 from quire.errors import Interrupted
@@ -28,41 +27,6 @@ PLACES, LONG = 3, 60
 """So many lines of a call are tried by default, and in the long run."""
 
 SMALL = {"full": 40, "sliding": 14, "chunked": 12, "recurrent": 5}
-
-
-class Cut:
-    """Raises Ctrl-C before line number `at` of a call, counted in what keeps the books and the bytes."""
-
-    def __init__(self, at=None):
-        self.at = at
-        self.count = 0
-        self.in_slots = []
-
-    def trace(self, frame, event, _arg):
-        code = frame.f_code
-        if event == "call" and (
-            not code.co_filename.startswith(WATCHED) or code.co_name == "__del__"
-        ):
-            return None
-        if event == "line":
-            self.count += 1
-            if code.co_filename.endswith("static.py"):
-                self.in_slots.append(self.count)
-            if self.count == self.at:
-                raise KeyboardInterrupt
-        return self.trace
-
-    def run(self, call):
-        gc.disable()
-        sys.settrace(self.trace)
-        try:
-            call()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(None)
-            gc.enable()
-        return False
 
 
 def text(seed, num_tokens):
@@ -88,11 +52,13 @@ def served(family):
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
 def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family, places):
     _, cache, prompt = served(family)
-    whole = Cut()
+    whole = Cut(WATCHED)
     assert not whole.run(lambda: talk(cache, prompt))
     for at in Random(family).sample(range(1, whole.count + 1), places):
         model, cache, prompt = served(family)
-        assert Cut(at).run(partial(talk, cache, prompt)), f"line {at} of {whole.count} hides Ctrl-C"
+        assert Cut(WATCHED, at).run(partial(talk, cache, prompt)), (
+            f"line {at} of {whole.count} hides Ctrl-C"
+        )
         try:
             same(model, cache, prompt, max_new_tokens=2)
         except Interrupted as error:
@@ -120,13 +86,14 @@ def test_after_ctrl_c_slots_are_exact_or_say_what_to_do():
         return cache.generate(prompt, max_new_tokens=2)
 
     cache, prompt = used()
-    whole = Cut()
+    whole = Cut(WATCHED)
     whole.run(lambda: answer(cache, prompt))
+    (in_slots,) = (lines for name, lines in whole.lines.items() if name.endswith("static.py"))
     wanted = model.generate(prompt, max_new_tokens=2, do_sample=False)
-    places = {*Random(1).sample(range(1, whole.count + 1), PLACES), *whole.in_slots}
+    places = {*Random(1).sample(range(1, whole.count + 1), PLACES), *in_slots}
     for at in sorted(places):
         cache, prompt = used()
-        Cut(at).run(partial(answer, cache, prompt))
+        Cut(WATCHED, at).run(partial(answer, cache, prompt))
         try:
             output = answer(cache, prompt)
         except Interrupted:

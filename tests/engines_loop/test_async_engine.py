@@ -10,7 +10,7 @@ import pytest
 from loop_help import GREEDY, nothing_held, plain_answer, tiny_model
 
 from quire.engines.loop import AsyncEngine, Engine, SamplingParams, async_engine
-from quire.errors import CacheBusy, RequestFailed, TokensError
+from quire.errors import CacheBusy, ConfigError, RequestFailed, TokensError
 
 PROMPT = tuple(range(10, 30))
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
@@ -240,6 +240,34 @@ def test_a_failure_of_the_model_is_raised_from_the_generators_of_that_step(
         assert tuple(output.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
 
     asyncio.run(ask())
+
+
+def test_others_are_answered_while_a_grammar_is_compiled(served, model, monkeypatch):
+    ready, begun = threading.Event(), threading.Event()
+    monkeypatch.setattr(served.engine, "prepare", lambda _: begun.set() or ready.wait(60))
+    guided = SamplingParams(regex="a")
+
+    async def ask():
+        waits = asyncio.create_task(last(served.generate(PROMPT, guided)))
+        await asyncio.to_thread(begun.wait, 60)
+        output = await last(served.generate(PROMPT, GREEDY))
+        assert not waits.done()
+        ready.set()
+        with pytest.raises(ConfigError, match="tokenizer"):
+            await waits
+        return output
+
+    output = asyncio.run(ask())
+    assert tuple(output.outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
+
+
+def test_an_engine_is_not_closed_from_within_a_call(served, model):
+    async def ask():
+        with pytest.raises(ConfigError, match=r"call stop\(\)"):
+            await served.call(lambda _: served.close())
+        return await last(served.generate(PROMPT, GREEDY))
+
+    assert tuple(asyncio.run(ask()).outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
 
 
 def test_what_is_called_for_runs_on_the_engines_thread(served):

@@ -157,3 +157,23 @@ def test_tiers_that_were_opened_for_an_engine_that_cannot_be_made_are_closed(dir
     with pytest.raises(ConfigError, match="policy"):
         Engine(tiny_model("llama"), num_blocks=9, policy="none such", tiers=[disk])
     directory(tiny_model("llama")).close()
+
+
+@pytest.mark.parametrize("hook", ["_contains", "_get", "_put", "_delete"])
+@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError(), StopIteration()])
+def test_whatever_a_tier_raises_no_request_fails(hook, error):
+    def broken(*_, **__):
+        raise error
+
+    model, tier = tiny_model("llama"), Host("64MiB")
+    setattr(tier, hook, broken)
+    with TierStack([tier], StackSettings(**ALWAYS)) as stack:
+        engine = Engine(model, num_blocks=30, block_size=4, tiers=stack, debug_nan=True)
+        for start in (10, 4, 20, 10):
+            prompt = tuple(range(start, start + 40))
+            assert answer(engine, prompt)[1] == plain_answer(model, prompt, 8)
+        engine.close()
+        nothing_held(engine)
+        if hook in ("_contains", "_put"):
+            assert tier.stats().outcomes["error"] > 0
+            assert type(error).__name__ in tier.last_failure

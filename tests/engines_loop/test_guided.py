@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 from sampling_help import Toy
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import quire
+from quire import ops
+from quire.engines.loop import Engine
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.sampling import Sampler
 from quire.errors import ConfigError
 
-pytest.importorskip("llguidance")
+LLMatcher = pytest.importorskip("llguidance").LLMatcher
 TOKENIZER = AutoTokenizer.from_pretrained(quire.demo_model())
 EOS = TOKENIZER.eos_token_id
 VOCAB = 264
@@ -114,6 +116,48 @@ def test_what_the_model_would_have_said_is_told_by_its_own_probability():
 def test_a_grammar_that_cannot_be_is_refused_when_it_is_asked_for(asked, says):
     with pytest.raises(ConfigError, match=re.compile(says, re.DOTALL)):
         sampler().rules(SamplingParams(**asked), [1])
+
+
+DEAD = [
+    {"json_schema": {"$ref": "#"}},
+    {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}},
+    {"regex": "(a?){3000}a{3000}"},
+    {"json_schema": {"type": "string", "pattern": "^(a?){3000}a{3000}$"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", DEAD)
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"speculation": 2}, {"n": 1, "best_of": 2}])
+def test_a_grammar_that_leads_nowhere_ends_its_own_request_with_an_error(asked, more):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(quire.demo_model()), TOKENIZER
+    engine = Engine(model, tokenizer, num_blocks=60)
+    dead = engine.add_request("Once", SamplingParams(temperature=0, max_tokens=40, **asked, **more))
+    other = engine.add_request("Once", SamplingParams(temperature=0, max_tokens=12))
+    told = {}
+    while engine.has_unfinished():
+        told |= {output.request_id: output for output in engine.step()}
+    assert isinstance(told[dead].error, ConfigError)
+    assert re.match(
+        r"(json_schema|regex) leads to a place where no token may come", str(told[dead].error)
+    )
+    assert told[dead].finished
+    assert told[other].error is None
+    assert told[other].outputs[0].num_tokens == 12
+    ops.check(engine.manager)
+    assert engine.manager.num_active == 0
+
+
+def test_a_grammar_is_compiled_once_and_each_answer_begins_at_its_start(monkeypatch):
+    choosing, count = sampler(), []
+    compiled = LLMatcher.grammar_from_regex
+    monkeypatch.setattr(
+        "llguidance.LLMatcher.grammar_from_regex", lambda text: count.append(text) or compiled(text)
+    )
+    for _ in range(3):
+        (rules,) = choosing.rules(SamplingParams(temperature=0, regex="ab"), [1])
+        for letter in (*b"ab", EOS):
+            assert choosing.sample([rules], torch.zeros(1, VOCAB)).tokens.tolist() == [letter]
+    assert count == ["ab"]
 
 
 def test_where_llguidance_is_missing_the_command_that_installs_it_is_said(monkeypatch):

@@ -7,14 +7,15 @@ from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError
 
 WRONG = {
-    "n": [0, -1, 1.5, "2", None, True],
+    "n": [0, -1, 1.5, "2", None, True, 16385],
+    "best_of": [0, 16385],
     "max_tokens": [0, -3, "many", 2**31],
     "min_tokens": [-1, None, 0.5],
     "temperature": [-0.1, float("nan"), float("inf"), "hot", None, True],
     "top_p": [0, 1.01, -1, float("nan")],
     "top_k": [-2, 1.5],
     "min_p": [-0.1, 1.1],
-    "repetition_penalty": [0, -1, float("inf")],
+    "repetition_penalty": [0, -1, 1e-7, float("inf")],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1, float("nan")],
     "logit_bias": [[1, 2], {-1: 0.0}, {"a": 1}, {3: 101}, {3: float("nan")}, {3: "much"}],

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_help import EOS, VOCAB, Toy, choose, log_softmax, uniform
 from transformers import (
@@ -351,3 +352,34 @@ def test_the_end_may_be_drafted_behind_the_least_number_of_tokens_and_not_before
     rules = sampler.rules(SamplingParams(temperature=0, min_tokens=2), [0])
     sampled = sampler.sample(rules, end, [np.array([0, 0, 2], np.int32)])
     assert sampled.tokens[0].tolist() == [0, 0, 2, 2]
+
+
+EXTREMES = {
+    "temperature": st.sampled_from([0.0, 1e-5, 1.0, 1e6]),
+    "top_p": st.sampled_from([1e-300, 1e-45, 0.5, 1.0]),
+    "top_k": st.sampled_from([-1, 0, 1, 2**31 - 1]),
+    "min_p": st.sampled_from([0.0, 1e-300, 1.0]),
+    "repetition_penalty": st.sampled_from([1e-6, 1.0, 1e6]),
+    "presence_penalty": st.sampled_from([-2.0, 0.0, 2.0]),
+    "frequency_penalty": st.sampled_from([-2.0, 0.0, 2.0]),
+    "logit_bias": st.sampled_from([None, dict.fromkeys(range(50), -100.0), {3: 100.0}]),
+    "logprobs": st.sampled_from([None, 0, 50]),
+}
+
+
+@given(
+    asked=st.lists(st.fixed_dictionaries(EXTREMES), min_size=1, max_size=4),
+    scale=st.sampled_from([0.0, 1.0, 1e4, 1e30, 3e38]),
+    masked=st.integers(0, 49),
+    seed=st.integers(0, 99),
+)
+def test_no_parameters_that_are_taken_fail_a_step(asked, scale, masked, seed):
+    choosing = Sampler(50)
+    logits = torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, (len(asked) + 1, 50)))
+    logits = (logits * scale).float()
+    logits[:, :masked] = -torch.inf
+    rules = [choosing.rules(SamplingParams(**each, seed=1), [3, 49])[0] for each in asked]
+    for _ in range(3):
+        tokens = choosing.sample([*rules, None], logits).tokens
+        assert ((masked <= tokens) & (tokens < 50)).all()
+        assert tokens[-1] == logits[-1].argmax()

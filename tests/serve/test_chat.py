@@ -117,6 +117,8 @@ def test_a_choice_of_a_tool_is_a_schema():
     schema = chat(tools=TOOLS, tool_choice=named).forced_call()
     assert schema["properties"]["name"] == {"const": "now"}
     assert len(chat(tools=TOOLS, tool_choice="required").forced_call()["anyOf"]) == 2
+    nothing = chat(tools=TOOLS, tool_choice=named).forced_call()["properties"]["arguments"]
+    assert (nothing["properties"], nothing["additionalProperties"]) == ({}, False)
     for choice in ("add", {"function": {"name": "sub"}}):
         with pytest.raises(ConfigError, match="tool_choice is none, auto, required"):
             chat(tools=TOOLS, tool_choice=choice).forced_call()
@@ -139,6 +141,54 @@ def test_mistrals_newer_form():
 
 
 @pytest.mark.parametrize(
+    ("form", "text", "before", "calls"),
+    [
+        ("hermes", "<tool_call>%s</tool_call>\nThen:\n<tool_call>%s</tool_call>", "", 2),
+        (
+            "hermes",
+            "Use <tool_call> tags.\n<tool_call>%s</tool_call> and on",
+            "Use <tool_call> tags.",
+            1,
+        ),
+        ("hermes", "<tool_call>{</tool_call> <tool_call>%s", "<tool_call>{</tool_call>", 1),
+        ("mistral", "[TOOL_CALLS] [1, 2] [TOOL_CALLS] [%s, %s]", "[TOOL_CALLS] [1, 2]", 2),
+        ("mistral", 'So: [TOOL_CALLS]add[CALL_ID]x-1[ARGS]{"a": 1}', "So:", 1),
+        ("llama3", " %s; %s", "", 2),
+        ("llama3", "Well <|python_tag|>%s", "Well", 1),
+    ],
+)
+def test_calls_are_found_wherever_they_stand(form, text, before, calls):
+    made = '{"name": "add", "arguments": {"a": 1}}'
+    said = text.replace("%s", made)
+    assert parse_tools(said, form) == (before, [ToolCall("add", '{"a": 1}')] * calls)
+    for cut in range(len(said) + 1):
+        assert before.startswith(said[: held_from(said[:cut], form)])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        (r'{"s": "\ud83d"}', r'{"s": "\ud83d"}'),
+        (r'{"\ude00": "é\ud83d\ude00"}', '{"\\ude00": "é😀"}'),
+        ('{"n": 1e400}', None),
+        ('{"n": NaN}', None),
+        ('{"n": -Infinity}', None),
+    ],
+)
+def test_arguments_are_json_that_can_be_sent(written, arguments):
+    text = f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>'
+    _, calls = parse_tools(text, "hermes")
+    assert calls == ([] if arguments is None else [ToolCall("add", arguments)])
+    for call in calls:
+        assert json.loads(call.arguments.encode()) == json.loads(written)
+
+
+def test_a_name_that_cannot_be_sent_is_no_call():
+    text = r'<tool_call>{"name": "\ud83d", "arguments": {}}</tool_call>'
+    assert parse_tools(text, "hermes") == (text, [])
+
+
+@pytest.mark.parametrize(
     ("form", "text"),
     [
         ("hermes", "plain text"),
@@ -152,6 +202,9 @@ def test_mistrals_newer_form():
         ("json", "[" * 5000),
         ("hermes", "<tool_call>" + "[" * 100_000),
         ("json", ""),
+        ("hermes", "<tool_call>x" * 5000),
+        ("mistral", "[TOOL_CALLS]" + "x" * 20_000 + " " * 20_000),
+        ("mistral", "[TOOL_CALLS]" + "[CALL_ID]" * 5000),
     ],
 )
 def test_text_without_a_call_stays_whole(form, text):
@@ -164,13 +217,13 @@ def test_what_is_sent_before_the_end_is_never_part_of_a_call(form, text):
     """Cut anywhere: what was sent is the beginning of what is the text in the end."""
     whole, _ = parse_tools(text, form)
     for cut in range(len(text) + 1):
-        sent = text[: held_from(text[:cut], form)]
-        assert whole.startswith(sent.rstrip())
+        assert whole.startswith(text[: held_from(text[:cut], form)])
 
 
 def test_text_that_can_be_no_call_is_sent_at_once():
     assert held_from("a <b", "hermes") == 4
-    assert held_from("a <tool_", "hermes") == 2
+    assert held_from("a <b ", "hermes") == 4
+    assert held_from("a <tool_", "hermes") == 1
     assert held_from("text {", "json") == 6
 
 

@@ -1,9 +1,11 @@
 """Requests as clients send them, and what they are told of bad ones."""
 
+import json
+
 import pytest
 
 from quire.core import Hint
-from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks
+from quire.errors import ConfigError, DeadlinePassed, OutOfBlocks, PinBudgetExceeded
 from quire.serve.protocol import FIELDS, ChatRequest, CompletionRequest, Detokenize
 from quire.web.bodies import read
 from quire.web.errors import ApiError, refused
@@ -124,6 +126,29 @@ def test_of_chats_too(given, param):
     assert refusal(ChatRequest, b'{"messages": [], %s}' % given).param == param
 
 
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+def test_a_field_that_is_null_is_as_if_it_were_absent(kind):
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    plain = read(kind, json.dumps(body).encode())
+    for name in kind.__struct_fields__:
+        if name not in ("prompt", "messages", "max_tokens"):
+            assert read(kind, json.dumps(body | {name: None}).encode()) == plain
+    options = {"n": None, "stream": True, "stream_options": {"include_usage": None}, "seed": 2**62}
+    made = read(kind, json.dumps(body | options | {"logit_bias": {"5": 1}}).encode())
+    assert (made.n, made.stream_options.include_usage) == (1, False)
+    assert (made.seed, made.logit_bias) == (2**62, {5: 1.0})
+    for wrong in ({"logit_bias": {"5": None}}, {"stop": [None]}, {"messages": [{"role": None}]}):
+        with pytest.raises(ApiError, match="null"):
+            read(ChatRequest, json.dumps(body | wrong).encode())
+
+
+def test_a_limit_is_refused_by_the_name_it_was_given_by():
+    assert (
+        refusal(ChatRequest, b'{"messages": [], "max_completion_tokens": 0}').param
+        == "max_completion_tokens"
+    )
+
+
 def test_hints_are_extension_fields():
     def hint(given):
         return read(CompletionRequest, b'{"prompt": "a", %s}' % given).options()["hint"]
@@ -152,6 +177,11 @@ def test_what_quire_refuses_is_the_clients_error_and_all_else_the_servers():
     assert refused(ConfigError("something is wrong"), FIELDS).param is None
     full = OutOfBlocks("no room", group="full", needed=9, free=1, cached=0, active=0)
     assert (refused(full).status, refused(full).code) == (400, "out_of_memory")
+    pinned = OutOfBlocks("no room", group="full", needed=9, free=1, cached=0, active=8)
+    assert (refused(pinned).status, refused(pinned).code) == (503, "out_of_memory")
+    assert refused(pinned).headers == {"Retry-After": "10"}
+    budget = PinBudgetExceeded("no room", group="full", needed=9, free=1, cached=0, active=8)
+    assert refused(budget).status == 400
     late = refused(DeadlinePassed("too late"))
     assert (late.status, late.param, late.code) == (504, "deadline_s", "deadline_passed")
     assert refused(RuntimeError("boom")).status == 500

@@ -195,7 +195,7 @@ def test_tool_calls_of_a_whole_answer(tokenizer):
 def test_what_was_held_back_is_sent_where_it_is_no_call(tokenizer):
     made, choice = reply(tokenizer, tools="hermes")
     events = streamed(made, choice, [output("a <tool"), output("a <tool", reason="length")])
-    assert [each["delta"] for each in events] == [{"content": "a "}, {"content": "<tool"}]
+    assert [each["delta"] for each in events] == [{"content": "a"}, {"content": " <tool"}]
 
 
 def test_log_probabilities_of_chats(tokenizer):

@@ -229,6 +229,58 @@ def test_an_answer_has_the_form_that_is_asked_for(client):
         chat(client, response_format=form)
 
 
+INNER = {"type": "object", "properties": {"x": {"enum": [7]}}, "required": ["x"],
+         "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["required", {"type": "function", "function": {"name": "one"}}])
+def test_a_tool_that_must_be_called_may_have_definitions_of_its_own(client, form):
+    def tool(name, inner):
+        parameters = {"$defs": {"Inner": inner}, "type": "object", "additionalProperties": False,
+                      "properties": {"i": {"$ref": "#/$defs/Inner"}}, "required": ["i"]}  # fmt: skip
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    tools = [tool("one", INNER), tool("two", INNER | {"properties": {"x": {"enum": [8]}}})]
+    for seed in range(4):
+        given = {"tools": tools, "tool_choice": form, "max_tokens": 60, "seed": seed}
+        (call,) = chat(client, temperature=2, **given).choices[0].message.tool_calls
+        wanted = {"one": 7, "two": 8}[call.function.name]
+        assert json.loads(call.function.arguments) == {"i": {"x": wanted}}
+
+
+def test_a_tool_without_parameters_has_no_arguments(client):
+    tool = {"type": "function", "function": {"name": "now"}}
+    said = chat(client, tools=[tool], tool_choice="required", max_tokens=60).choices[0]
+    assert said.finish_reason == "tool_calls"
+    assert said.message.tool_calls[0].function.arguments == "{}"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_schema_that_leads_nowhere_is_refused_when_that_shows(client, stream):
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
+    with pytest.raises(openai.BadRequestError, match="json_schema leads to a place"):
+        list(chat(client, response_format=form, stream=stream))
+
+
+def test_log_probabilities_of_parts_of_characters_are_told_apart(client):
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": [WORD]}}}
+    given = {"logprobs": 5, "max_tokens": 60, "extra_body": {"response_format": form}}
+    (whole,) = complete(client, **given).choices
+    streamed = [each for part in complete(client, stream=True, **given) for each in part.choices]
+    parts = [each.logprobs for each in streamed if each.logprobs]
+    for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+        told = [each for part in parts for each in getattr(part, name)]
+        assert told == getattr(whole.logprobs, name)
+    assert {len(each) for each in whole.logprobs.top_logprobs} <= {5, 6}
+    raw = b""
+    for token, offset in zip(whole.logprobs.tokens, whole.logprobs.text_offset, strict=True):
+        if offset < len(whole.text):
+            begins = len(raw.decode("utf-8", "ignore"))
+            assert offset == begins
+        name = token.removeprefix("bytes:")
+        raw += bytes.fromhex(name.replace("\\x", "")) if name != token else token.encode()
+
+
 WORD = "ü€😀 naïve ü"
 
 
@@ -302,6 +354,7 @@ BAD = [
     ("/v1/completions", {"prompt": "a", "seed": 2**65}, 400, None),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
     ("/detokenize", {"tokens": [9999]}, 400, "tokens"),
+    ("/detokenize", {"tokens": [1], "model": "gpt-0"}, 404, "model"),
     ("/tokenize", {}, 400, "prompt"),
     ("/v1/none", {}, 404, None),
     ("/v1/models", {}, 405, None),

@@ -4,6 +4,7 @@ conversation  messages and tools, laid out by a model's chat template
 tools         tool calls in an answer, in the forms that models write them
 tokens        the bytes of tokens
 text          from tokens to text, as an answer comes
+grammars      which tokens may come next in an answer that matches a JSON schema or a regular expression
 reader        a tokenizer for event loops
 documents     texts that the template places, and the prompt in segments around them
 """

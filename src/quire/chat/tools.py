@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,6 +34,8 @@ FORMATS: Mapping[str, ToolFormat] = {
 """The formats by name; `json` is that of an answer which a schema makes a call."""
 
 _BETWEEN = re.compile(r"(\s|[,;]|</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)+")
+_NAMED = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\])?\s*(?=\{)")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class ToolCall(NamedTuple):
@@ -51,74 +54,95 @@ def tool_format(template: object) -> str:
 
 def parse_tools(text: str, form: str) -> tuple[str, list[ToolCall]]:
     """Return an answer's text before its first tool call, and the calls; the whole text where there is none."""
-    at = held_from(text, form)
-    opener = next((each for each in FORMATS[form].openers if text.startswith(each, at)), None)
-    if opener is None:
-        return text, []
-    body = text[at:] if opener == "{" else text[at + len(opener) :]
-    calls = [call for value in _values(body, form) for call in _calls(value)]
-    return (text[:at].rstrip(), calls) if calls else (text, [])
+    found = list(_calls(text, form))
+    return (text[: found[0][0]].rstrip(), [call for _, call in found]) if found else (text, [])
 
 
 def held_from(text: str, form: str) -> int:
-    """Return where a tool call begins in an answer, or may begin as more comes: text before it can be sent."""
-    return min(_begin(text, opener) for opener in FORMATS[form].openers)
+    """Return where a tool call begins in an answer, or may begin as more comes, with the blanks before it."""
+    at = _opener(text, form)
+    if at == len(text):
+        openers = FORMATS[form].openers
+        parts = {each[:size] for each in openers for size in range(1, len(each))}
+        at -= max((len(part) for part in parts if text.endswith(part)), default=0)
+    return len(text[:at].rstrip())
 
 
 def call_schema(functions: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return the JSON schema of a call of one of these functions, each with the schema of its arguments."""
+    """Return the JSON schema of a call of one of these functions, each with the schema of its arguments, None for none.
+
+    References within a schema are to its own root: it has an `$id`.
+    """
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "arguments": schema or {"type": "object"}},
+            "properties": {
+                "name": {"const": name},
+                "arguments": {"$id": f"quire:///functions/{at}", "type": "object"}
+                | (_NOTHING if schema is None else schema),
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for name, schema in functions.items()
+        for at, (name, schema) in enumerate(functions.items())
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _begin(text: str, opener: str) -> int:
-    """Return where an opener stands, or a part of one at the end; the text's length where neither does."""
-    if opener == "{":
-        begin = len(text) - len(text.lstrip())
-        return begin if text.startswith(opener, begin) else len(text)
-    found = text.find(opener)
-    if found >= 0:
-        return found
-    parts = (size for size in range(len(opener) - 1, 0, -1) if text.endswith(opener[:size]))
-    return len(text) - next(parts, 0)
+_NOTHING: dict[str, Any] = {"properties": {}, "additionalProperties": False}
 
 
-def _values(body: str, form: str) -> Iterator[Any]:
-    """Yield the JSON values in a row of them; of `name{...}`, Mistral's newer form, a call."""
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(body):
-        if between := _BETWEEN.match(body, at):
+def _opener(text: str, form: str, start: int = 0) -> int:
+    """Return where an opener stands from `start` on; the text's length where none does."""
+    if not start and "{" in FORMATS[form].openers and text.lstrip().startswith("{"):
+        return 0
+    found = (text.find(opener, start) for opener in FORMATS[form].openers if opener != "{")
+    return min((at for at in found if at >= 0), default=len(text))
+
+
+def _calls(text: str, form: str) -> Iterator[tuple[int, ToolCall]]:
+    """Yield the calls in an answer, each with the place of its opener: JSON values in a row, or `name{...}`, Mistral's newer form."""
+    at = opened = _opener(text, form)
+    while at < len(text):
+        if between := _BETWEEN.match(text, at):
             at = between.end()
-            continue
-        brace = body.find("{", at)
-        named = form == "mistral" and body[at] not in "[{" and brace > at
+        named = _NAMED.match(text, at) if form == "mistral" else None
         try:
-            value, end = decoder.raw_decode(body, brace if named else at)
+            value, end = _DECODER.raw_decode(text, named.end() if named else at)
         except (ValueError, RecursionError):
-            return
-        name = body[at:brace].removesuffix("[ARGS]").strip()
-        yield {"name": name, "arguments": value} if named else value
-        at = end
+            at = opened = _opener(text, form, at + 1)  # what stood here was no call
+            continue
+        for call in _meant({"name": named[1], "arguments": value} if named else value):
+            yield opened, call
+        at = opened = end
 
 
-def _calls(value: Any) -> list[ToolCall]:
+def _finite(text: str) -> float:
+    """Return a number of JSON text. Raises `ValueError` for one that no JSON can tell."""
+    if not isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number in JSON")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def _meant(value: Any) -> list[ToolCall]:
     """Return the calls that a JSON value means: an object with a name, or a list of such."""
     try:
         meant = msgspec.convert(value if isinstance(value, list) else [value], list[_Called])
     except msgspec.ValidationError:
         return []
     return [
-        ToolCall(each.name, json.dumps(each.arguments or each.parameters or {}, ensure_ascii=False))
+        ToolCall(each.name, _json(each.arguments or each.parameters or {}))
         for each in meant
+        if not _HALF.search(each.name)
     ]
+
+
+def _json(value: Any) -> str:
+    """Return JSON text, in which half of a surrogate pair stays an escape."""
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 class _Called(msgspec.Struct):

@@ -84,6 +84,7 @@ class ClientRoutes:
         return {"count": len(ids), "max_model_len": self._service.max_model_len, "tokens": ids}
 
     async def detokenize(self, asked: protocol.Detokenize, request: Request) -> Any:
+        self._service.check_model(asked.model)
         return {"prompt": await self._service.reader.text(asked.tokens)}
 
     async def health(self, asked: None, request: Request) -> Response:

@@ -79,6 +79,7 @@ class Detokenize(msgspec.Struct):
     """`/detokenize`."""
 
     tokens: Ids
+    model: str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -193,7 +194,7 @@ class CompletionRequest(Generation, kw_only=True):
 class ChatRequest(Generation, kw_only=True):
     """`/v1/chat/completions`."""
 
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Likeliest | None = None
 

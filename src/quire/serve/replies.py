@@ -3,11 +3,10 @@
 import time
 import uuid
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from quire._version import __version__
-from quire.chat.tokens import token_bytes
+from quire.chat.tokens import TextOffsets, token_bytes, token_name
 from quire.chat.tools import ToolCall, held_from, parse_tools
 from quire.serve.protocol import ChatRequest, CompletionRequest
 from quire.web.clients import DONE, sse
@@ -30,13 +29,13 @@ class ReplyChoice:
     After every call: told text + held text == the choice's text, up to a tool call.
 
     `num_tokens`  that were generated so far
-    `offset`      where the text of the next token begins, as completions count it
     """
 
     def __init__(self, index: int, tokenizer: Any, tools: str | None) -> None:
         self.index, self.num_tokens = index, 0
         self._tokenizer, self._tools = tokenizer, tools
-        self._num_chars = self._num_entries = self.offset = 0
+        self._num_chars = self._num_entries = 0
+        self.offsets = TextOffsets()
         self._latest: Any = None
 
     def take(self, output: Any) -> bool:
@@ -154,8 +153,7 @@ class Reply:
         if news.entries and self._chat:
             logprobs = {"content": news.entries}
         elif news.entries:
-            logprobs = _columns(news.entries, choice.offset)
-            choice.offset = logprobs["text_offset"].pop()
+            logprobs = _columns(news.entries, choice)
         end = {"logprobs": logprobs, "finish_reason": news.finish_reason}
         return {"index": choice.index} | said | end
 
@@ -172,13 +170,12 @@ def _said(news: News, place: str) -> dict[str, Any]:
     return said
 
 
-def _columns(entries: list[dict[str, Any]], offset: int) -> dict[str, Any]:
-    """Return log-probabilities as completions have them; the last of `text_offset` is where the next text begins."""
-    lengths = (len(entry["token"]) for entry in entries)
+def _columns(entries: list[dict[str, Any]], choice: ReplyChoice) -> dict[str, Any]:
+    """Return log-probabilities as completions have them, of a choice whose text goes on by these tokens."""
     tops = [(*entry["top_logprobs"], entry) for entry in entries]
     return {
-        "tokens": [entry["token"] for entry in entries],
+        "tokens": [token_name(entry["bytes"]) for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{each["token"]: each["logprob"] for each in top} for top in tops],
-        "text_offset": [*accumulate(lengths, initial=offset)],
+        "top_logprobs": [{token_name(e["bytes"]): e["logprob"] for e in top} for top in tops],
+        "text_offset": [choice.offsets.take(entry["bytes"]) for entry in entries],
     }

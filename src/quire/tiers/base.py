@@ -81,12 +81,11 @@ class Tier(ABC):
       here, for every tier. A record that fails is dropped and counted, and reads as a miss.
     - No call raises because the tier fails; it returns an outcome. Bad arguments raise, before anything.
     - A call returns within `timeout_s` plus the time of one small piece of work, whatever happens.
-    - Calls may come from several threads at once.
-    - What a call could not finish leaves no record that is found and wrong.
+    - Calls may come from several threads at once. What one could not finish leaves no record that is found and wrong.
     - Where a tier makes room by itself, a prompt's tail goes before its head.
 
-    A subclass implements the methods with an underscore. They may raise `TierError`, `OSError`
-    or `TimeoutError`, which become `ERROR` and `TIMEOUT` for the keys that were not answered.
+    A subclass implements the methods with an underscore. They may raise `TimeoutError`, `OSError` or `TierError`, which
+    become `TIMEOUT` and `ERROR` for the keys that were not answered; so does a bug in them, after `_mend`.
 
     A subclass calls `super().__init__()`. `name` is for people and metrics; `is_local` says that nobody else writes to it.
     """
@@ -292,11 +291,13 @@ class Tier(ABC):
             call(outcomes)
         except TimeoutError:
             failed = Outcome.TIMEOUT
-        except (TierError, OSError):
-            failed = Outcome.ERROR
         except BaseException as error:
             self.cut_off("a call", error)
-            raise
+            if not isinstance(error, (TierError, OSError)):
+                if isinstance(error, InvariantError) or not isinstance(error, Exception):
+                    raise
+                self.last_failure = f"{type(error).__name__}: {error}"
+            failed = Outcome.ERROR
         else:
             return outcomes
         if not outcomes:

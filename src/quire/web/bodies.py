@@ -33,7 +33,7 @@ async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
 
 
 def read(kind: type[Body], body: bytes) -> Body:
-    """Return a JSON body as a struct.
+    """Return a JSON body as a struct; a field that is null, and of which nothing is known then, is as if it were absent.
 
     Raises `ApiError` that names field, value and what it should be, and what quire's errors a struct raises of itself.
     """
@@ -43,11 +43,27 @@ def read(kind: type[Body], body: bytes) -> Body:
         if isinstance(error.__cause__, QuireError):
             raise error.__cause__ from None
         said, _, path = str(error).partition(" - at `$")
+        if said.endswith("got `null`") and (rest := _without(body, path.rstrip("`"))):
+            return read(kind, rest)
         param = path.rstrip("`").lstrip(".") or None
         said = f"{param or 'the body'}: {said}, got {_value_at(body, path)}"
         raise ApiError(400, said, param=param) from None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise ApiError(400, f"the body is no JSON: {error}") from None
+
+
+def _without(body: bytes, path: str) -> bytes | None:
+    """Return a document without the field at a path of names; None where it is none."""
+    document: Any = msgspec.json.decode(body)
+    held = document
+    *parents, name = path.split(".")[1:] or [""]
+    try:
+        for each in parents:
+            held = held[each]
+        del held[name]
+    except (LookupError, TypeError):
+        return None
+    return msgspec.json.encode(document)
 
 
 def _value_at(body: bytes, path: str) -> str:

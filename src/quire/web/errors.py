@@ -15,6 +15,7 @@ from quire.errors import (
     ConfigError,
     DeadlinePassed,
     OutOfBlocks,
+    PinBudgetExceeded,
     QuireError,
     ScopeError,
     TokensError,
@@ -63,7 +64,11 @@ def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
             first = re.split(r"\W", str(error), maxsplit=1)[0]
             return ApiError(400, str(error), param=first if first in fields else None)
         case OutOfBlocks():
-            return ApiError(400, str(error), code="out_of_memory")
+            pool = error.free + error.cached + error.active
+            if error.needed > pool or isinstance(error, PinBudgetExceeded):
+                return ApiError(400, str(error), code="out_of_memory")
+            said = f"there is no room at the moment, ask again later: {error}"
+            return ApiError(503, said, code="out_of_memory", headers={"Retry-After": "10"})
         case DeadlinePassed():
             return ApiError(504, str(error), param="deadline_s", code="deadline_passed")
         case QuireError():

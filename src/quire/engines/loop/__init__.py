@@ -6,7 +6,7 @@
 
 params        what a request asks of its tokens
 requests      what else callers ask for
-sampling      from logits to tokens, guessed ahead or not; `guided` by a grammar
+sampling      from logits to tokens, guessed ahead or not
 answers       requests while they run, and what is said of them
 settings      of an engine
 computing     the forward of a step, by `engines.packed`

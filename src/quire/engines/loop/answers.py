@@ -123,6 +123,7 @@ class EngineRequest:
         self.own_stops = own_stops
         self.stops = sorted({*own_stops, *(params.stop_token_ids or ())})
         self.answers: list[Answer] = []
+        self.num_ended = 0
         self.metrics = RequestMetrics(now)
         self.error: QuireError | None = None
         self.passages: PassagePrompt | None = None
@@ -130,7 +131,7 @@ class EngineRequest:
     @property
     def finished(self) -> bool:
         """Whether all answers have ended."""
-        return all(answer.finish_reason is not None for answer in self.answers)
+        return self.num_ended == len(self.answers)
 
     def output(self) -> RequestOutput:
         """Return all that is there of it."""
@@ -184,6 +185,12 @@ class Answer(Job):
         values = [next(iter(each.values())).logprob for each in told]  # its own stands first
         return sum(values) / len(values) if values else -inf
 
+    @property
+    def failure(self) -> QuireError | None:
+        """Why no token can follow: it is in a grammar that leads nowhere."""
+        grammar = self.rules and self.rules.grammar
+        return grammar.failure if grammar else None
+
     def take(self, logprobs: Sequence[dict[int, Logprob]]) -> None:
         """Take what is told of its next tokens."""
         self._logprobs.extend(logprobs)
@@ -210,6 +217,7 @@ class Answer(Job):
                 self.num_told = self.num_generated
                 self._read(self.num_told)
             self.finish_reason, self.stop_reason = reason, stop_reason
+            self.request.num_ended += 1
             self._stream.finish()
 
     def output(self, index: int) -> CompletionOutput:

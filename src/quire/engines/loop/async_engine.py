@@ -3,18 +3,18 @@
 import asyncio
 import atexit
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any, TypeVar, Unpack
 
 from quire.engines.loop.answers import RequestOutput
 from quire.engines.loop.engine import Engine
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.requests import Prompt, RequestOptions
-from quire.errors import CacheBusy, QuireError, RequestFailed
+from quire.errors import CacheBusy, ConfigError, QuireError, RequestFailed
 
 _T = TypeVar("_T")
 
@@ -42,6 +42,7 @@ class AsyncEngine:
         self._readers: dict[str, _Reader] = {}
         self._untold: list[tuple[_Reader, RequestOutput]] = []
         self._ended: QuireError | None = None
+        self._compiling = ThreadPoolExecutor(1, "quire-grammar")
         begun: Future[None] = Future()
         self._thread = Thread(target=self._run, args=[begun], name="quire-engine", daemon=True)
         self._thread.start()
@@ -69,6 +70,8 @@ class AsyncEngine:
         that failed, and `RequestFailed` for one that a `call` aborted.
         """
         reader = _Reader()
+        if params is not None and params.guided and self.is_alive:
+            await reader.loop.run_in_executor(self._compiling, self.engine.prepare, params)
 
         def enter(engine: Engine) -> None:
             reader.request_id = engine.add_request(prompt, params, request_id=request_id, **options)
@@ -108,9 +111,12 @@ class AsyncEngine:
         self._calls.put(None)
 
     def close(self) -> None:
-        """Stop, and wait until all is aborted, tiers have what is cached, and the thread has ended."""
+        """Stop, and wait until all is aborted, tiers have what is cached, and the thread has ended. Raises `ConfigError` within a `call`."""
+        if current_thread() is self._thread:
+            raise ConfigError("close() waits for the engine's thread, which calls it; call stop()")
         self.stop()
         self._thread.join()
+        self._compiling.shutdown(wait=False)
         atexit.unregister(self.close)
 
     def _ask(self, function: Callable[[Engine], _T]) -> Future[_T]:

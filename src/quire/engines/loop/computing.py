@@ -10,9 +10,9 @@ import torch
 
 from quire.core import CacheManager, Scope, Sequence
 from quire.core.tokens import INT32, IndexArray, IntArray
-from quire.engines.hf.identity import Computed
 from quire.engines.hf.sight import Sight
 from quire.engines.packed.attention import AttentionPlan, Packed
+from quire.engines.packed.bound import BoundModel
 from quire.engines.packed.model import PackedModel
 from quire.errors import ConfigError
 from quire.scheduling import Step
@@ -46,9 +46,7 @@ class Forward:
             for group, blocks in groups
         ]
         self._prepare()
-        self._plans = model.plans()
-        self._tables = [np.zeros((0, 0), INT32) for _ in self.pools]
-        self._moved = False
+        self.reset()
 
     def _prepare(self) -> None:
         """Take memory and compile now what the first requests would wait for: compute one token, kept by nobody."""
@@ -59,6 +57,12 @@ class Forward:
             plan.update(Packed(np.zeros((1, 1), INT32), first, first + 1))
         self._computed(np.zeros(1, INT32), first, plans, None)
 
+    def reset(self) -> None:
+        """Forget the steps before."""
+        self._plans = self.model.plans()
+        self._tables = [np.zeros((0, 0), INT32) for _ in self.pools]
+        self._moved = False
+
     def copy(self) -> None:
         """Do the copies that the manager has planned."""
         if self.before_copies is not None:
@@ -68,15 +72,13 @@ class Forward:
             apply_plan(self.pools, copies)
             self._moved = True
 
-    def logits(self, step: Step, computed: Computed, seen: Sight | None) -> torch.Tensor:
+    def logits(self, step: Step, bound: BoundModel) -> torch.Tensor:
         """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned, of one model from end to end.
-
-        computed  what has the model compute (`Identity.computed`)
-        seen      a sight of the model that holds now; None: it is looked at again
 
         Raises `ConfigError` where the model is another one meanwhile.
         """
-        logits = computed(cast("Scope", step.jobs[0].scope), partial(self._logits, step), seen)
+        scope, seen = cast("Scope", step.jobs[0].scope), bound.identity.sight
+        logits = bound.computed(scope, partial(self._logits, step), seen)
         if logits is None:
             raise ConfigError("the model was changed while the step was computed")
         return logits

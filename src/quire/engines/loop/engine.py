@@ -5,15 +5,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from time import perf_counter
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Unpack, cast
 
 from quire.chat.text import TextStream
 from quire.core import CacheManager, Scope
-from quire.engines.hf.identity import Compute, Identity, checksum
 from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
-from quire.engines.hf.sight import Sight
-from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.turns import Turn, in_turn, undivided
 from quire.engines.loop.answers import (
     Answer,
     AnswerBatch,
@@ -28,18 +26,18 @@ from quire.engines.loop.passages import EnginePassages, PassagePrompt
 from quire.engines.loop.requests import (
     Prompt,
     RequestOptions,
-    each_prompt,
+    check_prompt,
     job_terms,
     read_prompt,
+    with_params,
 )
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
-from quire.engines.packed.model import eos_ids, locked
-from quire.engines.packed.proof import proven
-from quire.errors import ConfigError, QuireError, RequestFailed, TokensError
+from quire.engines.packed.bound import BoundModel
+from quire.engines.packed.model import eos_ids
+from quire.errors import ConfigError, QuireError, RequestFailed
 from quire.scheduling import Job, Scheduler
 
-_T = TypeVar("_T")
 _CONTEXT = 8
 """Tokens at the end of a prompt that say how the text of its answer begins."""
 
@@ -57,10 +55,11 @@ class Engine:
 
     def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
         settings = EngineSettings(**options)
-        before = Sight(model)
-        packed = proven(model, settings.block_size)
+        warm = settings.chunks is not None and settings.chunks.warm is not None
+        self._bound = BoundModel(model, settings.block_size, outlives=bool(settings.tiers) or warm)
+        packed = self._bound.packed
         groups = settings.groups(packed.layout)
-        self._model, self.tokenizer = model, tokenizer
+        self.tokenizer = tokenizer
         self.max_model_len = settings.longest(model.config, groups, packed.layout)
         self.eos_ids = eos_ids(model)
         with ExitStack() as opened:
@@ -75,42 +74,40 @@ class Engine:
                 clock=settings.clock,
             )
             self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
-            self._identity = Identity(
-                model,
-                packed.layout,
-                before,
-                lambda: proven(model, settings.block_size),
-                checksum if self.tiers or (settings.chunks and settings.chunks.warm) else None,
-            )
             self._below = None
             if self.tiers is not None:
                 from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
 
-                self._below = EngineTiers(self.tiers, self._forward, self._identity.fingerprint)
+                fingerprint = self._bound.identity.fingerprint
+                self._below = EngineTiers(self.tiers, self._forward, fingerprint)
             self._turn = Turn("engine")
             self._passages = None
             if settings.chunks is not None:
                 self._passages = EnginePassages(
-                    self._forward, self.scope, self._computed, self._turn, settings.chunks
+                    self._forward, self._bound, self._turn, settings.chunks
                 )
                 opened.callback(self._passages.close)
-            self.scheduler = Scheduler(
-                self.manager,
-                settings,
-                bring_up=self._bring_up,
-                opened=self._passages and self._opened_job,
-                keep=self._below and self._below.keep,
-            )
             self._opened = opened.pop_all()
         self._vocab_size = num_embeddings(model)
         self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
-        self._clock = settings.clock
+        self._settings, self._clock = settings, settings.clock
         self._stats = EngineStats()
         self._numbers = count()
+        self._is_closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with nothing to do."""
+        self.scheduler = Scheduler(
+            self.manager,
+            self._settings,
+            bring_up=self._bring_up,
+            opened=self._passages and self._passages.opened,
+            keep=self._below and self._below.keep,
+        )
         self._requests: dict[str, EngineRequest] = {}
         self._news: dict[str, EngineRequest] = {}
         self._batch = AnswerBatch([])
-        self._is_closed = False
 
     # -- requests --------------------------------------------------------------------------
 
@@ -140,6 +137,8 @@ class Engine:
         request_id: str | None = None,
     ) -> str:
         """Queue a request for the model that a scope is bound to."""
+        if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"params is SamplingParams(...), got {params!r:.60}")
         if request_id is None:
             names = map(str, self._numbers)
             request_id = next(name for name in names if not self.knows(name))
@@ -152,17 +151,8 @@ class Engine:
                 "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
             )
         text, tokens, segments = read_prompt(prompt, self.tokenizer)
-        if (highest := int(tokens.max(initial=0))) >= self._vocab_size:
-            raise TokensError(
-                f"token id {highest} is none of this model's, which are below {self._vocab_size}"
-            )
-        ids, room = tokens.tolist(), self.max_model_len - tokens.size
-        if room < 1:
-            raise TokensError(
-                f"the prompt has {len(ids)} tokens, and with an answer it may have {self.max_model_len} "
-                "(max_model_len); shorten it"
-            )
-        now = self._clock()
+        check_prompt(tokens, self._vocab_size, self.max_model_len)
+        ids, room, now = tokens.tolist(), self.max_model_len - tokens.size, self._clock()
         job = job_terms(options, now)
         job.update(prompt=tokens, scope=bound, max_tokens=min(params.max_tokens or room, room))
         own_stops = () if params.ignore_eos else self.eos_ids
@@ -172,12 +162,16 @@ class Engine:
             request.answers.append(Answer(request, rules, stream, **job))
         if segments is not None and self._passages is not None:
             request.passages = PassagePrompt(segments)
+        self._enter(request)
+        return request_id
+
+    @undivided(Exception)
+    def _enter(self, request: EngineRequest) -> None:
         first, *first.twins = request.answers
         self.scheduler.add(first)
-        self._requests[request_id] = request
+        self._requests[request.request_id] = request
         self._stats.requests += 1
-        self._stats.prompt_tokens += len(ids)
-        return request_id
+        self._stats.prompt_tokens += len(request.prompt_ids)
 
     @in_turn
     def abort(self, request_id: str) -> None:
@@ -202,22 +196,38 @@ class Engine:
 
     def scope(self, scope: Scope | None = None) -> Scope:
         """Return what the manager knows a scope by: bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""
-        with locked(self._model):  # another engine's step shows it with that one's attention
-            return self._identity.scope(scope)
+        return self._bound.scope(scope)
 
     def in_tiers(self, tokens: list[int], scope: Scope) -> dict[str, int]:
         """Return the tokens of a prompt that each tier would add to those in the pools, by name; `scope`: a bound one."""
         return {} if self._below is None else self._below.held(tokens, scope)
 
-    @in_turn
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile the grammar that a request will ask for, on any thread: to queue that takes no time then. Raises `ConfigError`."""
+        self._sampler.grammar(params)
+
+    def reset(self) -> None:
+        """Drop all requests, of which nothing more is told, and all that is cached: all that is left, beside `close`, after `Interrupted`."""
+        with self._turn.mending():
+            if self._below is not None:
+                self._below.recover()
+            if self._passages is not None:
+                self._passages.clear()
+            self.manager.reset()
+            self._forward.reset()
+            self._begin()
+
     def close(self) -> None:
         """Abort what runs, and have tiers keep what is cached; those that were opened here are closed."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        self._is_closed = True
-        if self._below is not None:
-            self._below.close()
-        self._opened.close()
+        if self._turn.cut_off:
+            self.reset()
+        with self._turn:
+            for request_id in list(self._requests):
+                self.abort(request_id)
+            self._is_closed = True
+            if self._below is not None:
+                self._below.close()
+            self._opened.close()
 
     @property
     def is_settled(self) -> bool:
@@ -236,6 +246,7 @@ class Engine:
     # -- steps -----------------------------------------------------------------------------
 
     @in_turn
+    @undivided()
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the requests that have news, each from its beginning.
 
@@ -257,33 +268,28 @@ class Engine:
         `params`: for all of them, or one for each. Raises what `add_request` raises, and the error of a request
         that failed; the others are aborted then.
         """
-        asked = each_prompt(prompts)
-        wanted = (
-            params if isinstance(params, Sequence) else [params or SamplingParams()] * len(asked)
-        )
-        if len(wanted) != len(asked):
-            raise ConfigError(
-                f"{len(wanted)} params for {len(asked)} prompts; give one for each, or one for all"
-            )
+        asked = with_params(prompts, params)
         bound = self.scope(options.get("scope"))
-        requests: list[EngineRequest] = []
+        others = {*self._requests, *self._news}
         try:
-            for prompt, each in zip(asked, wanted, strict=True):
-                requests.append(self._requests[self._add(prompt, each, bound, options)])
+            ids = [self._add(prompt, each, bound, options) for prompt, each in asked]
+            requests = [self._requests[request_id] for request_id in ids]
             for request in requests:
                 while not request.finished:
                     self._advance()
                 if request.error is not None:
                     raise request.error
             while self._passages is not None and self._passages.is_pending:
-                self._passages.capture_next()
+                self._advance()
         finally:
-            for request in requests:
-                self.abort(request.request_id)
+            if not self._turn.cut_off:
+                for request_id in {*self._requests, *self._news} - others:
+                    self.abort(request_id)
         return [request.output() for request in requests]
 
     # -- within ----------------------------------------------------------------------------
 
+    @undivided()
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""
         self._end_outdated()
@@ -306,7 +312,7 @@ class Engine:
         try:
             if self._passages is not None:
                 self._passages.check_unchanged()
-            logits = self._forward.logits(step, self._computed, self._identity.sight)
+            logits = self._forward.logits(step, self._bound)
             if step.spread is not None:
                 logits = logits[step.spread]
             sampled = self._sampler.sample(self._batch.rules, logits, step.drafts)
@@ -323,43 +329,24 @@ class Engine:
         if not step.repeats:
             self._batch.begin(self._clock())
         for answer in self._batch.take(sampled):
-            if answer.ends():
+            if answer.failure is not None:
+                self._end(answer.request, "error", answer.failure)
+            elif answer.finish_reason is None and answer.ends():
                 self._finish(answer)
 
     def _bring_up(self, job: Job) -> None:
         """Have tiers bring back what they have of a job that is admitted, and its passages planned."""
         if self._below is not None:
             self._below.bring_up(job)
-        prompt = cast("Answer", job).request.passages
-        if self._passages is not None and prompt is not None:
-            self._passages.bring_up(job, prompt)
-
-    def _opened_job(self, job: Job) -> None:
-        """Place the passages of a job whose sequence is open now."""
-        prompt = cast("Answer", job).request.passages
-        if self._passages is not None and prompt is not None:
-            self._passages.opened(job, prompt)
-
-    def _computed(self, bound: Scope, compute: Compute[_T], seen: Sight | None = None) -> _T | None:
-        """Do what `Identity.computed` does, while no other engine changes how the model computes."""
-        with locked(self._model):
-            return self._identity.computed(bound, compute, seen)
+        if self._passages is not None:
+            self._passages.bring_up(job)
 
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
-        scopes = {request.scope.model: request.scope for request in self._requests.values()}
-        if not scopes:
-            return
-        (bound, *others) = scopes.values()
-        with locked(self._model):
-            if not others and self._identity.is_unchanged(bound, by_itself=True):
-                return
-        try:
-            now = self.scope().model
-        except ConfigError:
-            now = None  # on another device, of another type: of no use to these pools
-        changed = [each for each in self._requests.values() if each.scope.model != now]
-        self._fail(changed, ConfigError("the model was changed since the request came"))
+        requests = self._requests.values()
+        if gone := self._bound.outdated(request.scope for request in requests):
+            changed = [request for request in requests if request.scope.model in gone]
+            self._fail(changed, ConfigError("the model was changed since the request came"))
 
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
         """End the requests of a step that could not be computed."""
@@ -371,6 +358,7 @@ class Engine:
             failed.__cause__ = error
             self._end(request, "error", failed)
 
+    @undivided()
     def _end(
         self, request: EngineRequest, reason: FinishReason, error: QuireError | None = None
     ) -> None:

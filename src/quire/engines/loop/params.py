@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 GREEDY_BELOW = 1e-5
 """A temperature below this chooses the likeliest token, as in vLLM."""
 
+Answers = Annotated[int, Meta(ge=1, le=16384)]
 Positive = Annotated[int, Meta(ge=1, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -25,8 +26,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Tokens of equal logits stay or go together in top_k and top_p.
     """
 
-    n: Positive = 1  # answers to one prompt, each with random numbers of its own
-    best_of: Positive | None = (
+    n: Answers = 1  # answers to one prompt, each with random numbers of its own
+    best_of: Answers | None = (
         None  # so many are made; the n likeliest per token are told at the end
     )
     max_tokens: Positive | None = 16  # new tokens; None: as many as there is room for
@@ -35,7 +36,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # the likeliest, with this share of top_k's
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0  # the k likeliest; 0 or -1: all
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # those this times as likely as the likeliest
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of tokens in prompt or answer
+    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e6)] = (
+        1.0  # of tokens in prompt or answer
+    )
     presence_penalty: Penalty = 0.0  # taken from logits of tokens in the answer
     frequency_penalty: Penalty = 0.0  # the same, as often as they stand there
     logit_bias: Mapping[Count, Annotated[float, Meta(ge=-100, le=100)]] | None = None
@@ -72,8 +75,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.json_schema is not None and self.regex is not None:
             raise ConfigError("json_schema and regex were both given; give one of them")
         if self.guided and (self.min_tokens or self.ignore_eos):
-            said = "json_schema and regex say themselves where the answer ends"
-            raise ConfigError(f"{said}; leave out min_tokens and ignore_eos")
+            said = "min_tokens and ignore_eos are for answers that end anywhere"
+            raise ConfigError(f"{said}; leave them out beside json_schema, regex or a forced tool")
         if self.stop and not self.detokenize:
             raise ConfigError("stop needs the text; leave out detokenize, or use stop_token_ids")
 

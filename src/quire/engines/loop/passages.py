@@ -1,10 +1,10 @@
 """Passages in an engine: prompts in segments have K and V of theirs placed in their blocks as they are admitted."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from quire.engines.hf.chunks.blending import Blending, moved_rows
 from quire.engines.hf.chunks.capture import ChunkKV, captured, grow
 from quire.engines.hf.chunks.passages import Passages
 from quire.engines.hf.chunks.runs import Runs
-from quire.engines.hf.identity import Computed
 from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn
 from quire.engines.hf.working import WorkingCache
 from quire.engines.loop.computing import Forward
+from quire.engines.packed.bound import BoundModel
 from quire.engines.packed.model import locked
 from quire.errors import ConfigError, NotRelocatable
 from quire.scheduling import Job
@@ -59,16 +59,12 @@ class EnginePassages:
     once, between two steps, and its sequence stores what is exact alone. Passages that the store lacks are computed
     after the answer, one between two steps, while nobody waits: by the model that answered, or not at all. Raises
     `ConfigError` for settings that an engine cannot keep.
-
-    bind        what binds a scope to the model as it is now
-    computed    what has a model that stays as a scope says compute something (`Identity.computed`)
     """
 
     def __init__(
         self,
         forward: Forward,
-        bind: Callable[[Scope | None], Scope],
-        computed: Computed,
+        bound: BoundModel,
         turn: Turn,
         settings: Chunks,
     ) -> None:
@@ -82,16 +78,18 @@ class EnginePassages:
         self._manager = forward.manager
         self._model = model
         self._runs = Runs(model, layer_kinds(model.config))
-        self._computed = computed
+        self._computed = bound.computed
         self._settings = settings
         self._refusal = _refusal(forward)
         self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque()
         self._head: tuple[Sight, bytes, ChunkKV] | None = None
         self._has_changed = False
-        self.passages = Passages(self._runs, bind, computed, turn, settings)
+        self.passages = Passages(self._runs, bound.scope, bound.computed, turn, settings)
 
-    def bring_up(self, job: Job, prompt: PassagePrompt) -> None:
+    def bring_up(self, job: Job) -> None:
         """Plan a prompt before its blocks are looked up: of one that reuses chunks only what is exact is to be stored."""
+        if (prompt := _prompt_of(job)) is None:
+            return
         cached = self._manager.probe(job.known(), job.scope).num_tokens
         scope = cast("Scope", job.scope)
         plan = self._plan(prompt.segments, scope, cached)
@@ -102,13 +100,19 @@ class EnginePassages:
             exact = plan.exact_until
             job.terms["store_until"] = exact if asked is None else min(exact, asked)
 
-    def opened(self, job: Job, prompt: PassagePrompt) -> None:
+    def opened(self, job: Job) -> None:
         """Compute and place the K and V of a prompt that was opened, up to its question, if it was planned so.
 
         Where there is no room, or the model cannot, it is computed as any other.
         """
-        first, seq = prompt.plan, job.open_seq
-        if first is None or first.fallback is not None or seq.computed >= _end_of(first):
+        prompt, seq = _prompt_of(job), job.open_seq
+        first = prompt and prompt.plan
+        if (
+            prompt is None
+            or first is None
+            or first.fallback is not None
+            or seq.computed >= _end_of(first)
+        ):
             return
         plan = self._plan(prompt.segments, cast("Scope", job.scope), seq.computed)
         if plan.fallback is not None or plan.exact_until < first.exact_until:
@@ -164,6 +168,12 @@ class EnginePassages:
                     self._pending.popleft()  # the store has no room for it, or the model is another
                 if found:
                     return
+
+    def clear(self) -> None:
+        """Forget all that was captured, and what waits to be."""
+        self._pending.clear()
+        self._head, self._has_changed = None, False
+        self.passages.store.clear()
 
     def close(self) -> None:
         """Let go what waits to be captured, and close the warm tier."""
@@ -241,6 +251,11 @@ class EnginePassages:
             assert kv is not None
             self._head = seen, text, kv
         return self._head[2]
+
+
+def _prompt_of(job: Job) -> PassagePrompt | None:
+    """Return the segments of the request that a job answers, where it has any."""
+    return cast("Any", job).request.passages  # every job of an engine is an `Answer`
 
 
 def _end_of(plan: ChunkPlan) -> int:

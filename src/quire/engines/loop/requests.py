@@ -8,6 +8,7 @@ import numpy as np
 from quire.chunks import Segments
 from quire.core import Hint, Scope
 from quire.core.tokens import IntArray, array_of, key_of
+from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError, TokensError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -82,6 +83,19 @@ def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray, S
     return text, tokens, segments
 
 
+def check_prompt(tokens: IntArray, vocab_size: int, max_model_len: int) -> None:
+    """Raise `TokensError` for tokens that the model does not know, or so many that no answer fits behind them."""
+    if (highest := int(tokens.max(initial=0))) >= vocab_size:
+        raise TokensError(
+            f"token id {highest} is none of this model's, which are below {vocab_size}"
+        )
+    if tokens.size >= max_model_len:
+        raise TokensError(
+            f"the prompt has {tokens.size} tokens, and with an answer it may have {max_model_len} "
+            "(max_model_len); shorten it"
+        )
+
+
 def _encoded(text: str, tokenizer: Any) -> Sequence[int]:
     if tokenizer is None:
         raise ConfigError(
@@ -91,6 +105,19 @@ def _encoded(text: str, tokenizer: Any) -> Sequence[int]:
         return tokenizer(text)["input_ids"]
     except (TypeError, UnicodeError) as error:  # a lone surrogate, for instance
         raise TokensError(f"the tokenizer cannot read {text[:SEEN]!r}: {error}") from None
+
+
+def with_params(
+    prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams]]:
+    """Return each prompt with its parameters, which are one for all or one for each. Raises `ConfigError`."""
+    asked = each_prompt(prompts)
+    given = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(asked)
+    if len(given) != len(asked):
+        raise ConfigError(
+            f"{len(given)} params for {len(asked)} prompts; give one for each, or one for all"
+        )
+    return [*zip(asked, given, strict=True)]
 
 
 def each_prompt(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

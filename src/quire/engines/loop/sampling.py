@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.chat.grammars import Grammar, Grammars
 from quire.core.tokens import INT32, IndexArray, IntArray
-from quire.engines.loop.guided import Grammars
 from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError, QuireError
 
@@ -51,7 +51,7 @@ class AnswerRules:
     stops: Sequence[int] = ()
     known: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
     """Whether the prompt has a token, [vocab_size] where that matters."""
-    matcher: Any = None
+    grammar: Grammar | None = None
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -63,8 +63,8 @@ class AnswerRules:
         self.num_tokens += len(tokens)
         if self.params.penalised:
             np.add.at(self.counts, tokens, 1)
-        if self.matcher is not None:
-            self.matcher.consume_tokens(tokens.tolist())
+        if self.grammar is not None:
+            self.grammar.take(tokens.tolist())
 
     def number(self, at: int) -> float:
         """Return random number `at`, from 0 to below 1."""
@@ -118,11 +118,18 @@ class Sampler:
         known = np.empty(0, bool)
         if params.penalised:
             known = np.bincount(np.asarray(prompt_ids, np.int64), minlength=size) > 0
-        matcher = self._grammars.open(params) if params.guided else None
+        grammar = self.grammar(params)
         return [
-            AnswerRules(params, each, stops, known, matcher and matcher.deep_copy())
-            for each in seeds
+            AnswerRules(params, each, stops, known, grammar and grammar.copy()) for each in seeds
         ]
+
+    def grammar(self, params: SamplingParams) -> Grammar | None:
+        """Return the grammar that a request asks for, on any thread. Raises `ConfigError`."""
+        if params.regex is not None:
+            return self._grammars.open("regex", params.regex)
+        if params.json_schema is not None:
+            return self._grammars.open("json_schema", str(params.json_schema))
+        return None
 
     def sample(
         self,
@@ -165,8 +172,8 @@ class Sampler:
                 mine[list(bias)] += _like(x, list(bias.values()))
             if rules.num_tokens + len(ahead) < rules.params.min_tokens:
                 mine[rules.stops] = -torch.inf
-            if rules.matcher is not None:
-                allowed = self._grammars.allowed(rules.matcher, ahead)
+            if rules.grammar is not None:
+                allowed = rules.grammar.allowed(ahead.tolist())
                 mine[~_like(x, allowed, torch.bool)] = -torch.inf
         if those := [i for i, place in enumerate(places) if place.rules.params.penalised]:
             x[those] = _penalised(x[those], [places[i] for i in those])
@@ -224,12 +231,13 @@ def _penalised(x: Tensor, places: list[_Place]) -> Tensor:
     times, known = _like(x, counts), _like(x, np.stack([place.rules.known for place in places]))
     by = torch.where(times + known > 0, _column(x, places, "repetition_penalty"), 1.0)
     x = torch.where(x > 0, x / by, x * by) - _column(x, places, "frequency_penalty") * times
-    return x - _column(x, places, "presence_penalty") * (times > 0)
+    x = x - _column(x, places, "presence_penalty") * (times > 0)
+    return x.clamp(max=torch.finfo(x.dtype).max)
 
 
 def _drawn(x: Tensor, places: list[_Place]) -> Tensor:
     """Return the tokens that the random numbers of these places draw."""
-    x = x / _column(x, places, "temperature")
+    x = (x - x.amax(dim=-1, keepdim=True)) / _column(x, places, "temperature")
     if those := [i for i, place in enumerate(places) if place.rules.params.narrow]:
         narrow = [places[i] for i in those]
         min_p, top_k, top_p = (_column(x, narrow, name) for name in ("min_p", "top_k", "top_p"))
@@ -252,7 +260,7 @@ def kept(x: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, width: int = 10
     kth = largest.gather(-1, top_k.clamp(max=width) - 1)
     left = x.masked_fill(x < torch.where(top_k < size, kth, least).maximum(least), -torch.inf)
     shares = (largest - left.logsumexp(dim=-1, keepdim=True)).exp().double()
-    num = (shares.cumsum(dim=-1) - shares < top_p).sum(dim=-1, keepdim=True)
+    num = (shares.cumsum(dim=-1) - shares < top_p).sum(dim=-1, keepdim=True).clamp(min=1)
     short = (top_k < size) & (top_k > width) | (top_p < 1) & (num == width)
     if width < size and bool(short.any()):
         return kept(x, min_p, top_k, top_p, size)
@@ -277,9 +285,8 @@ def _told(places: list[_Place], logits: Tensor, tokens: IntArray) -> dict[int, d
     return told
 
 
-_LONGEST = (
-    3  # tokens that are looked for in the text before: at most so many, then fewer, down to one
-)
+_LONGEST = 3
+"""Tokens that are looked for in the text before: at most so many, then fewer, down to one."""
 
 
 def propose(tokens: IntArray, max_drafts: int) -> IntArray:

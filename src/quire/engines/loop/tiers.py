@@ -62,6 +62,11 @@ class EngineTiers:
         self._store.offloading.settle_for(0)
         return self._store.offloading.is_settled
 
+    def recover(self) -> None:
+        """Give up what is on its way up; have copied what is on its way down: no block of it has been written to since."""
+        self._store.transfers.give_up()
+        self._store.offloading.settle()
+
     def close(self) -> None:
         """Hand down all that the pools have and tiers lack, and have it written."""
         self._store.offloading.settle()

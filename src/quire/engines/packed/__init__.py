@@ -4,6 +4,7 @@ model      PackedModel: one forward over packed rows
 attention  over the block tables of a whole step
 decoder    a plain decoder in `passes` of compiled code: `products`, `norms`, attention; on a GPU as `graphs`
 proof      packed rows against plain ones, before a model serves
+bound      a proven model, and what scopes are bound to
 
 It knows neither requests nor steps: `engines.loop` says which rows. Needs the extra `hf`.
 """

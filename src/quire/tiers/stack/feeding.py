@@ -39,7 +39,7 @@ class FeedJob:
     def __init__(self, feeding: Feeding, keys: Keys, work: Work, num_bytes: int) -> None:
         self.keys = frozenset(keys)
         self.num_bytes = num_bytes
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.is_over = False
         self.patience = Deadline(feeding.lanes, PATIENCE_S)
         self.rest = Deadline(feeding.lanes, REST_S)
@@ -52,13 +52,11 @@ class FeedJob:
         return self.is_over or self._feeding.do(self) or self.done.wait(timeout_s)
 
     def run(self) -> None:
-        """Do the work."""
+        """Do the work. Ctrl-C is raised here, and by nobody who waits."""
         try:
             self._work()
-        except BaseException as error:
-            self.error = error  # whoever waits raises it
-            if not isinstance(error, Exception):
-                raise
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            self.error = error
         finally:
             self.end()
 

@@ -1,0 +1,167 @@
+"""Ctrl-C in the middle of a call of an engine: what it tells later is right, or it says what to do, and is right then."""
+
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import pytest
+from loop_help import nothing_held, plain_answer, tiny_model
+from test_engine_tiers import host_stack
+
+import quire
+from cuts import Cut
+from quire.engines.loop import Engine, SamplingParams
+from quire.errors import Interrupted
+
+pytestmark = pytest.mark.slow
+WATCHED = (str(Path(quire.__file__).parent),)
+PLACES, LONG = 8, 150
+"""So many lines of a call are tried by default, and in the long run."""
+
+TEXT = tuple(range(10, 40))
+PROMPTS = [TEXT[:21], (*TEXT[:9], 5, 6), (*TEXT, 7), (8, *TEXT[:13])]
+PARAMS = SamplingParams(temperature=0, max_tokens=9)
+WAYS = {
+    "roomy": ({"num_blocks": 90, "block_size": 4}, {}),
+    "forks": ({"num_blocks": 60, "block_size": 16}, {"n": 3}),
+    "full": ({"num_blocks": 22, "block_size": 4, "max_step_tokens": 23, "max_chunk": 9}, {}),
+    "guessed": ({"num_blocks": 90, "block_size": 4}, {"speculation": 3}),
+    "tiers": ({"num_blocks": 22, "block_size": 4}, {"n": 2}),
+}
+
+
+@cache
+def model():
+    return tiny_model("llama")
+
+
+class Life:
+    """An engine in the middle of some requests, which all go on with parameters of their own."""
+
+    def __init__(self, way):
+        options, more = WAYS[way]
+        self.stack = host_stack() if way == "tiers" else None
+        self.engine = Engine(model(), tiers=self.stack, max_running=8, debug_nan=True, **options)
+        self.params = SamplingParams(temperature=0, max_tokens=9, **more)
+        self.told = {}
+        self.engine.generate(list(PROMPTS[0]), PARAMS)
+        self.asked = {self.engine.add_request(p, self.params): p for p in PROMPTS}
+        for _ in range(4):
+            self.step()
+
+    def step(self):
+        for output in self.engine.step():
+            self.told[output.request_id] = output
+
+    def ask(self):
+        self.asked["new"] = TEXT
+        self.engine.add_request(TEXT, self.params, request_id="new")
+
+    def generate(self):
+        self.engine.generate([TEXT, PROMPTS[1]], self.params)
+
+    def abort(self):
+        gone = next(iter(self.asked))
+        self.asked.pop(gone)
+        self.engine.abort(gone)
+
+    def end(self):
+        """Go on to the end of all requests, and ask again."""
+        for _ in range(300):
+            if not self.engine.has_unfinished():
+                break
+            self.step()
+        assert not self.engine.has_unfinished(), "stuck"
+        self.again()
+
+    def again(self):
+        for output, prompt in zip(
+            self.engine.generate([*map(list, PROMPTS), list(TEXT)], self.params),
+            [*PROMPTS, TEXT],
+            strict=True,
+        ):
+            right(output, prompt)
+
+    def close(self):
+        self.engine.close()
+        self.engine.step()  # tells what was ended
+        nothing_held(self.engine)
+        if self.stack is not None:
+            self.stack.close()
+
+
+def right(output, prompt):
+    for answer in output.outputs:
+        plain = plain_answer(model(), prompt, 9)
+        assert tuple(answer.token_ids) == plain[: None if output.finished else answer.num_tokens]
+
+
+@pytest.mark.parametrize("places", [PLACES, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("call", ["step", "ask", "generate", "abort"])
+def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
+    life = Life(way)
+    whole = Cut(WATCHED)
+    assert not whole.run(getattr(life, call))
+    life.close()
+    for at in whole.places(f"{call} {way}", places):
+        life = Life(way)
+        Cut(WATCHED, at).run(getattr(life, call))
+        try:
+            life.end()
+        except Interrupted as error:
+            assert "reset()" in str(error)  # noqa: PT017
+            with pytest.raises(Interrupted):
+                life.engine.add_request([5], PARAMS)
+            life.engine.reset()
+            assert not life.engine.has_unfinished()
+            life.again()
+        for request_id, output in life.told.items():
+            assert output.error is None
+            right(output, life.asked.get(request_id, PROMPTS[0]))
+        life.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_that_was_cut_off_can_be_closed(way):
+    life = Life(way)
+    whole = Cut(WATCHED)
+    whole.run(life.step)
+    life.close()
+    for at in whole.places(f"close {way}", PLACES):
+        life = Life(way)
+        Cut(WATCHED, at).run(life.step)
+        life.close()
+
+
+def test_what_a_bug_cuts_off_is_noticed_too(monkeypatch):
+    life = Life("roomy")
+    complete = life.engine.scheduler.complete
+
+    def half(*given):
+        complete(*given)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(life.engine.scheduler, "complete", half)
+    with pytest.raises(ZeroDivisionError):
+        life.engine.step()
+    monkeypatch.undo()
+    for call in (
+        life.engine.step,
+        lambda: life.engine.generate([5]),
+        lambda: life.engine.abort("0"),
+    ):
+        with pytest.raises(Interrupted, match=r"ZeroDivisionError: .*call reset\(\)"):
+            call()
+    life.engine.reset()
+    life.again()
+    life.close()
+
+
+@pytest.mark.parametrize("options", [{"retain_s": "long"}, {"store_until": "x"}, {"hint": 3}])
+def test_what_is_refused_bars_nothing(options):
+    life = Life("roomy")
+    with suppress(Exception):
+        life.engine.add_request([5], PARAMS, **options)
+    life.end()
+    life.close()
