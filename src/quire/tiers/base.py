@@ -226,9 +226,8 @@ class Tier(ABC):
 
     def cut_off(self, call: str, error: BaseException) -> None:
         """Mend what an exception left half-way that is no failure of the tier: Ctrl-C for instance, in `call`."""
-        is_broken = isinstance(
-            error, (InvariantError, SlotError)
-        )  # what tidied up behind a cut may fail
+        # What tidied up behind a cut may fail.
+        is_broken = isinstance(error, (InvariantError, SlotError))
         if is_broken or not isinstance(error, (QuireError, OSError)):
             self._mend(f"{call} was cut off by {type(error).__name__}")
 

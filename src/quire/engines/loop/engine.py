@@ -87,14 +87,14 @@ class Engine:
                     self._forward, self._bound, self._turn, settings.chunks
                 )
                 opened.callback(self._passages.close)
+            self._vocab_size = num_embeddings(model)
+            self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
+            self._settings, self._clock = settings, settings.clock
+            self._stats = EngineStats()
+            self._numbers = count()
+            self._is_closed = False
+            self._begin()
             self._opened = opened.pop_all()
-        self._vocab_size = num_embeddings(model)
-        self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
-        self._settings, self._clock = settings, settings.clock
-        self._stats = EngineStats()
-        self._numbers = count()
-        self._is_closed = False
-        self._begin()
 
     def _begin(self) -> None:
         """Begin with nothing to do."""
