@@ -253,11 +253,30 @@ def test_a_request_past_its_deadline_is_given_up(model):
         ([5], {"priority": "high"}, ConfigError, "priority"),
         ([5], {"hint": 3}, ConfigError, "hint"),
         ([5], {"speed": 3}, ConfigError, "speed"),
+        ([5], {"deadline_s": "soon"}, ConfigError, "deadline_s is .* got 'soon'"),
+        ([5], {"deadline_s": float("nan")}, ConfigError, "deadline_s is .* got nan"),
+        (None, {}, TokensError, "a prompt is a text.* got None"),
+        (5, {}, TokensError, "a prompt is a text.* got 5"),
     ],
 )
 def test_a_bad_request_is_refused_and_leaves_nothing(engine, prompt, options, error, words):
     with pytest.raises(error, match=words):
         engine.add_request(prompt, GREEDY, **options)
+    nothing_held(engine)
+
+
+def test_params_of_another_kind_are_refused(engine):
+    for call in (engine.add_request, engine.generate):
+        with pytest.raises(ConfigError, match=r"params is SamplingParams\(...\), got {'n': 2}"):
+            call(list(PROMPT), {"n": 2})
+    nothing_held(engine)
+
+
+def test_a_thousand_answers_are_aborted_as_one(engine):
+    request_id = engine.add_request(PROMPT, SamplingParams(n=1000, temperature=0, max_tokens=3))
+    for _ in range(3):
+        engine.step()
+    engine.abort(request_id)
     nothing_held(engine)
 
 

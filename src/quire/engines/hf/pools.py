@@ -110,7 +110,8 @@ class HfStore:
         What is on its way down to tiers is copied before: no block has been written to since.
         """
         self.transfers.give_up()
-        self.settle()
+        if self.tiers is not None:
+            self.tiers.offloading.recover()
         self._kept.clear()
         self.manager.reset()
 

@@ -1,6 +1,7 @@
 """What callers ask for: prompts, as they give them, and the options of a request."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, TypedDict, cast
 
 import numpy as np
@@ -48,6 +49,8 @@ def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
         )
     terms: dict[str, Any] = {**options}
     deadline_s = terms.pop("deadline_s", None)
+    if not (deadline_s is None or (isinstance(deadline_s, int | float) and isfinite(deadline_s))):
+        raise ConfigError(f"deadline_s is a finite number of seconds from now, got {deadline_s!r}")
     return {
         "scope": terms.pop("scope", None),
         "priority": terms.pop("priority", 0),
@@ -69,6 +72,8 @@ def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray, S
         if text is None and ids is None:
             raise ConfigError(f"a prompt has 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
         return text, *read_prompt(cast("str", text) if ids is None else ids, tokenizer)[1:]
+    if isinstance(cast("object", prompt), int | float | None):
+        raise TokensError(f"a prompt is a text, token ids, or a dict with either, got {prompt!r}")
     text, given = (
         (prompt, _encoded(prompt, tokenizer)) if isinstance(prompt, str) else (None, prompt)
     )

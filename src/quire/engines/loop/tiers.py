@@ -65,7 +65,7 @@ class EngineTiers:
     def recover(self) -> None:
         """Give up what is on its way up; have copied what is on its way down: no block of it has been written to since."""
         self._store.transfers.give_up()
-        self._store.offloading.settle()
+        self._store.offloading.recover()
 
     def close(self) -> None:
         """Hand down all that the pools have and tiers lack, and have it written."""

@@ -38,6 +38,11 @@ class Offloading:
             job.wait()
             self._let_go(job)
 
+    def recover(self) -> None:
+        """Have copied what was begun, held or not, after a call that was cut off: no block has been written to since."""
+        self._stack.feeding.catch_up()
+        self.settle()
+
     def settle_for(self, num_blocks: int, node: Node | None = None) -> None:
         """Let go of what is copied; wait for more until every pool has so many blocks, as far as it can.
 

@@ -54,7 +54,8 @@ class FeedJob:
     def run(self) -> None:
         """Do the work. Ctrl-C is raised here, and by nobody who waits."""
         try:
-            self._work()
+            if not self.is_over:
+                self._work()
         except Exception as error:  # noqa: BLE001 - whoever waits raises it
             self.error = error
         finally:
@@ -127,11 +128,10 @@ class Feeding:
         with self._shared.lock:
             is_passed_over = job in self._waiting and not self._has_time()
             if is_passed_over:
+                job.end()  # first: Ctrl-C may come at any time, and others wait for it
                 del self._waiting[job]
                 self.passed_over += 1
-        if is_passed_over:
-            job.end()
-            return
+                return
         begun_s = self.lanes.now()
         job.wait()
         self.adjust_budget(begun_s - self.lanes.now())
@@ -158,13 +158,23 @@ class Feeding:
         return np.array([key in under_way for key in keys], np.bool_)
 
     def do(self, job: FeedJob) -> bool:
-        """Do a job on this thread, if it has not begun; return whether that is so."""
-        with self._shared.lock:
-            if job not in self._waiting:
-                return False
-            self._take(job)
-        self._run(job)
-        return True
+        """Do a job on this thread, if it has not begun; return whether that is so. One that Ctrl-C cuts off is over."""
+        is_own = False
+        try:
+            with self._shared.lock:
+                is_own = job in self._waiting
+                if is_own:
+                    self._take(job)
+            if is_own:
+                self._run(job)
+        except BaseException:
+            if is_own:
+                job.end()
+                with self._shared.lock:
+                    self._waiting.pop(job, None)
+                    self._running.pop(job, None)
+            raise
+        return is_own
 
     def wait(self, timeout_s: float, keys: Keys) -> bool:
         """Wait for what makes one of these keys; return whether it is done."""
