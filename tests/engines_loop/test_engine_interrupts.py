@@ -14,7 +14,8 @@ from quire.engines.loop import Engine, SamplingParams
 from quire.errors import Interrupted
 
 pytestmark = pytest.mark.slow
-WATCHED = (str(Path(quire.__file__).parent),)
+HERE = Path(quire.__file__).parent
+WATCHED, LOOP = (str(HERE),), HERE / "engines" / "loop"
 PLACES, LONG = 8, 150
 """So many lines of a call are tried by default, and in the long run."""
 
@@ -99,21 +100,39 @@ def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
     assert not whole.run(getattr(life, call))
     life.close()
     for at in whole.places(f"{call} {way}", places):
-        life = Life(way)
-        Cut(WATCHED, at).run(getattr(life, call))
-        try:
-            life.end()
-        except Interrupted as error:
-            assert "reset()" in str(error)  # noqa: PT017
-            with pytest.raises(Interrupted):
-                life.engine.add_request([5], PARAMS)
-            life.engine.reset()
-            assert not life.engine.has_unfinished()
-            life.again()
-        for output in life.told.values():
-            assert output.error is None
-            right(output)
-        life.close()
+        right_after(way, call, Cut(WATCHED, at))
+
+
+@pytest.mark.parametrize(
+    "way", [way if way == "roomy" else pytest.param(way, marks=pytest.mark.long) for way in WAYS]
+)
+def test_after_ctrl_c_on_any_line_of_its_own_books_too(way):
+    books = tuple(str(LOOP / name) for name in ("engine.py", "answers.py"))
+    life = Life(way)
+    whole = Cut(books)
+    whole.run(life.step)
+    life.close()
+    assert len(whole.lines) == 2
+    for at in range(1, whole.count + 1):
+        right_after(way, "step", Cut(books, at))
+
+
+def right_after(way, call, cut):
+    life = Life(way)
+    cut.run(getattr(life, call))
+    try:
+        life.end()
+    except Interrupted as error:
+        assert "reset()" in str(error)  # noqa: PT017 - an engine that goes on is as good
+        with pytest.raises(Interrupted):
+            life.engine.add_request([5], PARAMS)
+        life.engine.reset()
+        assert not life.engine.has_unfinished()
+        life.again()
+    for output in life.told.values():
+        assert output.error is None
+        right(output)
+    life.close()
 
 
 @pytest.mark.parametrize("way", WAYS)
