@@ -5,6 +5,7 @@ from itertools import cycle
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from core_help import prefill, rejected, run, serve, state
 from hybrid_help import make, serve_in_pieces
@@ -95,6 +96,7 @@ CALLS = {
     "reserve_step": lambda w: w.m.reserve_step(w.batch),
     "take_copies": lambda w: w.m.take_copies(),
     "tables": lambda w: w.m.tables([w.a, w.e]),
+    "blocks_at": lambda w: ops.blocks_at(w.m, [w.a, w.e], np.array([[0], [0]])),
     "block_ids": lambda w: w.e.block_ids(),
     "draft": lambda w: ops.draft(w.m, w.f, 3),
     "compact": lambda w: ops.compact(w.m),

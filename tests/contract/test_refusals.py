@@ -222,6 +222,7 @@ OF_A_SEQUENCE = {
     "reserve_step": lambda m, seq: m.reserve_step([seq]),
     "commit_step": lambda m, seq: m.commit_step([seq], [1]),
     "tables": lambda m, seq: m.tables([seq]),
+    "blocks_at": lambda m, seq: ops.blocks_at(m, [seq], np.zeros((1, 1), np.int64)),
     "resume": lambda m, seq: m.resume(seq),
     "close": lambda m, seq: m.close(seq),
     "blocks_of": blocks_of,
@@ -283,6 +284,15 @@ CALLS = [
     *[(QuireError, lambda s, g=g: s.seq.block_ids(g), g) for g in (1, -1)],
     (TruncateError, lambda s: ops.truncate(s.manager, s.seq, np.array([1, 2])), "array"),
     (SequenceError, lambda s: s.manager.tables(5), 5),
+    (SequenceError, lambda s: ops.blocks_at(s.manager, 5, np.zeros((1, 1), np.int64)), 5),
+    (ConfigError, lambda s: ops.blocks_at(s.manager, [s.seq], np.zeros((1, 1), np.int64), 1), 1),
+    *[
+        (ConfigError, lambda s, at=at: ops.blocks_at(s.manager, [s.seq], at), "indices")
+        for at in (
+            *([[0]], 0, None, np.zeros(1, np.int64), np.zeros((2, 1), np.int64), np.zeros((1, 1))),
+            *(np.array([[0, bad]]) for bad in (-1, 2, 2**31, 2**62)),
+        )
+    ],
     (SequenceError, lambda s: blocks_of(s.manager, 5), 5),
     (ConfigError, lambda s: s.manager.reserve(s.seq, np.array([1, 2])), "integer"),
     (QuireError, lambda s: ops.draft(s.manager, s.seq, 10**30), 10**30),

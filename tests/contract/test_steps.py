@@ -101,6 +101,40 @@ def test_tables_of_each_layer_group():
         assert padded.tolist() == [seq.block_ids(group).tolist()]
 
 
+TABLES_OF_A_TWIN = {
+    "tables": lambda manager, twin, ids: manager.tables([twin]).indices.tolist(),
+    "blocks_at": lambda manager, twin, ids: ops.blocks_at(manager, [twin], ids).ravel().tolist(),
+    "block_ids": lambda manager, twin, ids: twin.block_ids().tolist(),
+}
+
+
+@pytest.mark.parametrize("name", TABLES_OF_A_TWIN)
+def test_a_fork_has_its_whole_table_whoever_asks_first(manager, name):
+    seq = prefill(manager, run(0, 14))
+    ids = seq.block_ids().tolist()
+    assert len(ids) == 4
+    twin = manager.fork(seq)
+    assert TABLES_OF_A_TWIN[name](manager, twin, np.arange(4)[None]) == ids
+    ops.check(manager)
+
+
+def test_single_blocks_follow_the_steps_of_a_batch(manager):
+    """A block that fills up gives way to an equal one: the table has that one, and the new one behind it."""
+    first = prefill(manager, run(0, 3))
+    second = prefill(manager, run(0, 3))
+    table = manager.tables([first, second]).padded
+    assert table[0] != table[1]
+    batch = manager.batch([first, second])
+    manager.reserve_step(batch)
+    manager.commit_step(batch, [3, 3])
+    manager.reserve_step(batch)
+    both = ops.blocks_at(manager, [first, second], np.array([[0, 1], [0, 1]], np.int32))
+    assert both[0, 0] == both[1, 0] == table[0, 0]
+    assert len({*both.ravel().tolist()}) == 3
+    assert both.tolist() == manager.tables([first, second]).padded.tolist()
+    assert ops.blocks_at(manager, [], np.zeros((0, 2), np.int64)).shape == (0, 2)
+
+
 def test_tables_are_the_callers_own(manager):
     seq = prefill(manager, run(0, 9))
     ids = seq.block_ids().tolist()

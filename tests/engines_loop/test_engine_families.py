@@ -72,7 +72,15 @@ def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
     seen = sum((traffic(family, seed).lives(4, 50, **TIGHT).counts for seed in range(2)), Counter())
     assert seen["requests"] >= 400
     assert seen["ties"] <= 4
-    for what in ("drawn", "aborted", "pins", "RequestFailed", "DeadlinePassed", "PrefixCache"):
+    for what in (
+        "drawn",
+        "aborted",
+        "pins",
+        "RequestFailed",
+        "DeadlinePassed",
+        "PrefixCache",
+        "written",
+    ):
         assert seen[what] > 0
     # Where all layers have a window, what lies behind it makes room.
     assert seen["preemptions"] > 0 or family == "mistral+window"

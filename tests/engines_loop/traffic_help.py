@@ -13,7 +13,7 @@ Every request draws one of each of these, and some at once with others:
               engine with room for it
     cache     scope; how much is stored; a hint; pinned, and dropped, by others
     company   plain `model.generate` and `PrefixCache.generate` between two steps; an engine of the same model; both
-              plain ones on another thread, during steps (`Beside`)
+              plain ones on another thread, during steps (`Beside`); a weight written, as it is, during a step
 
 and every engine:
 
@@ -27,6 +27,7 @@ error is only told to whom it happened; and at the end nothing is held.
 from collections import Counter
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from random import Random
 from threading import Event, Thread, get_ident
 
@@ -114,7 +115,11 @@ class Traffic:
             "max_chunk": pick((None, None, 1, 5, 9)),
             "policy": pick(("lru", "lru", "fifo", "lfu")),
         }
-        return Engine(self.model, debug_nan=True, clock=lambda: self.now, **drawn | options)
+        engine = Engine(self.model, debug_nan=True, clock=lambda: self.now, **drawn | options)
+        self._write()
+        engine.scope()  # reads that weight whole: written again as it is, it is known to be the same
+        engine.when_computing(partial(self._look, engine))
+        return engine
 
     def _tokens(self, num_tokens):
         return [self.random.randrange(3, VOCAB) for _ in range(num_tokens)]
@@ -197,6 +202,20 @@ class Traffic:
         if self.random.random() < 0.1:
             ops.check(engine.manager)
             engine.scheduler.check()
+
+    def _look(self, engine):
+        """See that a step reads the blocks of its requests; sometimes write a weight, so that it is computed again."""
+        seqs = [job.open_seq for job in engine.scheduler._step.jobs]
+        for group, tables in enumerate(engine._forward._tables):
+            right = engine.manager.tables(seqs, group, -1).padded
+            assert (tables[:, : right.shape[1]] == right)[right >= 0].all()
+        if self.random.random() < 0.02:
+            self._write()
+            self.counts["written"] += 1
+
+    @torch.no_grad()
+    def _write(self):
+        next(self.model.parameters()).mul_(1)
 
     def _fail(self, module, _):
         """Fail, where this part of the model is to fail on this thread."""

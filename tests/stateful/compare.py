@@ -1,5 +1,6 @@
 """A CacheManager beside a model of the memory of each of its groups: what must hold after every call."""
 
+import numpy as np
 from kinds import AttentionMemory, StateMemory, is_needed, window_blocks
 from model import Identities, Published
 
@@ -311,3 +312,10 @@ class Comparison:
             assert got.padded[row].tolist() == table + [pad] * (got.padded.shape[1] - n)
             assert got.indices[got.indptr[row] : got.indptr[row + 1]].tolist() == table
             assert got.lengths[row] == live.seq.capacity
+        counts = got.num_blocks[:, None]
+        at = np.concatenate([counts - 1, counts // 2, counts * 0], axis=1)[got.num_blocks > 0]
+        some = [live.seq for live, count in zip(lives, got.num_blocks, strict=True) if count]
+        single = ops.blocks_at(self.manager, some, at, group)
+        assert single.dtype == np.int32
+        expected = [seq.block_ids(group)[each].tolist() for seq, each in zip(some, at, strict=True)]
+        assert single.tolist() == expected

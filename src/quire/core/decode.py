@@ -227,22 +227,28 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
     """Copy the block tables of open sequences out of the rows of one layer group."""
     if type(pad) is not int or not -(2**31) <= pad < 2**31:
         raise ConfigError(f"pad must be an int32, got {pad!r}")
-    size, window = rows.block_size, sparse_at(rows.windows, group)
+    size, window, table = rows.block_size, sparse_at(rows.windows, group), rows.flat_tables[group]
+    lengths, starts, num_blocks = extents(rows, seqs, group)
+    padded = np.full((len(seqs), int(num_blocks.max(initial=0))), pad, INT32)
+    runs = [table[:0]]
+    tables = zip(seqs, padded, starts.tolist(), num_blocks.tolist(), strict=True)
+    for seq, into, start, count in tables:
+        run = into[:count]
+        run[:] = table[start : start + count]
+        if window is not None:
+            run[window.num_sinks : window.first_read(seq.computed)] = pad
+        runs.append(run)
+    indptr = np.cumsum([0, *num_blocks.tolist()], dtype=INT32)
+    last_len = lengths - np.maximum(num_blocks - 1, 0) * size
+    return BlockTables(padded, num_blocks, lengths, indptr, np.concatenate(runs), last_len)
+
+
+def extents(rows: Rows, seqs: Items[Sequence], group: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Return of each sequence its capacity, where its table begins in the group's flat one, and how many blocks it has."""
     for seq in seqs:
         seq.fill()
     row_ids = np.fromiter((seq.row for seq in seqs), INT32, len(seqs))
     lengths = rows.capacity_array[row_ids]
-    num_blocks = -(-lengths // size)
-    if group not in rows.token_groups:
-        num_blocks = (rows.flat_tables[group][row_ids] >= 0).astype(INT32)
-    padded = np.full((len(seqs), int(num_blocks.max(initial=0))), pad, INT32)
-    counts: list[int] = num_blocks.tolist()
-    for into, seq, count in zip(padded, seqs, counts, strict=True):
-        into[:count] = rows.slots(group, seq.row, 0, count)
-        if window is not None:
-            into[window.num_sinks : window.first_read(seq.computed)] = pad
-    indices = padded[np.arange(padded.shape[1], dtype=INT32) < num_blocks[:, None]]
-    indptr = np.zeros(len(seqs) + 1, dtype=INT32)
-    np.cumsum(num_blocks, out=indptr[1:])
-    last_block_len = lengths - np.maximum(num_blocks - 1, 0) * size
-    return BlockTables(padded, num_blocks, lengths, indptr, indices, last_block_len)
+    if group in rows.token_groups:
+        return lengths, rows.offset_array[row_ids], -(-lengths // rows.block_size)
+    return lengths, row_ids, (rows.flat_tables[group][row_ids] >= 0).astype(INT32)

@@ -8,6 +8,7 @@ dropping  blocks by policy, a prefix, a scope, or all
 fits      whether a request would get its blocks now
 memory    how full the groups are, moving blocks together, capacity between groups
 pins      prefixes that stay
+tables    single entries of block tables
 rollback  a sequence taken back to fewer tokens
 drafts    trees of speculated tokens
 """
@@ -22,6 +23,7 @@ from quire.ops.fits import Fit, fits
 from quire.ops.memory import Usage, compact, resize, usage
 from quire.ops.pins import Pin, pin
 from quire.ops.rollback import truncate
+from quire.ops.tables import blocks_at
 
 __all__ = [
     "CheckedPool",
@@ -32,6 +34,7 @@ __all__ = [
     "Segment",
     "TokenMove",
     "Usage",
+    "blocks_at",
     "check",
     "clear",
     "compact",

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.core import CacheManager, DecodeBatch
 from quire.core.terms import terms_of
-from quire.core.tokens import INT32, IntArray
+from quire.core.tokens import IntArray
 from quire.errors import (
     CopyError,
     DeadlinePassed,
@@ -144,14 +144,17 @@ class Scheduler:
             raise CopyError("blocks wait for copies; take_copies() and do them before the forward")
         self._step = self._next = None
         num_batched = 0
-        if self._batch is not None and step.drafts is None:
-            num_batched = step.num_decodes
-            self.manager.commit_step(self._batch, step.tokens[:num_batched])
-            for job, (token,) in zip(self.decoding, new, strict=False):
-                job.tokens.append(token)
-            if num_batched == len(step.jobs):
-                self._next = step.next(np.array(sampled, INT32).reshape(-1))
-                return
+        if isinstance(new, np.ndarray):
+            tokens: list[int] = new.tolist()
+            if self._batch is not None:
+                num_batched = step.num_decodes
+                self.manager.commit_step(self._batch, step.tokens[:num_batched])
+                for job, token in zip(self.decoding, tokens, strict=False):
+                    job.tokens.append(token)
+                if num_batched == len(step.jobs):
+                    self._next = step.next(new)
+                    return
+            new = [[token] for token in tokens]
         self._room_seen = None
         results = dict(zip(step.sampled, new, strict=True))
         for at in range(num_batched, len(step.jobs)):

@@ -66,17 +66,20 @@ class Step:
         if any(job.twins for job in parts):
             self.logit_rows, self.spread = np.unique(rows, return_inverse=True)
 
-    def results(self, sampled: Items[IntArray] | IntArray) -> list[list[int]]:
-        """Return the new tokens of each job that is sampled; raise `TokensError` for what cannot follow this step."""
+    def results(self, sampled: Items[IntArray] | IntArray) -> IntArray | list[list[int]]:
+        """Return a copy of the new tokens, one for each job that is sampled; where some have drafts, all of each.
+
+        Raises `TokensError` for what cannot follow this step.
+        """
         if len(sampled) != len(self.samples):
             msg = f"{len(sampled)} results for a step that samples {len(self.samples)} jobs; give one for each"
             raise TokensError(msg)
-        if isinstance(sampled, np.ndarray):
-            check_sign(key_of(sampled))
-            return sampled.reshape(-1, 1).tolist()
+        if self.drafts is None:
+            key = key_of(sampled)  # pyright: ignore[reportArgumentType] - a list of arrays is refused there
+            check_sign(key)
+            return array_of(key)
         new: list[list[int]] = [array_of(key_of(each)).tolist() for each in sampled]
-        all_drafts = self.drafts or [NONE] * len(new)
-        for job, tokens, drafts in zip(self.sampled, new, all_drafts, strict=True):
+        for job, tokens, drafts in zip(self.sampled, new, self.drafts, strict=True):
             if not tokens or tokens[:-1] != drafts[: len(tokens) - 1].tolist():
                 msg = f"{tokens} follow drafts {drafts.tolist()} of {job!r}"
                 raise TokensError(f"{msg}; give those accepted and one token more")

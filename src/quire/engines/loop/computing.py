@@ -1,6 +1,7 @@
 """The forward of one step: its copies, its block tables, its rows."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from functools import partial
 from typing import cast
 
@@ -15,7 +16,8 @@ from quire.engines.packed.attention import AttentionPlan, Packed
 from quire.engines.packed.bound import BoundModel
 from quire.engines.packed.model import PackedModel
 from quire.errors import ConfigError
-from quire.scheduling import Step
+from quire.ops import blocks_at
+from quire.scheduling import Job, Step
 from quire.tensors.copy import apply_plan
 from quire.tensors.pool import KVPool
 
@@ -62,6 +64,7 @@ class Forward:
         self._plans = self.model.plans()
         self._tables = [np.zeros((0, 0), INT32) for _ in self.pools]
         self._moved = False
+        self._good_until = 0
 
     def copy(self) -> None:
         """Do the copies that the manager has planned."""
@@ -119,19 +122,30 @@ class Forward:
     def _update_tables(self, step: Step) -> None:
         """Bring the block tables [R, blocks] of each group up to a step.
 
-        Those of a step that repeats the one before differ where a block was filled by that one, which has published
-        it: its id and the next one's; where blocks were moved, all are read.
+        Those of a step that repeats the one before differ where that one has filled a block, and published it: its
+        id may be another now, and the next one's is new; where blocks were moved, all are read. `_good_until` is how
+        many tokens the first job has when that comes next.
         """
         size, starts, width = self.manager.block_size, step.starts, self._tables[0].shape[1]
-        moved, self._moved = self._moved, False
-        if step.repeats and not moved and starts.max() < width * size:
-            rows = (starts % size == 0).nonzero()[0]
+        repeats, self._moved = step.repeats and not self._moved, False
+        if repeats and starts[0] < self._good_until:
+            return
+        in_block = starts % size
+        if not repeats or starts.max() >= width * size:
+            self._read_tables(step.jobs)
         else:
-            rows, width = np.arange(len(starts)), 0
-        seqs = [seq for row in rows.tolist() if (seq := step.jobs[row].seq) is not None]
-        for group in range(len(self._tables)) if seqs else ():
+            rows = (in_block == 0).nonzero()[0]
+            seqs = [step.jobs[row].open_seq for row in cast("list[int]", rows.tolist())]
+            last = starts[rows, None] // size + np.array([-1, 0])
+            for group, table in enumerate(self._tables):
+                table[rows[:, None], last] = blocks_at(self.manager, seqs, last, group)
+        self._good_until = int(starts[0]) + size - int(in_block.max())
+
+    def _read_tables(self, jobs: Items[Job]) -> None:
+        """Read the tables of all jobs."""
+        seqs = [job.open_seq for job in jobs]
+        for group in range(len(self._tables)):
             found = self.manager.tables(seqs, group, _PAD).padded
-            if not width:
-                shape = len(found), (found.shape[1] // _SPARE + 2) * _SPARE
-                self._tables[group] = np.full(shape, _PAD, INT32)
-            self._tables[group][rows, : found.shape[1]] = found
+            shape = len(found), (found.shape[1] // _SPARE + 2) * _SPARE
+            self._tables[group] = np.full(shape, _PAD, INT32)
+            self._tables[group][:, : found.shape[1]] = found
