@@ -74,6 +74,7 @@ class Scheduler:
         self._num_jobs = 0
         self._next_deadline = inf
         self._batch: DecodeBatch | None = None
+        self._appends: list[Callable[[int], None]] = []  # of the tokens of those in the batch
         self._step: Step | None = None
         self._next: Step | None = None
         self._room_seen: list[int] | None = None  # by jobs that wait still; None: to be looked at
@@ -149,8 +150,8 @@ class Scheduler:
             if self._batch is not None:
                 num_batched = step.num_decodes
                 self.manager.commit_step(self._batch, step.tokens[:num_batched])
-                for job, token in zip(self.decoding, tokens, strict=False):
-                    job.tokens.append(token)
+                for append, token in zip(self._appends, tokens, strict=False):
+                    append(token)
                 if num_batched == len(step.jobs):
                     self._next = step.next(new)
                     return
@@ -198,6 +199,7 @@ class Scheduler:
         while self.decoding:
             if self._batch is None:
                 self._batch = self.manager.batch([job.open_seq for job in self.decoding])
+                self._appends = [job.tokens.append for job in self.decoding]
             try:
                 self.manager.reserve_step(self._batch)
                 break
