@@ -291,6 +291,7 @@ CALLS = [
         for at in (
             *([[0]], 0, None, np.zeros(1, np.int64), np.zeros((2, 1), np.int64), np.zeros((1, 1))),
             *(np.array([[0, bad]]) for bad in (-1, 2, 2**31, 2**62)),
+            *(np.array([[bad]], np.uint64) for bad in (2, 2**63, 2**64 - 1)),
         )
     ],
     (SequenceError, lambda s: blocks_of(s.manager, 5), 5),

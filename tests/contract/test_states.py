@@ -146,7 +146,9 @@ def test_decode_steps_keep_one_working_state_for_each_sequence():
         manager.take_copies()
         manager.commit_step(batch, [step] * 3)
     assert [seq.block_ids(STATES).tolist() for seq in seqs] == working
-    assert manager.tables(seqs, group=STATES).padded.tolist() == working
+    tables = manager.tables(seqs, group=STATES)
+    assert tables.padded.tolist() == working
+    assert tables.last_block_len.tolist() == [53 % 4] * 3
     assert conserved(manager)
 
 

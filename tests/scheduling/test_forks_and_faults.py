@@ -143,7 +143,8 @@ def test_results_that_cannot_follow_a_step_are_refused():
     job.drafts = np.array([51, 51], np.int32)
     step = loop.scheduler.plan()
     complete = loop.scheduler.complete
-    refused(loop, TokensError, "samples 1 jobs", complete, step, [])
+    for bad in ([], None, 5, np.array(3, np.int32), (token for token in (1,))):
+        refused(loop, TokensError, "samples 1 jobs", complete, step, bad)
     refused(loop, TokensError, "accepted", complete, step, [np.array([50, 50], np.int32)])
     refused(loop, TokensError, "accepted", complete, step, [np.array([51, 51, 1, 1], np.int32)])
     refused(loop, TokensError, "accepted", complete, step, [np.empty(0, np.int32)])
@@ -152,6 +153,10 @@ def test_results_that_cannot_follow_a_step_are_refused():
     refused(loop, SequenceError, "completed before", complete, step, [np.array([1], np.int32)])
     step = loop.scheduler.plan()
     refused(loop, TokensError, "negative", complete, step, np.array([-1], np.int32))
+    for bad in (None, 5, np.array(3, np.int32), [], np.array([1, 2], np.int32)):
+        refused(loop, TokensError, "samples 1 jobs", complete, step, bad)
+    for bad in ([None], [[1]], np.array([[1]], np.int32), np.array([1.0])):
+        refused(loop, TokensError, "token ids", complete, step, bad)
     complete(step, sample(step, loop.model.forward(step)))
 
 

@@ -303,7 +303,7 @@ class Comparison:
 
     def check_tables(self, group, pad):
         """Batch tables are the tables of the sequences, with `pad` where these say -1."""
-        lives = self.running
+        lives, size = self.running, self.settings.block_size
         got = self.manager.tables([live.seq for live in lives], group=group, pad=pad)
         for row, live in enumerate(lives):
             table = [block if block >= 0 else pad for block in live.seq.block_ids(group).tolist()]
@@ -312,10 +312,13 @@ class Comparison:
             assert got.padded[row].tolist() == table + [pad] * (got.padded.shape[1] - n)
             assert got.indices[got.indptr[row] : got.indptr[row + 1]].tolist() == table
             assert got.lengths[row] == live.seq.capacity
+            last = got.last_block_len[row]
+            assert (1 <= last <= size and (got.lengths[row] - last) % size == 0) if n else last == 0
         counts = got.num_blocks[:, None]
         at = np.concatenate([counts - 1, counts // 2, counts * 0], axis=1)[got.num_blocks > 0]
         some = [live.seq for live, count in zip(lives, got.num_blocks, strict=True) if count]
-        single = ops.blocks_at(self.manager, some, at, group)
+        kind = ("i4", "i8", "u2", "u8")[int(counts.sum()) % 4]
+        single = ops.blocks_at(self.manager, some, at.astype(kind), group)
         assert single.dtype == np.int32
         expected = [seq.block_ids(group)[each].tolist() for seq, each in zip(some, at, strict=True)]
         assert single.tolist() == expected

@@ -239,7 +239,7 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
             run[window.num_sinks : window.first_read(seq.computed)] = pad
         runs.append(run)
     indptr = np.cumsum([0, *num_blocks.tolist()], dtype=INT32)
-    last_len = lengths - np.maximum(num_blocks - 1, 0) * size
+    last_len = ((lengths - 1) % size + 1) * (num_blocks > 0)
     return BlockTables(padded, num_blocks, lengths, indptr, np.concatenate(runs), last_len)
 
 

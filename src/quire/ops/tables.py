@@ -31,16 +31,17 @@ def blocks_at(
     check_group(group, len(manager.pools))
     rows = manager.kernel.rows
     _, starts, num_blocks = extents(rows, seqs, group)
-    fits = isinstance(indices, np.ndarray) and indices.dtype.kind == "i" and indices.ndim == 2  # pyright: ignore[reportUnnecessaryIsInstance]
+    fits = isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 2  # pyright: ignore[reportUnnecessaryIsInstance]
     if not fits or len(indices) != len(seqs):
         raise ConfigError(f"indices must be an integer array [{len(seqs)}, k], got {indices!r}")
-    if ((indices < 0) | (indices >= num_blocks[:, None])).any():
+    at = indices.astype(np.int64)
+    if ((at < 0) | (at >= num_blocks[:, None])).any():
         raise ConfigError(
             f"indices {indices.tolist()} of sequences that have {num_blocks.tolist()} blocks; ask for "
             "blocks that they have, or reserve first"
         )
-    ids: IntArray = rows.flat_tables[group][starts[:, None] + indices]
+    ids: IntArray = rows.flat_tables[group][starts[:, None] + at]
     if (window := sparse_at(rows.windows, group)) is not None:
         first_read = np.array([window.first_read(seq.computed) for seq in seqs], np.int64)
-        ids[(indices >= window.num_sinks) & (indices < first_read[:, None])] = GAP
+        ids[(at >= window.num_sinks) & (at < first_read[:, None])] = GAP
     return ids

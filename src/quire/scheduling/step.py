@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from operator import length_hint
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Step:
     `spread`       int64, which of these rows belong to the samples one after another, where twins read the same
                    one; None where each stands in its place
     `num_decodes`  jobs that decode
-    `repeats`      whether it is the step before with every start one higher: one token each, of the same jobs
+    `repeats`      whether it is the step completed last with every start one higher: one token each, of the same jobs
 
     Arrays are not changed once the step is made.
     """
@@ -71,8 +72,8 @@ class Step:
 
         Raises `TokensError` for what cannot follow this step.
         """
-        if len(sampled) != len(self.samples):
-            msg = f"{len(sampled)} results for a step that samples {len(self.samples)} jobs; give one for each"
+        if length_hint(sampled) != len(self.samples):
+            msg = f"{length_hint(sampled)} results for a step that samples {len(self.samples)} jobs; give one for each"
             raise TokensError(msg)
         if self.drafts is None:
             key = key_of(sampled)  # pyright: ignore[reportArgumentType] - a list of arrays is refused there
