@@ -68,7 +68,7 @@ class Step:
             self.logit_rows, self.spread = np.unique(rows, return_inverse=True)
 
     def results(self, sampled: Items[IntArray] | IntArray) -> IntArray | list[list[int]]:
-        """Return a copy of the new tokens, one for each job that is sampled; where some have drafts, all of each.
+        """Return a copy of the new tokens, int32 [S], one for each job that is sampled; where some have drafts, S lists.
 
         Raises `TokensError` for what cannot follow this step.
         """
