@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sampling_help import EOS, VOCAB, Toy, choose, log_softmax, uniform
 from transformers import (
@@ -367,6 +367,12 @@ EXTREMES = {
 }
 
 
+PENALISED = {"temperature": 0.0, "repetition_penalty": 1e6}  # and all that may follow is negative
+
+
+@example(asked=[PENALISED], scale=3e38, masked=48, seed=2)
+@example(asked=[PENALISED | {"temperature": 1e-5}], scale=3e38, masked=48, seed=2)
+@example(asked=[PENALISED | {"top_p": 1e-300, "logprobs": 50}], scale=3e38, masked=48, seed=2)
 @given(
     asked=st.lists(st.fixed_dictionaries(EXTREMES), min_size=1, max_size=4),
     scale=st.sampled_from([0.0, 1.0, 1e4, 1e30, 3e38]),

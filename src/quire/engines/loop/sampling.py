@@ -230,9 +230,10 @@ def _penalised(x: Tensor, places: list[_Place]) -> Tensor:
         np.add.at(mine, place.ahead, 1)
     times, known = _like(x, counts), _like(x, np.stack([place.rules.known for place in places]))
     by = torch.where(times + known > 0, _column(x, places, "repetition_penalty"), 1.0)
-    x = torch.where(x > 0, x / by, x * by) - _column(x, places, "frequency_penalty") * times
-    x = x - _column(x, places, "presence_penalty") * (times > 0)
-    return x.clamp(max=torch.finfo(x.dtype).max)
+    y = torch.where(x > 0, x / by, x * by) - _column(x, places, "frequency_penalty") * times
+    y = y - _column(x, places, "presence_penalty") * (times > 0)
+    most = torch.finfo(x.dtype).max  # a penalty rules out nothing
+    return torch.where(x.isneginf(), x, y.clamp(-most, most))
 
 
 def _drawn(x: Tensor, places: list[_Place]) -> Tensor:
