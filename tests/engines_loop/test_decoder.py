@@ -38,6 +38,11 @@ SHAPES = (
     (770, 300, 33),
     (70, 1030, 66),
     (97, 1060, 40),
+    # What is laid out at once, and one more: of floats, of pairs.
+    (9, 256, 70),
+    (386, 258, 64),
+    (387, 512, 64),
+    (8, 514, 65),
     # Few rows of whole tiles, at the borders of how many stand side by side, of chunks and of their room.
     (1, 32, 64),
     (15, 64, 130),

@@ -24,9 +24,9 @@ ROWS = 6
 
 _ROWS_BESIDE_TILES = 4
 """The same of what tiles leave: a divisor of a block of them."""
-DEPTH = {False: 128, True: 512}
-"""Operands of a row that are multiplied before its sums are put down: what is laid out of a panel stays in the first
-cache, or for tiles in the second."""
+DEPTH = {False: 256, True: 512}
+"""Operands of a row that are multiplied before its sums are put down, with tiles or without: what is laid out of a
+panel stays in the second cache."""
 MOST_ROWS = 384
 """Rows at most whose sums are put down."""
 _VECTOR = 4 * LANES

@@ -108,13 +108,15 @@ class Code:
     def store(self, value: Number, address: Number) -> None:
         self.builder.store(value.value, self._pointer(address, value.type), align=2)
 
-    def fetch(self, address: Number) -> None:
-        """Have the memory there come while other code runs."""
-        name, place = "llvm.prefetch.p0", self._pointer(address, ir.IntType(8))
-        kind = ir.FunctionType(ir.VoidType(), [place.type, WORD, WORD, WORD])
+    def fetch(self, address: Number, num_bytes: int) -> None:
+        """Have memory come to the second cache while other code runs; in the first it would be in the way."""
+        name, kind = "llvm.prefetch.p0", ir.IntType(8)
+        order = ir.FunctionType(ir.VoidType(), [kind.as_pointer(), WORD, WORD, WORD])
         module = self.function.module
-        function = module.globals.get(name) or ir.Function(module, kind, name)
-        self.builder.call(function, [place, *map(WORD, (0, 3, 1))])
+        function = module.globals.get(name) or ir.Function(module, order, name)
+        for line in range(0, num_bytes, 64):
+            place = self._pointer(address + line, kind)
+            self.builder.call(function, [place, *map(WORD, (0, 2, 1))])
 
     def load_row(self, address: Number, count: int, kind: Any) -> list[Number]:
         """Load `count` elements; zeros behind them fill the last vector."""

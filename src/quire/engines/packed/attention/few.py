@@ -31,6 +31,8 @@ def attend_few(code: LayerCode, task: Task) -> None:
             end = stop.min(first + KEYS)
             above = [Variable(code, each.now) for each in highest]
             with code.loop(first, end, LANES) as at:
+                with code.when((at + LANES < stop) & (query < 1)):
+                    code.fetch_kv(code.near_slots(task, at + LANES, stop))
                 low, high = ((each - at).narrowed().spread() for each in (start, end))
                 seen = (low <= code.lanes()) & (code.lanes() < high)
                 found = _scores(code, queries, code.near_slots(task, at, end))

@@ -104,17 +104,16 @@ def _attend_one(code: LayerCode, task: Task) -> None:
 
 def _merge(code: LayerCode) -> None:
     """Fill `out`: of each row its parts and the sink, each by its share of the sum of weights."""
-    step, width = code.step, code.shape.width
+    step = code.step
     with (
         code.claims(code.arguments[0] + 16, step.num_rows) as row,
         code.when(code.is_merged(row)),
     ):
         first, last = (code.number(step.merged_starts, row + i) for i in range(2))
         # Another core may have written them: all are asked for before the first is waited for.
-        with code.loop(first, last) as at:
-            start = code.partial(code.number(step.merged, at), code.constant(0))
-            with code.loop(0, code.heads * (4 * (2 + width)), 64) as place:
-                code.fetch(start + place)
+        with code.loop(first, last) as at, code.loop(0, code.heads) as head:
+            place = code.partial(code.number(step.merged, at), head)
+            code.fetch(place, 4 * (2 + code.shape.width))
         with code.loop(0, code.heads) as head:
             _merge_one(code, row, head, (first, last))
 

@@ -183,6 +183,13 @@ class LayerCode(Code):
             for two in zip(rows[::2], rows[1::2], strict=True)
         ]
 
+    def fetch_kv(self, slots: Sequence[Number]) -> None:
+        """Have the keys and values of slots come while others are attended."""
+        pools = (self.layer.k, 4 * self.key_words), (self.layer.v, 4 * self.value_words)
+        for slot in slots:
+            for start, size in pools:
+                self.fetch(start + slot * size, size)
+
     def operands(self, address: Number, num_words: int) -> list[Number]:
         """Load elements in so many words as operands."""
         row = self.load_row(address, num_words, self.kind)
