@@ -48,8 +48,7 @@ class Passes:
             self._layer(layer, reading, both)
         self._begins_last = len(self._passes)
         self._written, self._last = (Reading(_num_heads(last), pools[1]) for _ in range(2))
-        attended, _ = self._attended(last, self._written, pools)
-        self._passes.append(attended._replace(functions=attended.functions[:1]))
+        self._keep(last, pools)
         self._begins_some = len(self._passes)
         self._layer(last, self._last, pools)
         self._norm(base.norm)
@@ -104,17 +103,29 @@ class Passes:
         self._multiply(self._states, (mlp.gate_proj, mlp.up_proj), gated, "gated")
         self._multiply(gated, (mlp.down_proj,), self._hidden, "added")
 
-    def _attended(self, layer: Any, reading: Reading, pools: KV) -> tuple[Any, torch.Tensor]:
-        """Add what is before the attention of a layer; return its pass, and what that writes to, as operands."""
+    def _keep(self, layer: Any, pools: KV) -> None:
+        """Add the passes that write K and V of a layer, and do no more."""
+        attended, _ = self._attended(layer, self._written, pools, asks=False)
+        only_kv = attended.inputs._replace(group=0)
+        self._passes.append(attended._replace(functions=attended.functions[:1], inputs=only_kv))
+
+    def _attended(
+        self, layer: Any, reading: Reading, pools: KV, *, asks: bool = True
+    ) -> tuple[Any, torch.Tensor]:
+        """Add what is before the attention of a layer; return its pass, and what that writes to, as operands.
+
+        asks  whether there are queries
+        """
         attention = layer.self_attn
         self._norm(layer.input_layernorm)
         modules = attention.q_proj, attention.k_proj, attention.v_proj
         widths = [each.out_features for each in modules]
-        width = sum(widths)
+        width, first = sum(widths), 0 if asks else 1
         if width not in self._heads:
             self._heads[width] = self._hidden.new_empty(self.most_rows, width)
         heads = self._heads[width]
-        self._multiply(self._states, modules, heads, "plain")
+        results = heads[:, sum(widths[:first]) :]
+        self._multiply(self._states, modules[first:], results, "plain")
         by_heads = (-1, attention.head_dim)
         q, k, v = (each.unflatten(1, by_heads) for each in heads.split(widths, 1))
         out = self._operands(attention.o_proj.in_features)
