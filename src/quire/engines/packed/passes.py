@@ -106,7 +106,7 @@ class Passes:
     def _keep(self, layer: Any, pools: KV) -> None:
         """Add the passes that write K and V of a layer, and do no more."""
         attended, _ = self._attended(layer, self._written, pools, asks=False)
-        only_kv = attended.inputs._replace(group=0)
+        only_kv = attended.inputs._replace(group=0)  # no queries to turn
         self._passes.append(attended._replace(functions=attended.functions[:1], inputs=only_kv))
 
     def _attended(

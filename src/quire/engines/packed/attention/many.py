@@ -148,12 +148,10 @@ def _lay(
     depth, width = code.depth, code.width
     with code.loop(0, num_keys // 2) as pair:
         first = start + pair * 2
-        slots, ahead = (
-            code.slots(task, [(at + i).min(stop - 1) for i in range(2)])
-            for at in (first, first + KEYS)
-        )
+        slots = code.slots(task, [(first + i).min(stop - 1) for i in range(2)])
+        ahead = [(first + (KEYS + i)).min(stop - 1) for i in range(2)]
         with code.when(first + KEYS < stop):
-            code.fetch_kv(ahead)
+            code.fetch_kv(code.slots(task, ahead))
         for i, slot in enumerate(slots):
             code.store_row(code.key(slot), keys + (pair * 2 + i) * (4 * depth), depth)
         rows = code.values(slots)
