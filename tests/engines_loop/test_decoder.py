@@ -185,7 +185,7 @@ def test_rows_that_nobody_asks_for_end_at_their_last_keys_and_values(dtype, name
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():  # biases too, which begin at 0
-            parameter += 0.02 * torch.randn_like(parameter)
+            parameter.add_(0.02 * torch.randn_like(parameter))
     packed = proven(model, 4)
     assert packed.plain
     table, ids = np.arange(5, dtype=np.int32)[None], torch.arange(3, 20)
