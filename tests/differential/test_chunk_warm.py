@@ -115,12 +115,22 @@ def test_one_damaged_record_of_several_is_named_by_its_passage(model, segments, 
     assert report.passages[-1].recomputed == 0
 
 
-def test_scopes_find_each_others_records_only_where_they_share(model, segments, tmp_path):
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Scope(salt="a"), Scope(salt="b")),
+        (Scope(salt="1"), Scope(salt=1)),
+        (Scope(salt="a"), Scope(tenant="a")),
+    ],
+)
+def test_scopes_find_each_others_records_only_where_they_share(
+    one, other, model, segments, tmp_path
+):
     for shares in (False, True):
         folder = tmp_path / str(shares)
         given = {"share_isolated": shares}
-        asked(cache_of(model, folder, **given), segments, scope=Scope(salt="a"))
-        _, report = asked(cache_of(model, folder, **given), segments, scope=Scope(salt="b"))
+        asked(cache_of(model, folder, **given), segments, scope=one)
+        _, report = asked(cache_of(model, folder, **given), segments, scope=other)
         assert (report.exactness == "approximate") is shares
 
 

@@ -24,7 +24,7 @@ def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     generator = torch.Generator().manual_seed(8)
     shared = random_ids(generator, 50)
     prompts = [torch.cat([shared, random_ids(generator, 40)], dim=1) for _ in range(3)]
-    scope = Scope(salt=b"tenant")
+    scope = Scope(salt=b"session", tenant="owner")
     texts = [same(model, cache, ids, scope=scope, max_new_tokens=8) for ids in prompts]
     assert cache.save(tmp_path / "saved") > 10
     assert cache.save(tmp_path / "saved") > 10, "again, in its place"

@@ -39,7 +39,16 @@ from quire import Hint, Scope, ops
 from quire.engines.loop import Engine, SamplingParams
 from quire.errors import DeadlinePassed, OutOfBlocks, PinBudgetExceeded, RequestFailed
 
-SCOPES = (None, None, None, None, None, Scope(salt="a"), Scope(salt="b"))
+SCOPES = (
+    None,
+    None,
+    None,
+    None,
+    None,
+    Scope(salt="a"),
+    Scope(salt="b"),
+    Scope(salt="b", tenant="a"),
+)
 HINTS = (Hint(), Hint(), Hint("never"), Hint("session", session_id="s"))
 KEPT_TEXTS = 12
 

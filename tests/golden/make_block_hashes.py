@@ -22,13 +22,25 @@ def part(value):
     return bytes([kind]) + struct.pack("<Q", len(data)) + data
 
 
+def tagged(digest, tag):
+    return digest[:16] + tag + digest[24:]
+
+
+def tenant_tag(scope):
+    tenant = scope.get("tenant", scope.get("salt"))
+    if tenant is None:
+        return bytes(8)
+    return hashlib.sha256(b"quire-tenant-1" + part(tenant)).digest()[:8]
+
+
 def root(scope):
-    parts = b"".join(part(scope.get(name)) for name in ("salt", "lora", "model"))
-    return hashlib.sha256(b"quire-scope-1" + parts).digest()
+    parts = b"".join(part(scope.get(name)) for name in ("tenant", "salt", "lora", "model"))
+    return tagged(hashlib.sha256(b"quire-scope-2" + parts).digest(), tenant_tag(scope))
 
 
 def hashes(tokens, block_size, scope, media):
     parent, digests = root(scope), []
+    tag = tenant_tag(scope)
     for start in range(0, len(tokens) - block_size + 1, block_size):
         block = list(tokens[start : start + block_size])
         runs = b""
@@ -44,7 +56,8 @@ def hashes(tokens, block_size, scope, media):
                 )
                 runs += struct.pack("<II", first - start, last - first)
                 runs += hashlib.sha256(content).digest()
-        parent = hashlib.sha256(parent + struct.pack(f"<{block_size}i", *block) + runs).digest()
+        text = parent + struct.pack(f"<{block_size}i", *block) + runs
+        parent = tagged(hashlib.sha256(text).digest(), tag)
         digests.append(parent.hex())
     return digests
 
@@ -57,6 +70,13 @@ CASES = [
     {"tokens": list(range(12)), "block_size": 3, "scope": {"lora": "ab"}, "media": []},
     {"tokens": list(range(12)), "block_size": 3, "scope": {"salt": "ab"}, "media": []},
     {"tokens": list(range(12)), "block_size": 3, "scope": {"salt": 7, "model": "é"}, "media": []},
+    {"tokens": list(range(12)), "block_size": 3, "scope": {"tenant": "ab"}, "media": []},
+    {
+        "tokens": list(range(12)),
+        "block_size": 3,
+        "scope": {"tenant": "ab", "salt": "x"},
+        "media": [],
+    },
     {
         "tokens": [5, 9, 9, 9, 9, 9, 6, 7, 9, 9, 1, 2],
         "block_size": 4,

@@ -35,7 +35,8 @@ def namespace_digest(space):
 
 def record(case):
     digest = namespace_digest(case["namespace"])
-    key = hashlib.sha256(digest + bytes.fromhex(case["block_hash"])).digest()
+    name = bytes.fromhex(case["block_hash"])
+    key = hashlib.sha256(digest + name).digest()[:24] + name[16:24]  # ends with the tenant tag
     payload = bytes(i * 7 % 251 for i in range(case["payload_bytes"]))
     unit = 4096 if 128 + len(payload) >= 65536 else 64
     body = payload + bytes(-(128 + len(payload)) % unit)

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire import CacheManager, MediaItem, Scope, block_hashes
 from quire.exchange import BlockStored
+from quire.exchange.hashing import tag_of, tenant_tag
 from watching import take_events, watchers
 
 VECTORS = json.loads(Path(__file__).with_name("block_hashes.json").read_text(encoding="utf-8"))
@@ -54,8 +57,33 @@ def test_scope_parts_are_not_joined():
         Scope(salt=""),
         Scope(salt=1),
         Scope(salt="1"),
+        Scope(tenant="ab"),
+        Scope(tenant="ab", salt="ab"),
+        Scope(tenant="a", salt="b"),
+        Scope(tenant=b"ab"),
     ]
     assert len({block_hashes(tokens, 16, scope)[0] for scope in scopes}) == len(scopes)
+
+
+PARTS = st.one_of(st.none(), st.text(max_size=3), st.binary(max_size=3), st.integers(-3, 3))
+
+
+@given(st.tuples(*[PARTS] * 4), st.tuples(*[PARTS] * 4), st.integers(1, 5))
+def test_every_hash_carries_the_tag_of_its_tenant_alone(one, two, block_size):
+    first, second = Scope(*one), Scope(*two)
+    tokens = np.arange(11)
+    hashes = block_hashes(tokens, block_size, first)
+    assert {tag_of(each) for each in hashes} == {tenant_tag(first)}
+    tenants = [each.salt if each.tenant is None else each.tenant for each in (first, second)]
+    is_one = tenants[0] == tenants[1] and type(tenants[0]) is type(tenants[1])
+    assert (tenant_tag(first) == tenant_tag(second)) is is_one
+    assert (tenant_tag(first) == bytes(8)) is (tenants[0] is None)
+    others = block_hashes(tokens, block_size, second)
+    for part in (slice(0, 16), slice(24, 32)):  # the tag leaves enough of the hash on both sides
+        assert (hashes[0][part] == others[0][part]) is (
+            first == second and repr(first) == repr(second)
+        )
+    assert len({each[24:] for each in hashes}) == len(hashes)
 
 
 def test_a_hash_names_the_whole_prefix_and_only_that():

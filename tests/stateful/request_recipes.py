@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from quire.core import FullAttention, Hint, MediaItem, Scope
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 
-SCOPES = (None, Scope(salt="x"), Scope(salt="y"))
+SCOPES = (None, Scope(salt="x"), Scope(salt="y"), Scope(salt="x", tenant="y"))
 PICTURES = ((b"a" * 32, 2), (b"b" * 32, 4))
 """Each picture always has the same length, and placeholders 0: what the digest names is the whole picture."""
 

@@ -14,7 +14,7 @@ from quire.errors import OutOfBlocks
 from quire.exchange import EventLog
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 from quire.observe import BatchStream, Follower, Mirror
-from quire.observe.telling import salt_key
+from quire.observe.telling import is_divided, salt_key
 
 SIZE = 2
 GROUPS = [
@@ -24,7 +24,14 @@ GROUPS = [
     [("full", FullAttention()), ("state", Recurrent(interval=4))],
     [("full", FullAttention()), ("chunk", ChunkedAttention(6)), ("state", Recurrent())],
 ]
-SCOPES = [None, Scope(salt="tenant"), Scope(lora="poet"), Scope(salt="tenant", lora="poet")]
+SCOPES = [
+    None,
+    Scope(salt="tenant"),
+    Scope(lora="poet"),
+    Scope(salt="tenant", lora="poet"),
+    Scope(tenant="tenant"),
+    Scope(tenant="tenant", salt="session"),
+]
 TEXT = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=5).map(
     lambda parts: [each * 10 + at for each in parts for at in range(SIZE)]
 )
@@ -38,7 +45,7 @@ def expected(manager, tokens, scope):
 def known(mirror, tokens, scope):
     scope = scope or Scope()
     lora = [scope.lora] if scope.lora else []
-    salt = [salt_key(scope)] if scope.salt else []
+    salt = [salt_key(scope)] if is_divided(scope) else []
     extra = [[*lora, *salt], *[lora] * len(tokens)]
     return mirror.lookup(tokens, lora_name=scope.lora, extra_keys=extra)
 

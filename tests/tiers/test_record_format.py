@@ -20,7 +20,6 @@ from quire.tiers.format import (
     payload_of,
     read_header,
     record_bytes,
-    record_key,
     seal,
     verify,
 )
@@ -107,7 +106,7 @@ def test_every_field_of_the_header_lies_where_the_table_says(name):
     assert [number(16, 4), number(20, 4)] == [case["token_count"], 0]
     assert [number(24, 8), number(32, 8)] == [case["payload_bytes"], case["generation"]]
     assert record[48:80] == space.digest
-    assert record[80:112] == record_key(space.digest, bytes.fromhex(case["block_hash"]))
+    assert record[80:112] == space.key(bytes.fromhex(case["block_hash"]))
     assert number(112, 8) == 0
     assert record[HEADER_BYTES + case["payload_bytes"] :].strip(b"\0") == b""
     assert len(record) % (4096 if len(record) >= 65536 else 64) == 0

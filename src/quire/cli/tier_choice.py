@@ -29,6 +29,7 @@ def oldest(entries: "Sequence[ListedRecord]", keep_bytes: int) -> "list[ListedRe
 
 def behind(names: "NameBook", scope: str | None, prefix: str | None) -> set[bytes]:
     """Return the keys of a scope, or of a block and all behind it."""
+    from quire.exchange.hashing import tag_of
     from quire.tiers.format import record_key
 
     if not names.parents:
@@ -38,7 +39,9 @@ def behind(names: "NameBook", scope: str | None, prefix: str | None) -> set[byte
         )
     start = _root(names, scope) if scope is not None else _block(names, prefix or "")
     blocks = _with_all_behind(names, start)
-    return {record_key(digest, block) for digest in names.namespaces for block in blocks}
+    return {
+        record_key(digest, block, tag_of(block)) for digest in names.namespaces for block in blocks
+    }
 
 
 def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:

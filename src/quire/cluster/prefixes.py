@@ -13,7 +13,7 @@ from quire.cluster.index import ClusterIndex, Held
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError
 from quire.exchange.wire import CacheEvent, EventBatch, StoredEvent
-from quire.observe.telling import salt_key
+from quire.observe.telling import is_divided, salt_key
 from quire.web.keys import scope_of
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class ToldPrefixes:
         """Return what upstreams hold of a prompt, for a request of that tenant with that salt, to that model or adapter."""
         salts = [cache_salt]
         scope = scope_of(tenant, cache_salt)
-        if scope.salt is not None:
+        if is_divided(scope):
             salts.append(salt_key(scope))
         held: Held = {}
         with self._lock:

@@ -14,14 +14,15 @@ ScopePart: TypeAlias = "str | bytes | int | None"
 class Scope(msgspec.Struct, frozen=True, order=False):
     """The structured key under which prefixes are shared: equal parts share, others never do.
 
-    `salt` names a tenant or a session, `lora` an adapter, `model` the fingerprint of weights
-    and layout. Parts are compared one by one, never joined: LoRA "a" with salt "b" is not
-    LoRA "ab". Raises `ScopeError` for a part that is not str, bytes, int or None.
+    `salt` divides the cache, `lora` names an adapter, `model` the fingerprint of weights and layout.
+    `tenant` names the owner whose data is purged in one call; without it, the salt does.
+    Parts are compared one by one, never joined: LoRA "a" with salt "b" is not LoRA "ab". Raises `ScopeError` for a part that is not str, bytes, int or None.
     """
 
     salt: ScopePart = None
     lora: ScopePart = None
     model: ScopePart = None
+    tenant: ScopePart = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -36,8 +37,8 @@ class Scope(msgspec.Struct, frozen=True, order=False):
                 try:
                     part.encode()
                 except UnicodeEncodeError:
-                    msg = f"scope {name} {part!r} cannot be written as UTF-8; use bytes for it"
-                    raise ScopeError(msg) from None
+                    why = "cannot be written as UTF-8; use bytes for it"
+                    raise ScopeError(f"scope {name} {part!r} {why}") from None
 
     def __repr__(self) -> str:
         parts = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -51,8 +52,7 @@ NO_SCOPE = Scope()
 def check_scope(scope: object) -> None:
     """Raise `ScopeError` unless this is a `Scope`."""
     if not isinstance(scope, Scope):
-        msg = (
+        raise ScopeError(
             f"scope must be a quire.Scope, got {type(scope).__name__} {scope!r}; "
             "write Scope(salt=...) for a tenant, Scope(lora=...) for an adapter"
         )
-        raise ScopeError(msg)

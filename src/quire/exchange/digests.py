@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from quire.core.kernel import Kernel, Watcher
 from quire.core.manager import CacheManager
@@ -49,7 +50,7 @@ class Digests(Watcher):
     def named(self, scope: Scope) -> Scope:
         """Return a scope under the name that its model has outside."""
         model = self.public.get(scope.model, scope.model)
-        return Scope(scope.salt, scope.lora, model) if self.public else scope
+        return replace(scope, model=model) if self.public else scope
 
     def root(self, scope: Scope) -> bytes:
         """Return the digest that stands for the empty prefix of a scope."""

@@ -1,7 +1,12 @@
 """Block hashes: the names of blocks outside the process.
 
-    root digest  = SHA-256("quire-scope-1" + parts)         salt, lora, model
+    tenant tag   = SHA-256("quire-tenant-1" + tenant)[:8]   the scope's tenant, else its salt; zeros without either
+    root digest  = SHA-256("quire-scope-2" + parts)         tenant, salt, lora, model
     block digest = SHA-256(parent digest + tokens + media)  tokens: int32 little-endian
+
+Bytes 16 to 23 of every digest are the tenant tag, in place of the hash's own: a tier can find and purge all
+records of a tenant, though keys name nothing else. 24 bytes of the hash are left. They include the last 8,
+which consumers of events take for the whole, and the first 16.
 
 Each scope part is one type byte (0 None, 1 str, 2 bytes, 3 int as decimal text) followed by
 its length (8 bytes, little-endian) and its bytes, so no two scopes have the same encoding.
@@ -25,6 +30,12 @@ from quire.config import check_count
 from quire.core.media import NO_MEDIA, MediaItem, MediaTable, check_media
 from quire.core.scope import Scope, ScopePart, check_scope
 from quire.core.tokens import INT32, Key, TokenIds, check_sign, key_of
+
+TAG_BYTES = 8
+NO_TENANT = bytes(TAG_BYTES)
+"""The tag of scopes with neither tenant nor salt: everybody's."""
+
+_TAG_AT, _TAG_END = 16, 24
 
 LITTLE_ENDIAN = sys.byteorder == "little"
 
@@ -54,8 +65,19 @@ def block_hashes(
 
 def root_digest(scope: Scope) -> bytes:
     """Return the digest that stands for the empty prefix of a scope."""
-    parts = (scope.salt, scope.lora, scope.model)
-    return _digest(b"quire-scope-1" + b"".join(map(_part, parts)))
+    parts = (scope.tenant, scope.salt, scope.lora, scope.model)
+    return _tagged(_digest(b"quire-scope-2" + b"".join(map(_part, parts))), tenant_tag(scope))
+
+
+def tenant_tag(scope: Scope) -> bytes:
+    """Return the 8 bytes that name the tenant of a scope in digests and keys; zeros for nobody's."""
+    tenant = scope.tenant if scope.tenant is not None else scope.salt
+    return NO_TENANT if tenant is None else _digest(b"quire-tenant-1" + _part(tenant))[:TAG_BYTES]
+
+
+def tag_of(digest: bytes) -> bytes:
+    """Return the tenant tag that a digest carries."""
+    return digest[_TAG_AT:_TAG_END]
 
 
 def chain(parent: bytes, key: Key | bytearray, block_bytes: int, media: MediaTable) -> list[bytes]:
@@ -65,19 +87,24 @@ def chain(parent: bytes, key: Key | bytearray, block_bytes: int, media: MediaTab
     digests: list[bytes] = []
     if not key:
         return digests
+    tag = tag_of(parent)
     if len(media) and int(np.frombuffer(key, INT32).min()) < 0:
         tokens = np.frombuffer(key, INT32)
         per_block = block_bytes // 4
         for start in range(0, len(tokens) - per_block + 1, per_block):
             block = tokens[start : start + per_block]
-            parent = sha256(parent + _encode_block(block, media)).digest()
+            parent = _tagged(sha256(parent + _encode_block(block, media)).digest(), tag)
             digests.append(parent)
         return digests
     data = bytes(key) if LITTLE_ENDIAN else np.frombuffer(key, INT32).astype("<i4").tobytes()
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
-        parent = sha256(parent + data[start : start + block_bytes]).digest()
+        parent = _tagged(sha256(parent + data[start : start + block_bytes]).digest(), tag)
         digests.append(parent)
     return digests
+
+
+def _tagged(digest: bytes, tag: bytes) -> bytes:
+    return digest[:_TAG_AT] + tag + digest[_TAG_END:]
 
 
 def _part(part: ScopePart) -> bytes:

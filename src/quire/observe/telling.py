@@ -63,7 +63,7 @@ class Telling:
         scope, parent = event.scope, event.parent_hash
         lora = None if scope.lora is None else str(scope.lora)
         every = [] if lora is None else [lora]
-        first = [*every, *([] if scope.salt is None or parent else [salt_key(scope)])]
+        first = [*every, *([salt_key(scope)] if is_divided(scope) and not parent else [])]
         extra: list[Any] | None = None
         if first:
             extra = [first or None, *[every or None] * (len(event.block_hashes) - 1)]
@@ -84,8 +84,13 @@ class Telling:
 
 
 def salt_key(scope: Scope) -> str:
-    """Return what stands for the salt of a scope in events."""
-    return hashlib.sha256(repr(scope.salt).encode()).hexdigest()[:32]
+    """Return the text that stands for the salt and the tenant of a scope in events."""
+    return hashlib.sha256(repr((scope.tenant, scope.salt)).encode()).hexdigest()[:32]
+
+
+def is_divided(scope: Scope) -> bool:
+    """Return whether a scope has a salt or a tenant."""
+    return scope.salt is not None or scope.tenant is not None
 
 
 def _described(group: LayerGroup, block_size: int) -> tuple[str, int | None]:

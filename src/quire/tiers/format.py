@@ -22,6 +22,8 @@ are little-endian.
 Records of at least 64 KiB are padded to a multiple of 4,096 bytes, so that they can be written past the page
 cache, smaller ones to 64. Golden files: `tests/golden/records/`.
 
+The last 8 bytes of a key are its tenant tag (`quire.exchange.hashing`): a tier finds all records of a tenant by it.
+
 A key names content: model, layout, and every token from the start of the prompt. So a record that
 carries its own key, and whose checksums hold, is right wherever it was found; nothing else is trusted.
 """
@@ -39,12 +41,15 @@ import msgspec
 import xxhash
 
 from quire.errors import ConfigError, RecordError
+from quire.exchange.hashing import TAG_BYTES, tag_of
 
 MAGIC = b"quire-kv"
 MAJOR, MINOR = 1, 0
 HEADER_BYTES = 128
 KEY_BYTES = 32
 KEY_OFFSET = 80
+TENANT_AT = KEY_BYTES - TAG_BYTES
+"""Where a key's tenant tag begins."""
 TAG_AT = 120
 """Where the header's checksum begins: it covers key, generation and payload checksum."""
 PAGE_BYTES = 4096
@@ -108,13 +113,21 @@ class Namespace(msgspec.Struct, frozen=True):
         return sha256(text).digest()
 
     def key(self, block_hash: bytes) -> bytes:
-        """Return the 32-byte key of a block: SHA-256 of the digest and the block's chained hash."""
-        return record_key(self.digest, block_hash)
+        """Return the 32-byte key of a block, from its chained hash."""
+        return record_key(self.digest, block_hash, tag_of(block_hash))
 
 
-def record_key(namespace_digest: bytes, block_hash: bytes) -> bytes:
-    """Return the key of a block under `Namespace.digest`, which is worth computing once."""
-    return sha256(namespace_digest + block_hash).digest()
+def record_key(namespace_digest: bytes, name: bytes, tag: bytes) -> bytes:
+    """Return the key of a tenant's block under `Namespace.digest`: 24 bytes of SHA-256 over both, then the tag.
+
+    `name` is a block's chained hash, or whatever else names content.
+    """
+    return sha256(namespace_digest + name).digest()[:TENANT_AT] + tag
+
+
+def tag_of_key(key: bytes) -> bytes:
+    """Return the tenant tag that a key ends with."""
+    return key[TENANT_AT:]
 
 
 class Header(msgspec.Struct, frozen=True):

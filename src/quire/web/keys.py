@@ -11,8 +11,6 @@ from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 
-import msgspec
-
 from quire.config import read_bytes
 from quire.core import Scope
 from quire.errors import ConfigError
@@ -122,9 +120,7 @@ def is_open_to_all(file: Path) -> bool:
 
 def scope_of(tenant: str | None, salt: str | None) -> Scope:
     """Return the scope of a tenant's requests; no two pairs have the same."""
-    if tenant is None and salt is None:
-        return Scope()
-    return Scope(salt=msgspec.json.encode([tenant, salt]))
+    return Scope(salt=salt, tenant=tenant)
 
 
 def is_loopback(host: str) -> bool:

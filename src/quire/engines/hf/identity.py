@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import transformers
+from msgspec.structs import replace
 
 from quire.core import Scope
 from quire.engines.hf.sight import Held, Sight, Stamp
@@ -107,7 +108,7 @@ class Identity:
             )
         model, names = self._now()
         lora = scope.lora if scope.lora is not None else "+".join(names) or None
-        return Scope(salt=scope.salt, lora=lora, model=model)
+        return replace(scope, lora=lora, model=model)
 
     @property
     def sight(self) -> Sight | None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from quire.engines.tiered.opening import open_free
 from quire.engines.tiered.weights import fingerprint
+from quire.exchange.hashing import NO_TENANT
 from quire.tiers.base import Outcome
 from quire.tiers.format import (
     DType,
@@ -56,7 +57,7 @@ class PageRecords:
 
     def key(self, page: str) -> bytes:
         """Return the key of the page that SGLang calls so."""
-        return record_key(self._digest, self._name + page.encode())
+        return record_key(self._digest, self._name + page.encode(), NO_TENANT)
 
     def empty(self) -> tuple[memoryview, memoryview]:
         """Return a record to fill, and its payload."""

@@ -11,6 +11,7 @@ from quire.core.node import Node
 from quire.core.scope import ScopePart
 from quire.errors import TierError
 from quire.exchange import digests_of
+from quire.exchange.hashing import tenant_tag
 from quire.tiers.base import Tier
 from quire.tiers.contents.names import (
     ChainName,
@@ -99,6 +100,8 @@ def scope_label(scope: Scope) -> str:
     parts: list[str] = []
     if scope.lora is not None:
         parts.append(f"lora {_short(scope.lora)}")
+    if scope.tenant is not None:
+        parts.append(f"tenant #{tenant_tag(scope).hex()[:8]}")
     if scope.salt is not None:
         parts.append(f"salt #{sha256(repr(scope.salt).encode()).hexdigest()[:8]}")
     return ", ".join(parts) or "everyone"

@@ -6,6 +6,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
+from quire.exchange.hashing import tag_of
 from quire.exchange.spill import NamedBlock
 from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
@@ -81,7 +82,7 @@ class BlockPart:
         if known is None:
             if len(self._keys) >= REMEMBERED_KEYS:
                 self._keys.clear()
-            known = self._keys[digest] = record_key(self._digest, digest)
+            known = self._keys[digest] = record_key(self._digest, digest, tag_of(digest))
         return known
 
     def encode(

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from quire.core.media import MediaItem
 from quire.core.scope import Scope
@@ -39,16 +40,16 @@ MAX_MANIFEST_BYTES = 1 << 32
 class SavedPrefix(msgspec.Struct, frozen=True):
     """A text as it is written: tokens as little-endian int32, and the rest as `Prefix` has it.
 
-    `scope`: salt, lora and model, each text, bytes, an integer or nothing.
+    `scope`: salt, lora, model and tenant, each text, bytes, an integer or nothing.
     """
 
     tokens: bytes
-    scope: tuple[Any, Any, Any]
+    scope: tuple[Any, Any, Any, Any]
     media: list[MediaItem]
     ends: list[int]
 
 
-class Manifest(msgspec.Struct, frozen=True, tag="quire-saved-1"):
+class Manifest(msgspec.Struct, frozen=True, tag="quire-saved-2"):
     """The description of a saved cache. `namespaces` are those of the parts, as hexadecimal digests."""
 
     model: str
@@ -111,8 +112,8 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
         _check_same(source, manifest, store)
         own = {public: model for model, public in store.digests.public.items()}
         for prefix in manifest.prefixes:
-            salt, lora, model = prefix.scope
-            scope = Scope(salt, lora, own.get(model, model))
+            saved = Scope(*prefix.scope)
+            scope = replace(saved, model=own.get(saved.model, saved.model))
             tokens = np.frombuffer(prefix.tokens, "<i4").astype(np.int32)
             num_saved += tokens.size
             for end in prefix.ends:
@@ -160,7 +161,7 @@ def _manifest(store: TieredStore) -> Manifest:
     saved: list[SavedPrefix] = []
     for prefix in prefixes(store.manager):
         scope, tokens = store.digests.named(prefix.scope), prefix.tokens.astype("<i4").tobytes()
-        names = (scope.salt, scope.lora, scope.model)
+        names = (scope.salt, scope.lora, scope.model, scope.tenant)
         saved.append(SavedPrefix(tokens, names, prefix.media, prefix.ends))
     return Manifest(store.namespaces[0].model, store.manager.block_size, _digests(store), saved)
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from quire.errors import ConfigError
+from quire.exchange.hashing import tag_of
 from quire.tiers.format import (
     KEY_BYTES,
     DType,
@@ -87,7 +88,7 @@ class GroupPart:
         if known is None:
             if len(self._keys) >= REMEMBERED_KEYS:
                 self._keys.clear()
-            known = self._keys[digest] = record_key(self._digest, digest)
+            known = self._keys[digest] = record_key(self._digest, digest, tag_of(digest))
         return known
 
     def write(self, record: memoryview, payload: memoryview, key: bytes) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from quire.errors import TierError
+from quire.exchange.hashing import tag_of
 from quire.tiers.format import KEY_BYTES, Namespace, record_key
 
 FILE_NAME = "names.jsonl"
@@ -94,7 +95,7 @@ class NameBook:
     def keys(self) -> dict[bytes, tuple[bytes, bytes]]:
         """Return every key that the names make: its namespace digest and its block hash."""
         return {
-            record_key(digest, block): (digest, block)
+            record_key(digest, block, tag_of(block)): (digest, block)
             for digest in self.namespaces
             for block in self.parents
         }

@@ -10,7 +10,6 @@ What comes back is rounded, so it is never taken for exact, and never stored a s
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from math import prod
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from quire.chunks import Variant
 from quire.core import Scope
 from quire.engines.hf.chunks.capture import ChunkKV
+from quire.exchange.hashing import root_digest, tenant_tag
 from quire.tensors.copy import KV
 from quire.tensors.kinds import kv_shapes
 from quire.tensors.quant import Quantization, Quantized, dequantize, quantize
@@ -115,10 +115,10 @@ class WarmPassages:
         self.tier.close()
 
     def _key(self, bound: Scope, ids: bytes, head: bytes) -> bytes:
-        salt = "" if self._shared or bound.salt is None else str(bound.salt)
-        parts = (salt.encode(), head, ids)
+        owner = Scope() if self._shared else Scope(salt=bound.salt, tenant=bound.tenant)
+        parts = (root_digest(owner), head, ids)
         text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-        return record_key(self._namespace(bound).digest, sha256(text).digest())
+        return record_key(self._namespace(bound).digest, text, tenant_tag(owner))
 
     def _namespace(self, bound: Scope) -> Namespace:
         layers = "; ".join(f"K {k} V {v}" for k, v in self._shapes)
