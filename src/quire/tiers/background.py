@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from quire.tiers.waiting import Bell
+
 
 class Background:
     """Runs `chore` again and again in a thread of its own until it returns False.
@@ -16,14 +18,15 @@ class Background:
     def __init__(self, chore: Callable[[], bool], name: str) -> None:
         self._chore = chore
         self._name = name
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._ended = Bell()
         self._thread: threading.Thread | None = None
         self._is_awake = False
         self._is_stopped = False
 
     def wake(self) -> None:
         """Say that there may be something to do."""
-        with self._changed:
+        with self._lock:
             self._is_awake = True
             if self._is_running() or self._is_stopped:
                 return
@@ -33,18 +36,17 @@ class Background:
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is left to do; return whether that came to be in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._is_running(), timeout_s)
+        return self._ended.wait_for(lambda: not self._is_running(), timeout_s)
 
     def stop(self) -> None:
         """Begin nothing more, and return when the piece of work at hand is done."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.wait_for(lambda: not self._is_running())
+        self._is_stopped = True
+        self._ended.wait_for(lambda: not self._is_running(), float("inf"))
 
     def _is_running(self) -> bool:
         """Whether there is a thread: one that a signal kept from beginning is none."""
-        return self._thread is not None and self._thread.is_alive()
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -52,18 +54,21 @@ class Background:
                 while not self._is_stopped and self._chore():
                     pass
         except BaseException:
-            self._end()
+            with self._lock:
+                self._end()
             raise
 
     def _goes_on(self) -> bool:
-        with self._changed:
-            if self._is_awake and not self._is_stopped:
+        with self._lock:
+            is_own = self._thread is threading.current_thread()  # and not one that began too late
+            if is_own and self._is_awake and not self._is_stopped:
                 self._is_awake = False
                 return True
             self._end()
             return False
 
     def _end(self) -> None:
-        with self._changed:
+        """Say that this thread does nothing more. The lock is held."""
+        if self._thread is threading.current_thread():
             self._thread = None
-            self._changed.notify_all()
+        self._ended.ring()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +16,7 @@ from quire.tiers.addresses import without
 from quire.tiers.base import Outcome
 from quire.tiers.redis.link import Answer, Failure, Link, RedisRequest, remaining
 from quire.tiers.redis.url import Words
+from quire.tiers.waiting import Permit, Permits
 
 RECEIVE_BYTES = 1 << 20
 SEND_BYTES = 1 << 18
@@ -120,7 +120,7 @@ class Server:
     """Connections to one server, made by `words`. Any number of threads may ask at once; `limit` are served, others wait.
 
     A connection is kept for the next one only when everything sent over it was answered and nothing else came; else it
-    is closed. Who has one has a permit, and the idle ones are never more than were in use at once: `len(idle) <= limit`.
+    is closed. A thread uses one with a permit, and the idle ones are never more than were in use at once: `len(idle) <= limit`.
     """
 
     def __init__(self, words: Words, limit: int) -> None:
@@ -134,7 +134,10 @@ class Server:
         try:
             while len(answers) < len(requests):
                 # What was answered before a failure stays answered.
-                self._ask_over_one(requests[len(answers) :], deadline, answers)
+                rest = requests[len(answers) :]
+                self._use_one(
+                    deadline, lambda link, rest=rest: link.exchange(rest, deadline, answers)
+                )
         except TimeoutError:
             lost = Failure("no answer in time", Outcome.TIMEOUT, is_answer=False)
         except (TierError, OSError) as error:
@@ -144,9 +147,8 @@ class Server:
         return [*answers, *[lost] * (len(requests) - len(answers))]
 
     def open(self, deadline: float) -> None:
-        """Make sure that there is a connection. Raises `OSError` and `TierError`."""
-        with self._taken(deadline):
-            """It stays open, for the first who asks."""
+        """Make sure that there is a connection, for the first call. Raises `OSError` and `TierError`."""
+        self._use_one(deadline, lambda _: None)
 
     def close(self) -> None:
         """Close what is idle; what threads have is closed when they are done."""
@@ -158,37 +160,30 @@ class Server:
         if len(self._idle) > self._limit:
             raise InvariantError(f"{len(self._idle)} idle connections, at most {self._limit}")
 
-    def _ask_over_one(
-        self, requests: Sequence[RedisRequest], deadline: float, answers: list[Answer]
-    ) -> None:
-        with self._taken(deadline) as link:
-            link.exchange(requests, deadline, answers)
-
-    @contextmanager
-    def _taken(self, deadline: float) -> Generator[Link]:
-        """Give a connection to this thread alone."""
+    def _use_one(self, deadline: float, use: Callable[[Link], None]) -> None:
+        """Give a connection to this thread alone. Wherever a signal cuts this off, the next thread gets its permit."""
         if self._process != os.getpid():
             # After a fork: two processes that read from one connection would take each other's answers.
             self._close_idle()
             self._begin()
         permits, idle = self._permits, self._idle
-        if not permits.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TimeoutError
+        permit, link = Permit(), None
         try:
+            if not permits.take(permit, deadline - time.monotonic()):
+                raise TimeoutError
             link = self._idle_one() or _connect(self._words, deadline)
-            try:
-                yield link
-            except BaseException:
-                link.close()
-                raise
-            if link.has_unread:
-                link.close()
-            else:
-                idle.append(link)
+            use(link)
+            if not link.has_unread:
+                # In this order: what is idle is never closed below.
+                unused, link = link, None
+                idle.append(unused)
                 if self._is_closed:
                     self._close_idle()
         finally:
-            permits.release()
+            permit.is_over = True
+            permits.ended()
+            if link is not None:
+                link.close()
 
     def _idle_one(self) -> Link | None:
         while not self._is_closed:
@@ -196,15 +191,19 @@ class Server:
                 link = self._idle.pop()
             except IndexError:
                 return None
-            if link.is_quiet:
-                return link
+            try:
+                if link.is_quiet:
+                    return link
+            except BaseException:
+                link.close()
+                raise
             link.close()
         raise TierError("the tier is closed")
 
     def _begin(self) -> None:
-        self._process = os.getpid()
-        self._permits = threading.BoundedSemaphore(self._limit)
+        self._permits = Permits(self._limit)
         self._idle: deque[Link] = deque()
+        self._process = os.getpid()  # last: what is cut off before it is done again
 
     def _close_idle(self) -> None:
         with suppress(IndexError):
@@ -220,8 +219,12 @@ def _connect(words: Words, deadline: float) -> Link:
     options["redis_connect_func"] = partial(bound, until=lambda: deadline)
     with tier_errors(words):
         connection = options.pop("connection_class")(**options)
-        connection.connect()
-        connected = connection._sock = connection._sock.plain  # noqa: SLF001
-        for option, size in ((socket.SO_RCVBUF, RECEIVE_BYTES), (socket.SO_SNDBUF, SEND_BYTES)):
-            connected.setsockopt(socket.SOL_SOCKET, option, size)
+        try:
+            connection.connect()
+            connected = connection._sock = connection._sock.plain  # noqa: SLF001
+            for option, size in ((socket.SO_RCVBUF, RECEIVE_BYTES), (socket.SO_SNDBUF, SEND_BYTES)):
+                connected.setsockopt(socket.SOL_SOCKET, option, size)
+        except BaseException:
+            connection.disconnect()
+            raise
     return Link(connected, connection)

@@ -14,6 +14,7 @@ from quire.tiers.background import Background
 from quire.tiers.redis.link import Answer, Failure, RedisRequest, command, remaining
 from quire.tiers.redis.server import Server, bound, tier_errors
 from quire.tiers.redis.url import Words, place_of
+from quire.tiers.waiting import Bell
 
 MAX_HOPS = 5
 MAX_NODES = 1024
@@ -35,36 +36,32 @@ class Servers:
         self.home = place_of(words)
         self._lock = threading.Lock()
         self._servers = {self.home: Server(words, connections)}
-        self._client: Any = None
         self._map: Any = None
         self._refreshed = float("-inf")
         self._latest = float("inf")
-        self._closing = threading.Event()
+        self._is_closed = False
+        self._closing = Bell()
         self._refresher = Background(self._refresh, "quire-redis-map")
 
     def open(self, deadline: float) -> None:
         """Reach the servers. Raises `TierError` or `OSError`."""
         self._servers[self.home].open(deadline)
-        from redis import ConnectionPool, Redis  # noqa: PLC0415 - an extra
-        from redis.cluster import ClusterNode, NodesManager  # noqa: PLC0415
-
-        words: Words = {
-            "socket_timeout": REFRESH_S,
-            "socket_connect_timeout": REFRESH_S,
-            "redis_connect_func": partial(bound, until=self._until),
-            **self._words,
-        }
         if not self._is_cluster:
-            self._client = Redis(connection_pool=ConnectionPool(**words))
             return
+        from redis.cluster import ClusterNode, NodesManager  # noqa: PLC0415 - an extra
+
+        words = self._client_words()
         home = ClusterNode(words.pop("host", "localhost"), words.pop("port", 6379))
+        self._latest = deadline
         try:
-            with self._all_until(deadline), tier_errors(self._words):
+            with tier_errors(self._words):
                 self._map = NodesManager(
                     [home], from_url=True, require_full_coverage=False, **words
                 )
         except TierError as error:
             raise TierError(f"no map of slots from {self.home}: {error}") from None
+        finally:
+            self._latest = float("inf")
 
     def ask(
         self, names: Sequence[bytes], requests: Sequence[RedisRequest], deadline: float
@@ -113,19 +110,30 @@ class Servers:
         nodes = self._map.slots_cache.get(key_slot(name))
         return str(nodes[0].name) if nodes else self.home
 
-    def clients(self) -> dict[str, Any]:
-        """Return redis-py's client of each server that holds keys, by where it is."""
+    def places(self) -> list[str]:
+        """Return where the servers are that hold keys."""
         if not self._is_cluster:
-            return {self.home: self._client}
-        nodes = self._map.get_nodes_by_server_type("primary")
-        return {str(node.name): node.redis_connection for node in nodes}
+            return [self.home]
+        return [str(node.name) for node in self._map.get_nodes_by_server_type("primary")]
+
+    @contextmanager
+    def client(self, place: str, deadline: float = float("inf")) -> Generator[Any]:
+        """Give a client of redis-py with a connection of its own, which ends with it; all its answers come by then."""
+        from redis import ConnectionPool, Redis  # noqa: PLC0415 - an extra
+
+        words = self._client_words(deadline) | self._words_of(place)
+        with Redis(connection_pool=ConnectionPool(**words)) as client:
+            try:
+                yield client
+            finally:
+                client.connection_pool.disconnect()
 
     def infos(self, deadline: float) -> list[dict[str, Any]]:
         """Return what each server that holds keys says of itself. Raises `TierError` or `OSError`."""
         infos: list[dict[str, Any]] = []
-        with self._all_until(deadline), tier_errors():
-            for client in self.clients().values():
-                remaining(deadline)
+        for place in self.places():
+            remaining(deadline)
+            with tier_errors(), self.client(place, deadline) as client:
                 infos.append(client.info())
         return infos
 
@@ -136,25 +144,33 @@ class Servers:
 
     def close(self) -> None:
         """Close all connections."""
-        self._closing.set()
+        self._is_closed = True
+        self._closing.ring()
         self._refresher.stop()
-        for each in (self._client, self._map):
-            if each is not None:
-                each.close()
+        if self._map is not None:
+            self._map.close()
         for server in list(self._servers.values()):
             server.close()
 
-    @contextmanager
-    def _all_until(self, deadline: float) -> Generator[None]:
-        """Give redis-py's answers no more time than that, while entered."""
-        self._latest = deadline
-        try:
-            yield
-        finally:
-            self._latest = float("inf")
+    def _client_words(self, deadline: float | None = None) -> Words:
+        """Return what redis-py makes connections of, whose answers come within `REFRESH_S` and by `deadline`."""
 
-    def _until(self) -> float:
-        return min(self._latest, time.monotonic() + REFRESH_S)
+        def until() -> float:
+            return min(self._latest if deadline is None else deadline, time.monotonic() + REFRESH_S)
+
+        return {
+            "socket_timeout": REFRESH_S,
+            "socket_connect_timeout": REFRESH_S,
+            "redis_connect_func": partial(bound, until=until),
+            **self._words,
+        }
+
+    def _words_of(self, place: str) -> Words:
+        """Return the words that name a server of a place; none for `home`."""
+        if place == self.home:
+            return {}
+        host, _, port = place.rpartition(":")
+        return {"host": host, "port": int(port)}
 
     def _ask_node(
         self, target: str, batch: Sequence[tuple[RedisRequest, bool]], deadline: float
@@ -178,14 +194,14 @@ class Servers:
             if target not in self._servers:
                 if len(self._servers) >= MAX_NODES:
                     raise TierError(f"more than {MAX_NODES} nodes; {target} is one too many")
-                host, _, port = target.rpartition(":")
-                words = self._words | {"host": host, "port": int(port)}
+                words = self._words | self._words_of(target)
                 self._servers[target] = Server(words, self._connections)
             return self._servers[target]
 
     def _refresh(self) -> bool:
         """Read the map of slots anew, and forget the nodes that are gone."""
-        if self._closing.wait(max(0.0, self._refreshed + REFRESH_S - time.monotonic())):
+        rest_s = self._refreshed + REFRESH_S - time.monotonic()
+        if self._closing.wait_for(lambda: self._is_closed, rest_s):
             return False
         try:
             with tier_errors():

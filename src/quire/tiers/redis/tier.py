@@ -85,8 +85,8 @@ class Redis(Tier):
 
     def scan(self) -> Iterator[ListedRecord]:
         seen: set[bytes] = set()
-        for place, client in self._servers.clients().items():
-            listed = self._listed(place, client)
+        for place in self._servers.places():
+            listed = self._listed(place)
             while some := list(islice(listed, SCAN_COUNT)):
                 fresh = [key for key in dict.fromkeys(some) if key not in seen]
                 seen.update(fresh)
@@ -276,12 +276,12 @@ class Redis(Tier):
             raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
         return answers
 
-    def _listed(self, place: str, client: Any) -> Iterator[bytes]:
+    def _listed(self, place: str) -> Iterator[bytes]:
         """Yield the keys that one server has; some may come twice."""
         pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix) + b"?" * (2 * KEY_BYTES)
         shape = re.compile(re.escape(self._prefix) + rb"([0-9a-f]{%d})" % (2 * KEY_BYTES))
         try:
-            with tier_errors():
+            with tier_errors(), self._servers.client(place) as client:
                 for name in client.scan_iter(match=pattern, count=SCAN_COUNT):
                     if match := shape.fullmatch(name):
                         yield bytes.fromhex(match[1].decode())

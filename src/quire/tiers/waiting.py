@@ -1,0 +1,113 @@
+"""Waiting that the exception of a signal may cut off between any two bytecodes.
+
+`threading.Condition`, and what is made of it (`Semaphore`, `Event`, `queue.Queue`, `Future`), takes and returns its lock in
+functions of Python. An exception in one of them leaves the lock held for ever. `Bell` and `Permits` hold a lock only in a `with`
+statement on `threading.Lock`, which no signal can cut in two.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from weakref import ref
+
+AGAIN_S = 0.05
+"""The longest time between two looks of a waiting thread: a thread that was cut off rings no bell."""
+
+
+class Bell:
+    """Threads that wait for a change; `ring` lets them look again."""
+
+    def __init__(self) -> None:
+        self._gates: deque[threading.Lock] = deque()
+        """Locks that are held, each by a thread that waits until it is released."""
+
+    def wait_for(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `is_so()`; return whether it came to be in time."""
+        if is_so():
+            return True
+        deadline = time.monotonic() + timeout_s
+        gate = threading.Lock()
+        gate.acquire()
+        is_listed = False
+        try:
+            while True:
+                if not is_listed:
+                    self._gates.append(gate)
+                    is_listed = True
+                if is_so():  # it may have changed before the gate was listed
+                    return True
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                if gate.acquire(timeout=min(left_s, AGAIN_S)):
+                    is_listed = False
+        finally:
+            with suppress(ValueError):
+                self._gates.remove(gate)
+
+    def ring(self, count: int | None = None) -> None:
+        """Let all waiting threads look again, or so many of those that wait longest."""
+        with suppress(IndexError):
+            for _ in range(len(self._gates) if count is None else count):
+                self._gates.popleft().release()
+
+
+class Permit:
+    """The right of one call to a resource. It ends with `is_over`, or when no frame refers to it."""
+
+    __slots__ = ("__weakref__", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
+class Permits:
+    """Permits of which at most `limit` hold at a time; further threads wait.
+
+    A call takes one as follows. No signal is handled between an exception and the first assignment of `finally`:
+
+        permit = Permit()
+        try:
+            if permits.take(permit, timeout_s): ...
+        finally:
+            permit.is_over = True
+            permits.ended()
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._taken: list[ref[Permit]] = []
+        self._bell = Bell()
+
+    @property
+    def num_taken(self) -> int:
+        """Permits that are not over."""
+        return sum(map(is_on, self._taken))
+
+    def take(self, permit: Permit, timeout_s: float) -> bool:
+        """Make a permit hold; return whether there was one in time."""
+
+        def has_one() -> bool:
+            with self._lock:
+                self._taken = list(filter(is_on, self._taken))
+                if len(self._taken) < self._limit:
+                    self._taken.append(ref(permit))
+                    return True
+                return False
+
+        return self._bell.wait_for(has_one, timeout_s)
+
+    def ended(self) -> None:
+        """Let the next thread look: a permit is over."""
+        self._bell.ring(1)
+
+
+def is_on(permit: ref[Permit] | None) -> bool:
+    """Return whether a permit is not over."""
+    held = permit() if permit is not None else None
+    return held is not None and not held.is_over

@@ -1,0 +1,118 @@
+"""Cutting calls of remote tiers off where CPython looks for signals, also in what they stand on."""
+
+import gc
+import queue
+import threading
+from pathlib import Path
+from random import Random
+
+from interrupt_help import QUIRE, SignalCut
+from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import buffers_like, names_of, records_of
+
+STDLIB = Path(threading.__file__).parent
+BELOW = ("threading.py", "queue.py", "contextlib.py", "concurrent/futures/", "_weakrefset.py")
+"""Where locks are held by functions of Python: a signal comes there as well."""
+
+ROOMS = (str(QUIRE / "tiers"), *(str(STDLIB / each) for each in BELOW))
+SAMPLES, LONG = 3, 120
+"""So many places of each call are tried by default, and in the long run."""
+
+IN_TIME_S = 8.0
+
+HELD, MORE = names_of(range(6)), names_of(range(100, 104))
+
+CALLS = {
+    "put": lambda tier: tier.put(MORE, records_of(MORE), 5.0),
+    "put_again": lambda tier: tier.put(HELD, records_of(HELD), 5.0),
+    "put_larger": lambda tier: tier.put(HELD[:3], records_of(HELD[:3], 200_000), 5.0),
+    "get": lambda tier: tier.get(HELD, buffers_like(records_of(HELD)), 5.0),
+    "contains": lambda tier: tier.contains([*HELD, *MORE], 5.0),
+    "touch": lambda tier: tier.touch(HELD),
+    "delete": lambda tier: tier.delete(HELD[::2], 5.0),
+    "scan": lambda tier: list(tier.scan()),
+}
+
+
+class KeptCut(SignalCut):
+    """Keeps what it raised, with all frames, as an interpreter keeps the last traceback.
+
+    `meanwhile` is called where the error is about to be raised.
+    """
+
+    def __init__(self, *args, meanwhile=None, **options):
+        super().__init__(*args, **options)
+        self.kept, self.meanwhile = [], meanwhile
+
+    def may_come(self, frame):
+        may = super().may_come(frame) and not is_in_finalizer(frame)
+        if may and self.count + 1 == self.at and self.meanwhile is not None:
+            self.meanwhile()
+        return may
+
+    def run(self, call):
+        def keeping():
+            try:
+                call()
+            except self.error as error:
+                self.kept.append(error)
+                raise
+
+        came = super().run(keeping)
+        assert came == (self.at is not None and self.count >= self.at), "an interrupt is swallowed"
+        return came
+
+
+def is_in_finalizer(frame):
+    """Return whether a finalizer runs, out of which Python lets no error come."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def places_of(call, samples, seed, rooms=ROOMS):
+    """Return places of a call where it may be cut off, each as far from the others as they are many."""
+    whole = KeptCut(rooms=rooms)
+    whole.run(call)
+    assert whole.count
+    places = range(1, whole.count + 1)
+    return places if len(places) <= samples else sorted(Random(seed).sample(places, samples))
+
+
+def in_time(call):
+    """Run a call on a thread of its own, as another user of the tier; return its answer."""
+    answers = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(call()), daemon=True).start()
+    try:
+        return answers.get(timeout=IN_TIME_S)
+    except queue.Empty:
+        raise AssertionError("it hangs, or failed") from None
+
+
+def assert_fit(tier, at):
+    """Assert that a tier answers, rightly, and in time, to another thread than the one that was cut off."""
+
+    def used():
+        key = names_of([500 + at])
+        records = records_of(key)
+        buffers = buffers_like(records)
+        outcomes = [*tier.put(key, records, 5.0), *tier.get(key, buffers, 5.0)]
+        assert buffers == records
+        there = tier.contains(key, 5.0)
+        held = buffers_like(records_of(HELD))
+        found = tier.get(HELD, held, 5.0)
+        for outcome, buffer, record in zip(found, held, records_of(HELD), strict=True):
+            assert outcome is not Outcome.HIT or buffer == record
+        tier.delete(key, 5.0)
+        return outcomes, there, tier.contains(key, 5.0), set(found)
+
+    outcomes, there, left, found = in_time(used)
+    assert outcomes == [Outcome.STORED, Outcome.HIT], f"cut at {at}: {tier.last_failure}"
+    assert (there, left) == ([True], [False]), f"cut at {at}"
+    assert found <= {Outcome.HIT, Outcome.ABSENT, Outcome.FOREIGN}, f"cut at {at}"
+    tier.check()
+
+
+def close(tier):
+    in_time(lambda: [tier.close()])
+    gc.collect()
