@@ -38,17 +38,26 @@ def record(case):
     name = bytes.fromhex(case["block_hash"])
     key = hashlib.sha256(digest + name).digest()[:24] + name[16:24]  # ends with the tenant tag
     payload = bytes(i * 7 % 251 for i in range(case["payload_bytes"]))
-    unit = 4096 if 128 + len(payload) >= 65536 else 64
-    body = payload + bytes(-(128 + len(payload)) % unit)
+    unit = 4096 if 192 + len(payload) >= 65536 else 64
+    body = payload + bytes(-(192 + len(payload)) % unit)
     head = b"quire-kv"
-    head += field(case.get("major", 1), 2) + field(case.get("minor", 0), 2)
+    head += field(case.get("major", 2), 2) + field(case.get("minor", 0), 2)
     head += field(case["group"], 2) + field(case["dtype"], 2)
     head += field(case["token_count"], 4) + field(0, 4)
     head += field(len(payload), 8) + field(case["generation"], 8)
     head += field(xxhash.xxh3_64_intdigest(body), 8)
-    head += digest + key + field(case.get("reserved", 0), 8)
+    head += digest + key
+    secret, key_id, mac = bytes.fromhex(case.get("secret", "")), bytes(8), bytes(32)
+    reserved = field(case.get("reserved", 0), 32)
+    if secret:
+        key_id = hashlib.blake2b(key=secret, digest_size=8, person=b"quire-key-id").digest()
+        signed = head + key_id + reserved + body
+        mac = hashlib.blake2b(
+            signed, key=secret, digest_size=32, person=b"quire-record-mac"
+        ).digest()
+    head += key_id + mac + reserved
     head += field(xxhash.xxh3_64_intdigest(head), 8)
-    assert len(head) == 128
+    assert len(head) == 192
     return head + body
 
 
@@ -84,10 +93,15 @@ CASES = {
         "dtype": 1,
         "generation": (1 << 63) + 5,
     },
-    "paged": PLAIN | {"payload_bytes": 65_409, "dtype": 5, "generation": 1},
-    "last_small": PLAIN | {"payload_bytes": 65_407, "dtype": 6},
+    "paged": PLAIN | {"payload_bytes": 65_345, "dtype": 5, "generation": 1},
+    "last_small": PLAIN | {"payload_bytes": 65_343, "dtype": 6},
     "later_minor": PLAIN | {"minor": 9, "reserved": 77},
-    "later_major": PLAIN | {"major": 2},
+    "later_major": PLAIN | {"major": 3},
+    "signed": PLAIN | {"secret": hashlib.sha256(b"a tier key").hexdigest()},
+    "signed_paged": PLAIN
+    | {"secret": hashlib.sha256(b"another").hexdigest(), "payload_bytes": 70_001},
+    "signed_later_minor": PLAIN
+    | {"secret": hashlib.sha256(b"a tier key").hexdigest(), "minor": 1, "reserved": 1 << 200},
 }
 
 if __name__ == "__main__":

@@ -18,6 +18,6 @@ def disk(tmp_path, files):
     """Return a disk tier for a hundred small records, checked at the end."""
     from quire.tiers.disk import Disk
 
-    with Disk(tmp_path, 1152 * 100, ahead=1, files=files) as disk:
+    with Disk(tmp_path, 1216 * 100, ahead=1, files=files) as disk:
         yield disk
         disk.check()

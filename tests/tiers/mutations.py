@@ -17,8 +17,13 @@ import xxhash
 from quire.tiers.format import (
     HEADER_BYTES,
     KEY_BYTES,
+    KEY_ID_AT,
+    KEY_OFFSET,
+    MAC_AT,
+    MAC_END,
     MAGIC,
     PAGE_BYTES,
+    TAG_AT,
     Header,
     describes,
     new_buffer,
@@ -28,13 +33,13 @@ from quire.tiers.format import (
 )
 
 SECTOR_BYTES = 512
-KEY_AT = 80
-CHECKSUM_AT = 120
+KEY_AT = KEY_OFFSET
+CHECKSUM_AT = TAG_AT
 
 WRITTEN = Header(bytes(KEY_BYTES), sha256(b"model").digest(), 0, token_count=16)
 """What all records say of themselves but key and payload."""
 
-SIZES = (0, 1, 64, 500, 1_000, 4_000, 16_000, 65_407, 65_408, 70_000)
+SIZES = (0, 1, 64, 500, 1_000, 4_000, 16_000, 65_343, 65_344, 70_000)
 """Payloads around what matters: nothing, one byte, the padding to 64, the step to whole pages."""
 
 
@@ -218,7 +223,9 @@ FIELDS = {
     "payload checksum": (40, 8),
     "fingerprint": (48, 32),
     "key": (KEY_AT, KEY_BYTES),
-    "reserved behind": (112, 8),
+    "key id": (KEY_ID_AT, MAC_AT - KEY_ID_AT),
+    "MAC": (MAC_AT, MAC_END - MAC_AT),
+    "reserved behind": (MAC_END, TAG_AT - MAC_END),
 }
 """Offset and bytes of each field of a header that its checksum covers."""
 

@@ -188,6 +188,6 @@ KINDS = (
         ]
     ),
     lambda answer, numbers, _: bulk(
-        numbers.randbytes(numbers.choice([0, 1, 127, 128, 5000, 200_000]))
+        numbers.randbytes(numbers.choice([0, 1, 191, 192, 5000, 200_000]))
     ),
 )

@@ -19,7 +19,7 @@ from quire.tiers.disk import Disk, DiskReader
 HIT, STORED = Outcome.HIT, Outcome.STORED
 
 
-@pytest.mark.parametrize("name", ["lock", "slab-1152.quire", "index-1152.quire"])
+@pytest.mark.parametrize("name", ["lock", "slab-1216.quire", "index-1216.quire"])
 def test_a_link_that_somebody_planted_is_not_followed(tmp_path, name):
     victim, path = tmp_path / "victim", tmp_path / "tier"
     victim.write_bytes(b"precious" * 1000)
@@ -76,7 +76,7 @@ def test_a_directory_that_was_moved_is_used_where_it_is_and_nothing_is_made_in_i
 
 def test_an_index_that_is_left_without_its_slab_says_nothing_of_the_next_one(tmp_path):
     filled(tmp_path).close()
-    (tmp_path / "slab-1152.quire").unlink()
+    (tmp_path / "slab-1216.quire").unlink()
     with Disk(tmp_path, "1MiB", ahead=1) as disk:
         more = names_of([50])
         assert disk.put(more, records_of(more), 10) == [STORED]
@@ -87,7 +87,7 @@ def test_an_index_that_is_left_without_its_slab_says_nothing_of_the_next_one(tmp
 
 def test_a_slab_that_is_long_and_empty_takes_neither_memory_nor_time(tmp_path):
     filled(tmp_path).close()
-    for size in (1152, 5184):
+    for size in (1216, 5248):
         with (tmp_path / f"slab-{size}.quire").open("ab") as file:
             file.truncate(512 << 30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

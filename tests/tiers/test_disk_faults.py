@@ -13,6 +13,7 @@ from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
 from quire.tiers.disk import Disk
 from quire.tiers.disk.files import DiskFiles
+from quire.tiers.format import HEADER_BYTES
 
 HIT, ABSENT, CORRUPT, ERROR = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.ERROR
 STORED, PRESENT, FULL, TIMEOUT = Outcome.STORED, Outcome.PRESENT, Outcome.FULL, Outcome.TIMEOUT
@@ -30,7 +31,7 @@ def test_a_full_or_failing_disk_is_an_outcome_and_no_record_is_found_by_halves(
     assert set(put(disk, range(10, 13))) == {outcome}
     assert get(disk, range(10, 13)) == [ABSENT] * 3
     assert get(disk, range(5)) == [HIT] * 5
-    assert disk._records.slabs[1152].index.num_reserved == 0
+    assert disk._records.slabs[1216].index.num_reserved == 0
     disk.check()
     files.error = None
     assert put(disk, range(10, 13)) == [STORED] * 3
@@ -153,7 +154,7 @@ def test_neighbours_are_read_by_one_call_and_one_that_stops_early_is_made_good(t
 
 def test_a_place_with_an_earlier_writing_of_its_key_is_a_miss(disk, tmp_path):
     put(disk, [1])
-    with (tmp_path / "slab-1152.quire").open("r+b") as file:
+    with (tmp_path / "slab-1216.quire").open("r+b") as file:
         file.write(record_of(name_of(1), generation=5))
     assert get(disk, [1]) == [CORRUPT]
     assert get(disk, [1]) == [ABSENT]
@@ -194,7 +195,7 @@ def test_of_a_call_all_before_the_first_failed_write_is_kept_and_nothing_after(
             if (
                 self.at is not None
                 and len(data) > 100_000
-                and name_of(self.at) in bytes(data[:128])
+                and name_of(self.at) in bytes(data[:HEADER_BYTES])
             ):
                 raise OSError(error, os.strerror(error))
             super().write_at(descriptor, data, offset)

@@ -23,7 +23,7 @@ HIT, ABSENT, CORRUPT, STORED = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Out
 
 
 def index_of(path):
-    return path / "index-1152.quire"
+    return path / "index-1216.quire"
 
 
 def test_a_directory_that_another_process_has_open_is_refused_with_its_number(tmp_path):
@@ -156,16 +156,16 @@ def test_a_bit_flipped_anywhere_in_an_index_costs_no_record(tmp_path):
 
 def test_a_bit_flipped_anywhere_in_a_slab_costs_its_record_and_is_noticed(tmp_path):
     path = left(tmp_path, 4)
-    slab = path / "slab-1152.quire"
+    slab = path / "slab-1216.quire"
     data = slab.read_bytes()
     keys = names_of(range(4))
-    for offset in range(0, 4 * 1152, 11):
+    for offset in range(0, 4 * 1216, 11):
         flipped = bytearray(data)
         flipped[offset] ^= 1 << offset % 8
         slab.write_bytes(flipped)
         with Disk(path, "1MiB", ahead=1) as disk:
             outcomes = disk.get(keys, buffers_like(records_of(keys)), 10)
-            assert outcomes == [CORRUPT if at == offset // 1152 else HIT for at in range(4)]
+            assert outcomes == [CORRUPT if at == offset // 1216 else HIT for at in range(4)]
             disk.put(keys, records_of(keys), 10)
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_entry_whose_record_is_damaged_too_is_said_to_be_lost(tmp_path
     path = left(tmp_path)
     for file, offset in (
         (index_of(path), ROW_BYTES * 5 + 40),
-        (path / "slab-1152.quire", 1152 * 4),
+        (path / "slab-1216.quire", 1216 * 4),
     ):
         data = bytearray(file.read_bytes())
         data[offset] ^= 1
@@ -187,9 +187,9 @@ def test_a_damaged_entry_whose_record_is_damaged_too_is_said_to_be_lost(tmp_path
 
 def test_a_key_in_two_places_counts_where_it_was_used_last(tmp_path, caplog):
     path = left(tmp_path)
-    slab = path / "slab-1152.quire"
+    slab = path / "slab-1216.quire"
     data, rows = bytearray(slab.read_bytes()), np.frombuffer(index_of(path).read_bytes(), ENTRY)
-    data[1152 * 7 : 1152 * 8] = data[1152 * 3 : 1152 * 4]
+    data[1216 * 7 : 1216 * 8] = data[1216 * 3 : 1216 * 4]
     slab.write_bytes(data)
     rows = rows.copy()
     for field in ("key", "tag"):
@@ -218,7 +218,7 @@ def test_a_record_that_had_moved_when_the_power_went_counts_where_it_moved_to(tm
 
 def test_a_slab_that_was_cut_loses_the_records_behind_the_cut(tmp_path):
     path = left(tmp_path)
-    os.truncate(path / "slab-1152.quire", 1152 * 12 + 100)
+    os.truncate(path / "slab-1216.quire", 1216 * 12 + 100)
     with DiskReader(path) as reader:
         assert reader.recovered.num_lost == 8
     assert found(path) == [HIT] * 12 + [ABSENT] * 8
@@ -228,12 +228,12 @@ def test_a_slab_that_was_cut_loses_the_records_behind_the_cut(tmp_path):
 
 def test_empty_and_missing_files_are_misses(tmp_path):
     path = left(tmp_path)
-    os.truncate(path / "slab-1152.quire", 0)
+    os.truncate(path / "slab-1216.quire", 0)
     assert found(path) == [ABSENT] * 20
     assert found(path) == [ABSENT] * 20
     (tmp_path / "again").mkdir()
     path = left(tmp_path / "again")
-    (path / "slab-1152.quire").unlink()
+    (path / "slab-1216.quire").unlink()
     (path / "slab-nonsense.quire").touch()
     (path / "slab-100.quire").touch()
     assert found(path) == [ABSENT] * 20
@@ -244,7 +244,7 @@ def test_what_was_used_lately_is_remembered_over_a_restart(tmp_path):
     filled(tmp_path).close()
     with Disk(tmp_path, "1MiB", ahead=1) as disk:
         disk.touch(keys[15:])
-    with Disk(tmp_path, 1152 * 20, ahead=1) as disk:
+    with Disk(tmp_path, 1216 * 20, ahead=1) as disk:
         assert {entry.key: entry.age for entry in disk.scan()}[keys[15]] == 0
         more = names_of(range(100, 115))
         assert disk.put(more, records_of(more), 10) == [STORED] * 15
@@ -255,12 +255,12 @@ def test_a_smaller_capacity_keeps_the_newest_and_gives_the_rest_back(tmp_path):
     keys = names_of(range(20))
     with filled(tmp_path) as disk:
         disk.touch(keys[::-1])
-    with Disk(tmp_path, 1152 * 10, ahead=1) as disk:
+    with Disk(tmp_path, 1216 * 10, ahead=1) as disk:
         disk.check()
         there = disk.contains(keys)
         assert 8 <= sum(there) <= 10
         assert there == sorted(there)
-    assert (tmp_path / "slab-1152.quire").stat().st_size <= 1152 * 10
+    assert (tmp_path / "slab-1216.quire").stat().st_size <= 1216 * 10
 
 
 def test_an_opening_without_changes_leaves_the_directory_as_it_was(tmp_path):
@@ -287,7 +287,7 @@ def test_a_reader_sees_what_was_there_while_another_process_writes(tmp_path):
         reader.delete(keys)
         assert disk.contains(keys[10:]) == [True] * 10
         reader.check()
-    assert reader.get(keys[:1], [new_buffer(1152)]) == [Outcome.ERROR]
+    assert reader.get(keys[:1], [new_buffer(1216)]) == [Outcome.ERROR]
 
 
 def test_a_reader_opens_while_entries_are_written(tmp_path):

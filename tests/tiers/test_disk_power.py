@@ -98,4 +98,4 @@ def test_a_flush_syncs_the_records_before_their_entries_and_the_directory(tmp_pa
         del files.changes[:]
         disk.flush()
     synced = [change[0] for change in files.changes if change[1] == "synced"]
-    assert synced == ["slab-1152.quire:1", "index-1152.quire:2", ""]
+    assert synced == ["slab-1216.quire:1", "index-1216.quire:2", ""]

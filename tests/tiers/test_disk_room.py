@@ -123,7 +123,7 @@ def moved(path):
     disk.delete(names_of(range(400)))
     large = name_of(1000)
     assert disk.put([large], [record_of(large, 200_000)], 10) == [STORED]
-    assert disk._records.slabs[1152].index.num_places < 800
+    assert disk._records.slabs[1216].index.num_places < 800
     return disk
 
 
@@ -168,7 +168,7 @@ def test_a_record_that_is_being_moved_can_be(tmp_path, change):
         }
         changing = threading.Thread(target=changes[change])
         files.at_sync = change_it
-        assert disk._room._shrinks(disk._records.slabs[1152], 300)
+        assert disk._room._shrinks(disk._records.slabs[1216], 300)
         changing.join()
         disk.check()
         expected = [ABSENT] if change == "deleted" else [HIT]
@@ -185,7 +185,7 @@ def test_a_record_may_move_while_it_is_read(tmp_path, files):
     reader.start()
     assert files.reading.wait(10)
     disk.delete(names_of(range(600)))
-    slab = disk._records.slabs[1152]
+    slab = disk._records.slabs[1216]
     before = disk._records.find(name_of(799)).place
     assert disk._room._shrinks(slab, 300)
     assert slab.index.num_places == 800, "the last of them is being read"
@@ -202,8 +202,8 @@ def test_a_damaged_record_that_moves_while_it_is_read_is_dropped_where_it_is_the
     found = []
     with Disk(tmp_path, 1 << 20, ahead=1, files=files) as disk:
         put(disk, range(800))
-        slab, place = disk._records.slabs[1152], disk._records.find(name_of(799)).place
-        slab.write(place, memoryview(bytes(1152)))
+        slab, place = disk._records.slabs[1216], disk._records.find(name_of(799)).place
+        slab.write(place, memoryview(bytes(1216)))
         files.go_on.clear()
         reader = threading.Thread(target=lambda: found.extend(get(disk, [799])), name="reader")
         reader.start()
@@ -223,11 +223,11 @@ def test_a_slab_that_is_wanted_again_while_it_is_looked_at_is_looked_at_again(tm
         put(disk, range(10))
         assert disk.settle(10)
         room = disk._room
-        room.wanted.add(1152)
+        room.wanted.add(1216)
         room._ahead = 1 << 20
         room._may_grow = lambda slab: room.wanted.add(slab.record_bytes)  # a put on another thread
         assert not room.prewrite()
-        assert room.wanted == {1152}
+        assert room.wanted == {1216}
 
 
 def test_two_threads_that_put_one_key_keep_one_record(tmp_path):
@@ -292,7 +292,7 @@ def test_a_move_that_cannot_be_written_down_leaves_every_record_where_it_is(tmp_
     disk = Disk(tmp_path, 1 << 20, ahead=1, files=files)
     put(disk, range(800))
     disk.delete(names_of(range(400)))
-    slab = disk._records.slabs[1152]
+    slab = disk._records.slabs[1216]
     files.prefix, files.error = "index", errno.EIO
     disk._room._shrinks(slab, 300)
     before = slab.index.num_places

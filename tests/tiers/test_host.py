@@ -12,7 +12,7 @@ from cpu_time import cpu_s
 from quire.errors import ConfigError, InvariantError, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, record_of, records_of
-from quire.tiers.format import PAGE_BYTES, new_buffer, record_bytes, verify
+from quire.tiers.format import HEADER_BYTES, PAGE_BYTES, new_buffer, record_bytes, verify
 from quire.tiers.host import Host
 
 HIT, STORED, FULL, PRESENT = Outcome.HIT, Outcome.STORED, Outcome.FULL, Outcome.PRESENT
@@ -343,7 +343,7 @@ def test_threads_that_write_evict_read_and_delete_never_see_wrong_bytes():
 def test_a_copy_of_a_mebibyte_costs_what_memory_costs():
     """CPU time; four times a plain copy of the same bytes, and the checksum, is far from any loop."""
     keys = names_of(range(16))
-    records = records_of(keys, (1 << 20) - 128)
+    records = records_of(keys, (1 << 20) - HEADER_BYTES)
     buffers = buffers_like(records)
     target = np.zeros((16, 1 << 20), np.uint8)
 

@@ -60,7 +60,7 @@ def test_another_process_finds_each_key_on_its_own(tmp_path):
         "from quire.tiers.objects.tier import Objects\n"
         "from quire.tiers.format import new_buffer\n"
         "for key in map(bytes.fromhex, sys.argv[2:]):\n"
-        "    buffer = new_buffer(1152)\n"
+        "    buffer = new_buffer(1216)\n"
         "    print(*Objects(LocalStore(sys.argv[1])).get([key], [buffer], 10), bytes(buffer).hex())\n"
     )
     some = keys[::-7]

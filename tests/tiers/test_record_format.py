@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from quire.tiers.format import (
     Header,
     Namespace,
     carries,
+    is_signed,
     new_buffer,
     payload_of,
     read_header,
@@ -23,11 +25,12 @@ from quire.tiers.format import (
     seal,
     verify,
 )
+from quire.tiers.keys import TierKey
 from quire.tiers.stack.level import BufferPool
 
 FOLDER = Path(__file__).parent.parent / "golden" / "records"
 CASES = json.loads((FOLDER / "records.json").read_text(encoding="utf-8"))
-WRITTEN = sorted(set(CASES) - {"later_minor", "later_major"})
+WRITTEN = sorted(set(CASES) - {"later_minor", "later_major", "signed_later_minor"})
 KEY = bytes(range(32))
 
 
@@ -60,6 +63,10 @@ def header_of(case):
     )
 
 
+def signer_of(case):
+    return TierKey(bytes.fromhex(case["secret"])) if "secret" in case else None
+
+
 def small_record(payload_bytes=40):
     record = new_buffer(record_bytes(payload_bytes))
     payload_of(record, payload_bytes)[:] = bytes(range(payload_bytes))
@@ -74,19 +81,22 @@ def test_sealing_writes_the_golden_bytes(name):
     payload_of(record, case["payload_bytes"])[:] = bytes(
         i * 7 % 251 for i in range(case["payload_bytes"])
     )
-    seal(record, header_of(case))
+    seal(record, header_of(case), signer_of(case))
     assert bytes(record) == golden(name)
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"later_major"}))
 def test_a_golden_file_reads_as_what_was_written(name):
     assert verify(golden(name)) == header_of(CASES[name])
-    assert carries(memoryview(golden(name)), header_of(CASES[name]).key)
+    record = memoryview(golden(name))
+    assert carries(record, header_of(CASES[name]).key)
+    signer = signer_of(CASES[name])
+    assert is_signed(record, signer or TierKey(KEY)) is (True if signer else None)
 
 
 def test_a_later_minor_version_is_read_and_a_later_major_one_is_foreign():
     assert verify(golden("later_minor")) == verify(golden("plain"))
-    with pytest.raises(RecordError, match="version 2 of the record format; this reader knows 1"):
+    with pytest.raises(RecordError, match="version 3 of the record format; this reader knows 2"):
         verify(golden("later_major"))
     with pytest.raises(RecordError) as caught:
         read_header(golden("later_major"))
@@ -102,12 +112,21 @@ def test_every_field_of_the_header_lies_where_the_table_says(name):
         return int.from_bytes(record[start : start + size], "little")
 
     assert record[:8] == b"quire-kv"
-    assert [number(8 + 2 * i, 2) for i in range(4)] == [1, 0, case["group"], case["dtype"]]
+    assert [number(8 + 2 * i, 2) for i in range(4)] == [2, 0, case["group"], case["dtype"]]
     assert [number(16, 4), number(20, 4)] == [case["token_count"], 0]
     assert [number(24, 8), number(32, 8)] == [case["payload_bytes"], case["generation"]]
     assert record[48:80] == space.digest
     assert record[80:112] == space.key(bytes.fromhex(case["block_hash"]))
-    assert number(112, 8) == 0
+    mac = bytes(40)
+    if "secret" in case:
+        secret = {"key": bytes.fromhex(case["secret"])}
+        key_id = blake2b(**secret, digest_size=8, person=b"quire-key-id").digest()
+        signed = record[:112] + key_id + bytes(32) + record[192:]
+        mac = (
+            key_id + blake2b(signed, **secret, digest_size=32, person=b"quire-record-mac").digest()
+        )
+    assert record[112:152] == mac
+    assert number(152, 32) == 0
     assert record[HEADER_BYTES + case["payload_bytes"] :].strip(b"\0") == b""
     assert len(record) % (4096 if len(record) >= 65536 else 64) == 0
 
@@ -130,8 +149,8 @@ def test_a_sound_header_is_not_enough():
     for at, field in ((8, "<H"), (14, "<H"), (24, "<Q")):  # major, dtype, length; sealed again
         record = bytearray(small_record())
         struct.pack_into(field, record, at, 99)
-        checksum = xxhash.xxh3_64_intdigest(record[:120])
-        struct.pack_into("<Q", record, 120, checksum)
+        checksum = xxhash.xxh3_64_intdigest(record[:184])
+        struct.pack_into("<Q", record, 184, checksum)
         with pytest.raises(RecordError):
             verify(record)
         assert not carries(memoryview(record), KEY)
@@ -149,14 +168,14 @@ def test_every_other_length_of_a_record_is_refused():
 @pytest.mark.parametrize(
     ("payload_bytes", "size"),
     [
-        (0, 128),
-        (1, 192),
-        (64, 192),
-        (65, 256),
-        (65_344, 65_472),
-        (65_345, 65_536),
-        (65_408, 65_536),
-        (65_409, 69_632),
+        (0, 192),
+        (1, 256),
+        (64, 256),
+        (65, 320),
+        (65_280, 65_472),
+        (65_281, 65_536),
+        (65_344, 65_536),
+        (65_345, 69_632),
         (1 << 20, 1_052_672),
     ],
 )
@@ -166,7 +185,7 @@ def test_a_record_takes_whole_lines_and_from_64_kib_whole_pages(payload_bytes, s
 
 def test_a_buffer_of_another_size_or_a_short_key_is_refused_and_left_alone():
     record = new_buffer(record_bytes(40))
-    with pytest.raises(ConfigError, match="takes 256; the buffer has 192"):
+    with pytest.raises(ConfigError, match="takes 320; the buffer has 256"):
         seal(record, Header(KEY, KEY, 100, 16))
     with pytest.raises(ConfigError, match="take 32 bytes, got 31 and 32"):
         seal(record, Header(KEY[:31], KEY, 40, 16))

@@ -384,5 +384,5 @@ def test_in_a_forked_process_a_stack_does_nothing_and_the_one_it_was_forked_from
 def test_sizes_that_no_record_has_are_refused(size):
     with TierStack([DictTier()], StackSettings(gate=False)) as stack:
         for call in (stack.load, stack.prefetch):
-            with pytest.raises(ConfigError, match=r"128 to 4294967296 bytes, got"):
+            with pytest.raises(ConfigError, match=r"192 to 4294967296 bytes, got"):
                 call(KEYS[:1], [size])

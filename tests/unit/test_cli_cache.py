@@ -74,7 +74,7 @@ def damage(path, key):
 
 def test_inspect_shows_scopes_prefixes_and_sizes(place):
     text = shown("inspect", place, env={"COLUMNS": "120"})
-    for word in ("model-a", "float16", "layers 0, 2", "24-40", "0-24", "7.0 KiB", "states"):
+    for word in ("model-a", "float16", "layers 0, 2", "24-40", "0-24", "8.2 KiB", "states"):
         assert word in text, word
     assert hashes_of(ONE)[0].hex()[:10] in text
     assert max(map(len, text.splitlines())) <= 120

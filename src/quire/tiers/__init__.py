@@ -2,6 +2,7 @@
 
 `Host`, `Disk`, `Files`, `Redis`, `Objects`, `Mooncake`   places for records
 `TierStack`, `StackSettings`, `TierSettings`   several of them as one, and what they can be told
+`TierKey`   secrets that sign records, so that nobody else's are accepted
 `open_tier`   a tier from a line of text, as on the command line
 `Faulty`, `FaultPlan`   any tier with faults from a seed, for tests
 `Tier`, `Outcome`   what a tier of your own is made of; `quire.tiers.contract.every` tests it
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from quire.tiers.faults import FaultPlan, Faulty
     from quire.tiers.files import Files
     from quire.tiers.host import Host
+    from quire.tiers.keys import TierKey
     from quire.tiers.mooncake import Mooncake
     from quire.tiers.objects import Objects
     from quire.tiers.opening import open_tier
@@ -36,6 +38,7 @@ _HOME = {
     "Redis": "redis",
     "StackSettings": "stack",
     "Tier": "base",
+    "TierKey": "keys",
     "TierSettings": "stack",
     "TierStack": "stack",
     "open_tier": "opening",
@@ -56,6 +59,7 @@ __all__ = [
     "Redis",
     "StackSettings",
     "Tier",
+    "TierKey",
     "TierSettings",
     "TierStack",
     "open_tier",

@@ -1,11 +1,11 @@
 """The record: how a block's bytes look in every tier, and the key that they are found by.
 
-A record is a header of 128 bytes, the payload, and zeros up to the record's size. All numbers
+A record is a header of 192 bytes, the payload, and zeros up to the record's size. All numbers
 are little-endian.
 
     offset  bytes  field
          0      8  magic             b"quire-kv"
-         8      2  major             1; a reader refuses any other
+         8      2  major             2; a reader refuses any other
         10      2  minor             0; a higher one may give the reserved bytes a meaning
         12      2  group             index of the layer group in its model
         14      2  dtype             see `DTYPES`; 0 where parts have several
@@ -16,8 +16,10 @@ are little-endian.
         40      8  payload checksum  xxh3-64 of all bytes behind the header
         48     32  fingerprint       `Namespace.digest`: model, dtype, block size, layout, part
         80     32  key               `Namespace.key(block hash)`, echoed
-       112      8  reserved          0
-       120      8  header checksum   xxh3-64 of bytes 0 to 119
+       112      8  MAC key id        `TierKey.write_id` of the signer; 0 without a MAC
+       120     32  MAC               keyed BLAKE2b of every byte but these and the header checksum; 0 without
+       152     32  reserved          0
+       184      8  header checksum   xxh3-64 of bytes 0 to 183
 
 Records of at least 64 KiB are padded to a multiple of 4,096 bytes, so that they can be written past the page
 cache, smaller ones to 64. Golden files: `tests/golden/records/`.
@@ -26,6 +28,7 @@ The last 8 bytes of a key are its tenant tag (`quire.exchange.hashing`): a tier 
 
 A key names content: model, layout, and every token from the start of the prompt. So a record that
 carries its own key, and whose checksums hold, is right wherever it was found; nothing else is trusted.
+Checksums find damage, no intent: only the MAC tells a record of a key's holder from a forged one (`keys.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import os
 from contextlib import suppress
 from enum import IntEnum
 from hashlib import sha256
+from hmac import compare_digest
 from struct import Struct
 
 import msgspec
@@ -42,25 +46,29 @@ import xxhash
 
 from quire.errors import ConfigError, RecordError
 from quire.exchange.hashing import TAG_BYTES, tag_of
+from quire.tiers.keys import KEY_ID_BYTES, MAC_BYTES, TierKey
 
 MAGIC = b"quire-kv"
-MAJOR, MINOR = 1, 0
-HEADER_BYTES = 128
+MAJOR, MINOR = 2, 0
+HEADER_BYTES = 192
 KEY_BYTES = 32
 KEY_OFFSET = 80
 TENANT_AT = KEY_BYTES - TAG_BYTES
 """Where a key's tenant tag begins."""
-TAG_AT = 120
+KEY_ID_AT = 112
+MAC_AT = KEY_ID_AT + KEY_ID_BYTES
+MAC_END = MAC_AT + MAC_BYTES
+TAG_AT = 184
 """Where the header's checksum begins: it covers key, generation and payload checksum."""
 PAGE_BYTES = 4096
 PAGED_FROM = 1 << 16
 MAX_RECORD_BYTES = 1 << 32
 """No size of a record above this is taken for meant."""
 
-_FIELDS = Struct("<8sHHHHII QQQ 32s32s Q".replace(" ", ""))
+_FIELDS = Struct("<8sHHHHII QQQ 32s32s 8s32s32s".replace(" ", ""))
 _CHECKSUM = Struct("<Q")
 _KIND = Struct("<HHI")
-_CLAIMS = Struct("<10s4xH8xQ8xQ32x32s8xQ")
+_CLAIMS = Struct("<10s4xH8xQ8xQ32x32s72xQ")
 """Magic and major, dtype, payload length, payload checksum, key and header checksum."""
 
 
@@ -177,8 +185,8 @@ def payload_of(record: memoryview, payload_bytes: int) -> memoryview:
     return record[HEADER_BYTES : HEADER_BYTES + payload_bytes]
 
 
-def seal(record: memoryview, header: Header) -> None:
-    """Write the header in front of a payload that is in place; zero the padding.
+def seal(record: memoryview, header: Header, signer: TierKey | None = None) -> None:
+    """Write the header in front of a payload that is in place; zero the padding, and sign with a signer.
 
     Raises `ConfigError` where sizes do not fit.
     """
@@ -196,8 +204,11 @@ def seal(record: memoryview, header: Header) -> None:
     record[end:] = bytes(len(record) - end)
     kind = (MAGIC, MAJOR, MINOR, header.group, header.dtype, header.token_count, 0)
     checksum = xxhash.xxh3_64_intdigest(record[HEADER_BYTES:])
-    content = (header.payload_bytes, header.generation, checksum, header.fingerprint, header.key, 0)
-    _FIELDS.pack_into(record, 0, *kind, *content)
+    content = (header.payload_bytes, header.generation, checksum, header.fingerprint, header.key)
+    key_id = b"" if signer is None else signer.write_id
+    _FIELDS.pack_into(record, 0, *kind, *content, key_id, b"", b"")
+    if signer is not None:
+        record[MAC_AT:MAC_END] = _mac(record, signer, key_id) or b""
     _CHECKSUM.pack_into(record, _FIELDS.size, xxhash.xxh3_64_intdigest(record[: _FIELDS.size]))
 
 
@@ -206,7 +217,7 @@ def read_header(record: memoryview | bytes) -> Header:
     if len(record) < HEADER_BYTES:
         raise RecordError(f"{len(record)} bytes; a record's header alone takes {HEADER_BYTES}")
     fields = _FIELDS.unpack_from(record)
-    magic, major, _, group, dtype, tokens, _, length, generation, _, fingerprint, key, _ = fields
+    magic, major, _, group, dtype, tokens, _, length, generation, _, fingerprint, key = fields[:12]
     if magic != MAGIC:
         raise RecordError(f"begins with {magic!r}, not with {MAGIC!r}: no record")
     (checksum,) = _CHECKSUM.unpack_from(record, _FIELDS.size)
@@ -236,6 +247,22 @@ def verify(record: memoryview | bytes) -> Header:
     ):
         raise RecordError("the payload's checksum does not hold")
     return header
+
+
+def key_id_of(record: memoryview | bytes) -> bytes:
+    """Return the id of the key that a record says it is signed with: 8 bytes, zeros for none."""
+    return bytes(record[KEY_ID_AT:MAC_AT])
+
+
+def is_signed(record: memoryview, key: TierKey) -> bool | None:
+    """Return whether a whole record's MAC holds; None where it has none of a key that is read."""
+    mac = _mac(record, key, key_id_of(record))
+    return None if mac is None else compare_digest(mac, record[MAC_AT:MAC_END])
+
+
+def _mac(record: memoryview, key: TierKey, key_id: bytes) -> bytes | None:
+    """Return the MAC of a record under the key of an id, of all bytes but MAC and header checksum."""
+    return key.mac(key_id, record[:MAC_AT], record[MAC_END:TAG_AT], record[HEADER_BYTES:])
 
 
 def carries(record: memoryview, key: bytes) -> bool:

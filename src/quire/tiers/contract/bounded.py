@@ -13,7 +13,7 @@ from quire.tiers.contract.samples import name_of, names_of, record_of, records_o
 from quire.tiers.format import record_bytes, verify
 
 PAYLOAD = 60_000
-"""Of most records here: with the header and padding 60,160 bytes."""
+"""Of most records here: with the header and padding 60,224 bytes."""
 
 
 class BoundedContract(TierContract):

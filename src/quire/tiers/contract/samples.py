@@ -8,9 +8,18 @@ from hashlib import sha256
 import numpy as np
 import xxhash
 
-from quire.tiers.format import Header, new_buffer, payload_of, record_bytes, seal
+from quire.tiers.format import (
+    HEADER_BYTES,
+    MAJOR,
+    TAG_AT,
+    Header,
+    new_buffer,
+    payload_of,
+    record_bytes,
+    seal,
+)
 
-PAYLOADS = (0, 1, 64, 1000, 65_407, 65_408, 65_409, 200_000, 1 << 20, 3_000_005)
+PAYLOADS = (0, 1, 64, 1000, 65_343, 65_344, 65_345, 200_000, 1 << 20, 2_000_005)
 """Sizes around what matters: nothing, one byte, the step to whole pages, megabytes."""
 
 
@@ -47,8 +56,9 @@ def buffers_like(records: Sequence[memoryview]) -> list[memoryview]:
 def later_version(record: memoryview) -> bytes:
     """Return a record as a later major version of the format would have sealed it."""
     changed = bytearray(record)
-    changed[8:10] = (2).to_bytes(2, "little")
-    changed[120:128] = xxhash.xxh3_64_intdigest(changed[:120]).to_bytes(8, "little")
+    changed[8:10] = (MAJOR + 1).to_bytes(2, "little")
+    tag = xxhash.xxh3_64_intdigest(changed[:TAG_AT]).to_bytes(8, "little")
+    changed[TAG_AT:HEADER_BYTES] = tag
     return bytes(changed)
 
 
