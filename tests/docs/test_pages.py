@@ -38,6 +38,23 @@ def test_the_snippets_of_a_page_run_one_after_the_other(page, tmp_path, monkeypa
         exec(compile(snippet, page.name, "exec"), names)
 
 
+def rows_in_order(page):
+    """Return the snippets of a page and the code in the last column of its tables, as they stand."""
+    text = page.read_text("utf-8")
+    found = re.findall(
+        r"```python\n(.*?)```|^\|[^|\n]*\| `([^`\n]+)` \|$", text, re.DOTALL | re.MULTILINE
+    )
+    return [snippet or row for snippet, row in found]
+
+
+def test_every_row_for_people_from_another_cache_runs():
+    names = {"__name__": "rows"}
+    rows = rows_in_order(DOCS / "from-other-caches.md")
+    assert len(rows) >= 70
+    for row in rows:
+        exec(compile(row, row[:60], "exec"), names)
+
+
 def test_the_readme_is_one_story_of_at_most_120_lines():
     lines = TOP[0].read_text("utf-8").splitlines()
     assert len(lines) <= 120
