@@ -61,6 +61,16 @@ def test_the_readme_is_one_story_of_at_most_120_lines():
     assert len(snippets(TOP[0])) == 2
 
 
+LONGEST = {"benchmarks": 140}
+"""Lines that a page has at most, by its name."""
+
+
+@pytest.mark.parametrize("page", LONGEST)
+def test_a_page_is_no_longer_than_its_limit(page):
+    lines = (DOCS / f"{page}.md").read_text("utf-8").splitlines()
+    assert len(lines) <= LONGEST[page]
+
+
 @pytest.mark.parametrize("page", [*TOP, *PAGES], ids=name)
 def test_links_and_images_lead_to_files_that_are_there(page):
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
