@@ -236,21 +236,24 @@ def until_none_hangs(callers):
         time.sleep(0.001)
 
 
+def calling(callers, timeout_s, job):
+    return callers.use(timeout_s, lambda caller: caller.call(job))
+
+
 def test_calls_that_hang_are_bounded_and_further_ones_return_at_once():
     release = threading.Event()
     callers = Callers(2, lambda address, size: 0)
     for _ in range(2):
-        with callers.taken(0.05) as caller, pytest.raises(TimeoutError):
-            caller.call(lambda: release.wait(60))
+        with pytest.raises(TimeoutError):
+            calling(callers, 0.05, lambda: release.wait(60))
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match="2 calls hang"), callers.taken(30):
-        pass
+    with pytest.raises(TimeoutError, match="2 calls hang"):
+        calling(callers, 30, lambda: None)
     assert time.monotonic() - began < SOON_S
     release.set()
     until_none_hangs(callers)
-    with callers.taken(5) as caller:
-        assert caller.call(lambda: "fresh") == "fresh"
-    callers.close(lambda _: None, time.monotonic() + 5)
+    assert calling(callers, 5, lambda: "fresh") == "fresh"
+    callers.close(lambda _: True, time.monotonic() + 5)
 
 
 def slowly(number):
@@ -261,29 +264,35 @@ def slowly(number):
 def test_a_late_answer_is_never_taken_for_the_next_calls_answer():
     callers = Callers(1, lambda address, size: 0)
     for number in range(40):
-        with suppress(TimeoutError), callers.taken(0.002) as caller:
-            assert caller.call(partial(slowly, number)) == number
+        with suppress(TimeoutError):
+            assert calling(callers, 0.002, partial(slowly, number)) == number
         until_none_hangs(callers)
-    callers.close(lambda _: None, time.monotonic() + 5)
+    callers.close(lambda _: True, time.monotonic() + 5)
 
 
 def test_a_caller_is_nobody_elses_until_it_was_given_back_and_its_call_has_ended():
     release = threading.Event()
     callers = Callers(1, lambda address, size: 0)
-    with callers.taken(0.02) as caller:
+
+    def left(caller):
         with pytest.raises(TimeoutError):
             caller.call(lambda: release.wait(60))
-        with pytest.raises(TimeoutError, match="busy"), callers.taken(0.02):
-            pass
-    with pytest.raises(TimeoutError, match="1 calls hang"), callers.taken(5):
-        pass
+        with pytest.raises(TimeoutError, match="busy"):
+            calling(callers, 0.02, lambda: None)
+
+    callers.use(0.02, left)
+    with pytest.raises(TimeoutError, match="1 calls hang"):
+        calling(callers, 5, lambda: None)
     release.set()
     until_none_hangs(callers)
-    with callers.taken(5) as caller:
-        with pytest.raises(TimeoutError, match="busy"), callers.taken(0.02):
-            pass
-        assert caller.call(lambda: "fresh") == "fresh"
-    callers.close(lambda _: None, time.monotonic() + 5)
+
+    def used(caller):
+        with pytest.raises(TimeoutError, match="busy"):
+            calling(callers, 0.02, lambda: None)
+        return caller.call(lambda: "fresh")
+
+    assert callers.use(5, used) == "fresh"
+    callers.close(lambda _: True, time.monotonic() + 5)
 
 
 @needs_mooncake

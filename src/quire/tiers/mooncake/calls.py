@@ -6,132 +6,207 @@ import mmap
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+from weakref import ref
 
 import numpy as np
 
 from quire.errors import TierError
+from quire.tiers.waiting import Bell, Permit, is_on
 
 Result = TypeVar("Result")
 Register = Callable[[int, int], int]
 """(address, bytes) -> 0 where the memory may be read and written by the native library."""
 
 
+class NativeCall(Generic[Result]):
+    """A call of the library, and what it returned or raised once it `is_done`."""
+
+    def __init__(self, job: Callable[[], Result]) -> None:
+        self._job = job
+        self._result: Result | None = None
+        self._error: Exception | None = None
+        self.has_begun = self.is_done = False
+
+    def run(self) -> None:
+        """Do it, on the thread of a caller, which says when it is done."""
+        self.has_begun = True
+        try:
+            self._result = self._job()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            self._error = error
+
+    def result(self) -> Result:
+        """Return what it returned. Raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return cast("Result", self._result)
+
+
 class Caller:
     """A thread for native calls, and memory of its own that they read from and write to.
 
-    What a call that was left behind still reads or writes is this memory, never its caller's.
-    `running` is the last call, done or not; whoever waits for it waits until `deadline`, of `time.monotonic`.
+    What a call that was left behind still reads or writes is this memory, never its caller's. Whoever waits for a call
+    waits until `deadline`, of `time.monotonic`. `permit` says who has it.
     """
 
-    def __init__(self, register: Register) -> None:
-        self._register = register
+    def __init__(self, register: Register, bell: Bell) -> None:
+        self._register, self._bell = register, bell
         self.deadline = 0.0
-        self.is_taken = False
-        self.running: Future[Any] = Future()
-        self.running.set_result(None)
+        self.permit: ref[Permit] | None = None
         self.registered: dict[int, memoryview] = {}
         """By address. What was outgrown stays registered, so it must stay mapped; it is smaller."""
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], object]] | None]
-        self._jobs = queue.SimpleQueue()
+        self._calls: deque[NativeCall[Any]] = deque()
+        """What was given to the thread and has not ended: given in one step, whatever a signal does."""
+        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Says to look for calls, or (False) to end."""
         self.memory = memoryview(b"")
         self.address = 0
         threading.Thread(target=self._work, name="quire-mooncake", daemon=True).start()
 
     @property
+    def is_free(self) -> bool:
+        """Whether nobody has it, and nothing runs that was left behind."""
+        return not is_on(self.permit) and not self._calls
+
+    @property
     def is_left(self) -> bool:
-        """Whether nobody waits for its call any more, which still runs."""
-        return not self.is_taken and not self.running.done()
+        """Whether nobody waits for its call any more, which has not ended."""
+        return not is_on(self.permit) and bool(self._calls)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a call that was left behind still runs: one that has not begun only has to be."""
+        calls = list(self._calls)
+        return self.is_left and bool(calls) and calls[0].has_begun
 
     def reserve(self, num_bytes: int) -> None:
         """Make the memory at least so large. Raises `TierError` where the library refuses it."""
         if num_bytes > len(self.memory):
             memory = memoryview(mmap.mmap(-1, num_bytes))
             address = int(np.frombuffer(memory, np.uint8).ctypes.data)
-            if code := self._register(address, num_bytes):
-                raise TierError(f"Mooncake does not register {num_bytes} bytes: error {code}")
+            # Noted first: what a signal keeps from being noted would be unmapped while the library knows it.
             self.registered[address] = memory
+            if code := self._register(address, num_bytes):
+                del self.registered[address]
+                raise TierError(f"Mooncake does not register {num_bytes} bytes: error {code}")
             self.memory, self.address = memory, address
 
     def call(self, job: Callable[[], Result]) -> Result:
         """Run a native call. Raises what it raises, and `TimeoutError` at the deadline: then it is left behind."""
-        answer: Future[Result] = Future()
-        self.running = answer
-        self._jobs.put((answer, job))
-        return answer.result(max(0.0, self.deadline - time.monotonic()))
+        call = NativeCall(job)
+        self._calls.append(call)
+        self.wake()
+        if not self._bell.wait_for(lambda: call.is_done, self.deadline - time.monotonic()):
+            raise TimeoutError
+        return call.result()
+
+    def wake(self) -> None:
+        """Let the thread look for calls: one whose caller a signal cut off may not have done it."""
+        self._wakes.put(True)
 
     def end(self) -> None:
         """End the thread."""
-        self._jobs.put(None)
+        self._wakes.put(False)
 
     def _work(self) -> None:
-        while (given := self._jobs.get()) is not None:
-            answer, job = given
-            try:
-                answer.set_result(job())
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-                answer.set_exception(error)
-            # What is over keeps nothing alive.
-            del given, answer, job
+        while self._wakes.get():
+            while self._calls:
+                call = self._calls[0]
+                call.run()
+                self._calls.popleft()  # the caller is free before anybody is told
+                call.is_done = True
+                self._bell.ring()
+                del call  # what is over keeps nothing alive
 
 
 class Callers:
     """`count` callers: at most so many calls run or hang, and where all hang, further ones fail at once."""
 
     def __init__(self, count: int, register: Register) -> None:
-        self._is_closed = False
-        self._all = [Caller(register) for _ in range(count)]
-        self._free: queue.LifoQueue[Caller] = queue.LifoQueue()
-        for caller in self._all:
-            self._free.put(caller)
+        self._is_closed = self._is_ending = self._has_ended = False
+        self._lock = threading.Lock()
+        self._bell = Bell()
+        self._all = [Caller(register, self._bell) for _ in range(count)]
 
     @property
     def num_hanging(self) -> int:
         """Calls that were left behind and have not ended."""
-        return sum(caller.is_left for caller in self._all)
+        return sum(caller.hangs for caller in self._all)
 
-    @contextmanager
-    def taken(self, timeout_s: float) -> Generator[Caller]:
-        """Give a caller to this thread alone, for calls until then. Raises `TimeoutError` and `TierError`.
+    def use(self, timeout_s: float, work: Callable[[Caller], Result]) -> Result:
+        """Give a caller to this thread alone, for calls until then; return what `work` returns.
 
-        One that was left behind is free again when its call ends.
+        Raises `TimeoutError` and `TierError`. A caller that was left behind is free again when its call ends.
         """
         deadline = time.monotonic() + timeout_s
         self._check_open()
         if self.num_hanging == len(self._all):
             raise TimeoutError(f"{self.num_hanging} calls hang: no further one is tried")
+        permit = Permit()
         try:
-            caller = self._free.get(timeout=max(0.0, timeout_s))
-        except queue.Empty:
-            raise TimeoutError("all callers are busy") from None
-        caller.is_taken, caller.deadline = True, deadline
-        try:
+            caller = self._taken(permit, timeout_s)
+            caller.deadline = deadline
             self._check_open()
-            yield caller
+            return work(caller)
         finally:
-            caller.is_taken = False
-            caller.running.add_done_callback(lambda _: self._free.put(caller))
+            permit.is_over = True
+            self._bell.ring()
 
-    def close(self, job: Callable[[list[Caller]], object], deadline: float) -> None:
+    def close(self, job: Callable[[list[Caller]], bool], deadline: float) -> None:
         """Take no further calls; when none runs any more, run a last job and end the threads.
 
-        Returns at the deadline at the latest. Where calls hang then, the job runs when they end: until then their memory stays.
+        Returns at the deadline at the latest. Where calls hang then, the job runs when they end: until then their memory
+        stays; for ever, where the job says False. Closing once more waits as well, and changes nothing else.
         """
         self._is_closed = True
 
         def last() -> None:
-            for _ in self._all:
-                self._free.get()
-            job(self._all)
+            self._bell.wait_for(self._are_all_free, float("inf"))
+            with self._lock:
+                if self._is_ending:
+                    return
+                self._is_ending = True
+            may_go = job(self._all)
             for caller in self._all:
                 caller.end()
+            self._has_ended = True
+            self._bell.ring()
+            if not may_go:
+                threading.Event().wait()
 
-        closing = threading.Thread(target=last, name="quire-mooncake-close", daemon=True)
-        closing.start()
-        closing.join(max(0.0, deadline - time.monotonic()))
+        if not self._has_ended:
+            threading.Thread(target=last, name="quire-mooncake-close", daemon=True).start()
+            self._bell.wait_for(lambda: self._has_ended, deadline - time.monotonic())
+
+    def _taken(self, permit: Permit, timeout_s: float) -> Caller:
+        """Return a caller that has this permit. Raises `TimeoutError`."""
+        found: list[Caller] = []
+
+        def is_there() -> bool:
+            with self._lock:
+                for caller in self._all:
+                    if caller.is_free:
+                        caller.permit = ref(permit)
+                        found.append(caller)
+                        return True
+            self._wake_left()
+            return False
+
+        if not self._bell.wait_for(is_there, timeout_s):
+            raise TimeoutError("all callers are busy")
+        return found[0]
+
+    def _are_all_free(self) -> bool:
+        self._wake_left()
+        return all(caller.is_free for caller in self._all)
+
+    def _wake_left(self) -> None:
+        for caller in self._all:
+            if caller.is_left:
+                caller.wake()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -122,15 +122,17 @@ class Mooncake(Tier):
         self._replicas.replica_num = replicas
         self._lock = threading.Lock()
         self._deletions_begun = self._deletions_ended = 0
-        self._is_closed = False
         self._is_owner = store is None
         self._store: Store = library.MooncakeDistributedStore() if store is None else store
         self._callers = Callers(callers, self._store.register_buffer)
         if store is None:
             # The library's own buffer is not used: all transfers are from and to registered memory.
-            self._join(
-                (host, metadata, segment, 1 << 20, protocol, devices, master), open_timeout_s
-            )
+            settings = (host, metadata, segment, 1 << 20, protocol, devices, master)
+            try:
+                self._join(settings, open_timeout_s)
+            except BaseException:
+                self._callers.close(lambda _: True, time.monotonic())
+                raise
 
     def _join(self, settings: Settings, timeout_s: float) -> None:
         """Set the store up. Raises `TierError`."""
@@ -158,37 +160,34 @@ class Mooncake(Tier):
 
         With a master that does not answer that would be much longer: then the store is left as it is until the process ends.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        last = self._unregister
-        if self._is_owner:
-            last = self._leave if self._answers(min(_CLOSE_TIMEOUT_S, 0.5)) else _keep
-        self._callers.close(last, deadline)
+        last = self._leave if self._is_owner else self._unregister
+        self._callers.close(last, time.monotonic() + _CLOSE_TIMEOUT_S)
 
-    def _answers(self, timeout_s: float) -> bool:
+    def _leave(self, callers: list[Caller]) -> bool:
+        """Leave the store; return False where the master does not answer: the library's destructor would stop all of Python."""
+        callers[0].deadline = time.monotonic() + min(_CLOSE_TIMEOUT_S, 0.5)
         try:
-            with self._callers.taken(timeout_s) as caller:
-                return self._exist(caller, [bytes(32)])[0] >= 0
+            answers = self._exist(callers[0], [bytes(32)])[0] >= 0
         except (TimeoutError, TierError):
-            return False
+            answers = False
+        if answers:
+            self._unregister(callers)
+            self._store.close()
+        return answers
 
-    def _leave(self, callers: list[Caller]) -> None:
-        self._unregister(callers)
-        self._store.close()
-
-    def _unregister(self, callers: list[Caller]) -> None:
+    def _unregister(self, callers: list[Caller]) -> bool:
         for caller in callers:
             for address in caller.registered:
                 self._store.unregister_buffer(address)
+        return True
 
     def _size(self) -> tuple[int, int, int]:
         return -1, -1, -1
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         ended = self._deletions_ended
-        with self._callers.taken(timeout_s) as caller:
+
+        def read(caller: Caller) -> None:
             for batch, views, where in self._parts(caller, keys, buffers, range(len(keys))):
                 codes = caller.call(partial(self._store.batch_get_into, *where))
                 for index, view, code in zip(batch, views, codes, strict=True):
@@ -197,13 +196,15 @@ class Mooncake(Tier):
                         answers.settle(index, Outcome.HIT)
                     else:
                         answers.settle(index, _outcome_of(code, Outcome.FOREIGN))
+
+        self._callers.use(timeout_s, read)
         if self._deletions_begun != ended:
             # Room of a record that was deleted meanwhile may have been written again while it was read.
             for index in list(answers.damaged):
                 answers.settle(index, Outcome.ABSENT)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
-        with self._callers.taken(timeout_s) as caller:
+        def write(caller: Caller) -> None:
             for index, size in self._sizes(caller, keys).items():
                 if size == len(records[index]):
                     done[index] = Outcome.PRESENT
@@ -217,28 +218,32 @@ class Mooncake(Tier):
                 for index, code in zip(batch, codes, strict=True):
                     done[index] = _outcome_of(code, Outcome.STORED)
 
+        self._callers.use(timeout_s, write)
+
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        with self._callers.taken(timeout_s) as caller:
-            codes = self._exist(caller, keys)
+        codes = self._callers.use(timeout_s, lambda caller: self._exist(caller, keys))
         if any(code < 0 for code in codes):
             raise TierError(f"Mooncake does not know whether keys are there: error {min(codes)}")
         return [code == 1 for code in codes]
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
-        with self._callers.taken(timeout_s) as caller:
-            self._remove(caller, keys)
+        self._callers.use(timeout_s, lambda caller: self._remove(caller, keys))
 
     def _remove(self, caller: Caller, keys: Keys) -> None:
         names = self._names(keys)
-        with self._lock:
-            self._deletions_begun += 1
-        try:
-            # By force: a read or a lookup of late leases a record, and would keep a bad one.
-            codes = caller.call(lambda: self._store.batch_remove(names, True))
-        finally:
+
+        def remove() -> list[int]:
+            # Counted on the caller's thread, where no signal comes between.
             with self._lock:
-                self._deletions_ended += 1
-        failed = [code for code in codes if code < 0 and code != -704]
+                self._deletions_begun += 1
+            try:
+                # By force: a read or a lookup of late leases a record, and would keep a bad one.
+                return self._store.batch_remove(names, True)
+            finally:
+                with self._lock:
+                    self._deletions_ended += 1
+
+        failed = [code for code in caller.call(remove) if code < 0 and code != -704]
         if failed:
             raise TierError(f"Mooncake does not remove {len(failed)} keys: error {failed[0]}")
 
@@ -276,11 +281,6 @@ class Mooncake(Tier):
 
 def _outcome_of(code: int, success: Outcome) -> Outcome:
     return success if code >= 0 else _OUTCOMES.get(code, Outcome.ERROR)
-
-
-def _keep(_: list[Caller]) -> None:
-    """Wait for ever: the library's destructor would stop all of Python for as long as `close`."""
-    threading.Event().wait()
 
 
 def _load() -> Any:

@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import finalize
 
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
 from quire.tiers.addresses import shown, without
+from quire.tiers.waiting import Bell
 
 try:
     import obstore
@@ -68,6 +70,7 @@ _CLIENT_OPTIONS = frozenset(
 
 _PREFIXES = re.compile("^(aws|azure|google)_")
 _PAGE_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 5.0
 
 
 def open_store(
@@ -142,7 +145,8 @@ class Client:
     """A store and a thread that waits for it.
 
     Calls run as coroutines on the thread; what they bring is handed to the caller's thread, which alone touches
-    the caller's buffers: an answer that comes too late is dropped.
+    the caller's buffers: an answer that comes too late is dropped. A caller that a signal cuts off holds no lock of
+    the thread's (`tiers.waiting`); its requests end by themselves. The thread ends with the client.
     """
 
     def __init__(self, store: ObjectStore, concurrency: int) -> None:
@@ -151,10 +155,18 @@ class Client:
         self._permits = asyncio.Semaphore(concurrency)
         self._is_closed = False
         self._process = os.getpid()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="quire-objects", daemon=True
+        thread = threading.Thread(
+            target=_run, args=(self._loop,), name="quire-objects", daemon=True
         )
-        self._thread.start()
+        try:
+            finalize(self, _stop, self._loop).atexit = False
+            thread.start()
+        except BaseException:
+            _stop(self._loop)
+            if not thread.is_alive():  # it runs nothing, or finds it closed
+                with suppress(RuntimeError):
+                    self._loop.close()
+            raise
 
     def gather(
         self, calls: Sequence[Callable[[], Awaitable[Result]]], deadline: float
@@ -164,25 +176,29 @@ class Client:
         Raises `TimeoutError` at the deadline, by `time.monotonic`; then the rest is cancelled.
         """
         answers: queue.SimpleQueue[tuple[int, Result | Exception]] = queue.SimpleQueue()
+        permits, loop = self._permits, self._loop
+        tasks: list[asyncio.Task[None]] = []
 
         async def one(index: int) -> None:
             try:
-                async with self._permits:
+                async with permits:
                     answer = await calls[index]()
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
                 answers.put((index, error))
             else:
                 answers.put((index, answer))
 
-        async def run() -> None:
-            await asyncio.gather(*(one(index) for index in range(len(calls))))
+        def begin() -> None:
+            tasks.extend(loop.create_task(one(index)) for index in range(len(calls)))
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
 
         self.check_open()
-        call = run()
         try:
-            running = asyncio.run_coroutine_threadsafe(call, self._loop)
+            loop.call_soon_threadsafe(begin)
         except RuntimeError:
-            call.close()
             raise TierError("the tier is closed") from None
         try:
             for _ in calls:
@@ -191,7 +207,8 @@ class Client:
                 except queue.Empty:
                     raise TimeoutError("the object store did not answer in time") from None
         finally:
-            running.cancel()
+            with suppress(RuntimeError):  # closed meanwhile
+                loop.call_soon_threadsafe(cancel)
 
     def wait(self, call: Callable[[], Awaitable[Result]], deadline: float) -> Result:
         """Run one call. Raises what it raises, `TimeoutError` at the deadline."""
@@ -241,18 +258,30 @@ class Client:
 
     def close(self) -> None:
         """Cancel what runs and end the thread. Closing twice does nothing."""
-        if self._is_closed:
-            return
         self._is_closed = True
-        if os.getpid() != self._process:
-            return
+        if os.getpid() == self._process:
+            _stop(self._loop)
+            Bell().wait_for(self._loop.is_closed, _CLOSE_TIMEOUT_S)
 
-        def stop() -> None:
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            self._loop.call_soon(self._loop.stop)
 
-        self._loop.call_soon_threadsafe(stop)
-        self._thread.join(5.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until `_stop`, on a thread of its own."""
+    try:
+        loop.run_forever()
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what a loop runs and end it. Twice does nothing."""
+
+    def stop() -> None:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.call_soon(loop.stop)
+
+    with suppress(RuntimeError):  # it has ended
+        loop.call_soon_threadsafe(stop)

@@ -135,6 +135,15 @@ class BundleIndex:
         with self._lock:
             return len(self._first), self._num_bytes
 
+    def mend(self) -> None:
+        """Make it agree with itself after a call that was cut off anywhere: `dead` of each bundle says what there is."""
+        with self._lock:
+            bundles = list(self._bundles.values())
+            self._numbers = {bundle.id: bundle.number for bundle in bundles}
+            self._first, self._more, self._num_bytes = {}, {}, 0
+            for bundle in bundles:
+                self._find_records(bundle)
+
     def check(self) -> None:
         """Recount; raises `InvariantError`."""
         with self._lock:
@@ -162,13 +171,19 @@ class BundleIndex:
         self._next += 1
         self._bundles[bundle.number] = bundle
         self._numbers[bundle.id] = bundle.number
-        self._num_bytes += len(bundle.shorts) * bundle.record_bytes
+        self._find_records(bundle)
+        for mask in self._burials.get(bundle.id, {}).values():
+            self._bury(bundle, mask)
+
+    def _find_records(self, bundle: Bundle) -> None:
+        """Let the records of a bundle be found that are not dead."""
         for position, short in enumerate(bundle.shorts):
+            if bundle.dead >> position & 1:
+                continue
+            self._num_bytes += bundle.record_bytes
             code = bundle.number * 32 + position
             if self._first.setdefault(short, code) != code:
                 self._more.setdefault(short, []).append(code)
-        for mask in self._burials.get(bundle.id, {}).values():
-            self._bury(bundle, mask)
 
     def _is_gone(self, bundle_id: str) -> bool:
         return self._gone is not None and bundle_id in self._gone

@@ -125,6 +125,9 @@ class Objects(Tier):
     def _size(self) -> tuple[int, int, int]:
         return *self._index.size, -1
 
+    def _mend(self, why: str) -> None:
+        self._index.mend()
+
     # reading
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:

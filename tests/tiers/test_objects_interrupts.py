@@ -1,0 +1,75 @@
+"""A call of an object store's tier that is cut off anywhere, as by Ctrl-C, leaves it fit for every thread."""
+
+import gc
+import threading
+
+import pytest
+from cut_tiers import (
+    CALLS,
+    HELD,
+    LONG,
+    ROOMS,
+    SAMPLES,
+    STDLIB,
+    KeptCut,
+    assert_fit,
+    close,
+    places_of,
+)
+from objects_help import s3_server, s3_tier
+from processes import wait_until
+
+from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import records_of
+from quire.tiers.objects import Objects
+
+BELOW = (*ROOMS, str(STDLIB / "asyncio"))
+OPENING = (ROOMS[0], str(STDLIB / "threading.py"))
+"""Not in the constructor of asyncio's loop, which warns of itself when it is cut off."""
+
+KINDS = {
+    "memory": lambda: Objects("memory://", bundle="64KiB"),
+    "s3": lambda: s3_tier(s3_server().url, bundle="64KiB"),
+}
+
+
+def prepared(kind):
+    tier = KINDS[kind]()
+    assert tier.put(HELD, records_of(HELD), 5.0) == [Outcome.STORED] * len(HELD)
+    return tier
+
+
+def num_threads():
+    return sum(thread.name == "quire-objects" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "touch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_answers_in_time_after_a_call_that_was_cut_off(kind, name, samples):
+    with prepared(kind) as tier:
+        places = places_of(lambda: CALLS[name](tier), samples, name, BELOW)
+    for at in places:
+        tier, cut = prepared(kind), KeptCut(at, rooms=BELOW)
+        cut.run(lambda tier=tier: CALLS[name](tier))
+        tier.check()
+        assert_fit(tier, at)
+        close(tier)
+        del cut
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_whose_opening_or_closing_was_cut_off_leaves_no_thread(kind, samples):
+    gc.collect()
+    before = num_threads()
+    for at in places_of(lambda: KINDS[kind]().close(), samples, kind, OPENING):
+        tiers = []
+        KeptCut(at, rooms=OPENING).run(lambda tiers=tiers: tiers.append(KINDS[kind]()))
+        for tier in tiers:
+            KeptCut(at, rooms=OPENING).run(tier.close)
+            close(tier)
+        tier = None
+    del tiers
+    gc.collect()
+    wait_until(lambda: num_threads() <= before, "a thread stays")
