@@ -51,6 +51,7 @@ EXTRAS = {
     "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
     "images": Extra((*_RUN, "PIL"), "generate --image"),
     "lora": Extra((*_RUN, "peft"), "generate --lora"),
+    "gguf": Extra((*_RUN, "gguf", "accelerate"), "models in GGUF files"),
 }
 
 

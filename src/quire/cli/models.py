@@ -1,6 +1,8 @@
 """Models and tokenizers, from a folder or the hub."""
 
+import io
 import re
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ TINY = "quire-tiny"
 OURS = {TINY: demo_model, "quire-facts": facts_model, "quire-quotes": quotes_model}
 """Models that come with quire, by name."""
 HUB_TIMEOUT_S = 5
+GGUF = ".gguf"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.ASCII)
 
 
 def load(
@@ -23,10 +27,11 @@ def load(
     images: bool = False,
     lora: Path | None = None,
 ) -> tuple[Any, Any]:
-    """Return model and tokenizer of one of `OURS`, a local folder, or a hub id.
+    """Return model and tokenizer of one of `OURS`, a local folder, a GGUF file, or a hub id.
 
     The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
-    transformers knows: "float32", "bfloat16", "auto". `threads` is torch's, for this process.
+    transformers knows: "float32", "bfloat16", "auto"; the weights of a GGUF file are unpacked to
+    it. `threads` is torch's, for this process.
     With `images`, a model that reads them and its processor are returned. `lora` is the folder of
     a PEFT adapter, which is active then. Raises `ConfigError`.
     """
@@ -46,9 +51,18 @@ def load(
         "AutoTokenizer", "AutoModelForCausalLM")  # fmt: skip
     readers, models = (getattr(transformers, kind) for kind in kinds)
     local = isinstance(source, Path) or not _hub_answers()
+    place, more = source, {}
+    if isinstance(source, Path) and source.suffix == GGUF:
+        if images:
+            raise ConfigError(f"{name!r} is a GGUF file, and images are not read with one; leave "
+                              "--image out, or pass the folder of a vision model")  # fmt: skip
+        require("gguf", "a GGUF file")
+        place, more = source.parent, {"gguf_file": source.name}
+    bars = redirect_stderr(io.StringIO()) if more else nullcontext()
     try:
-        reader = readers.from_pretrained(source, local_files_only=local)
-        model = models.from_pretrained(source, local_files_only=local, dtype=dtype)
+        with bars:
+            reader = readers.from_pretrained(place, local_files_only=local, **more)
+            model = models.from_pretrained(place, local_files_only=local, dtype=dtype, **more)
     except Exception as error:
         raise ConfigError(_why_not(name, source, error)) from error
     if images and not hasattr(reader, "image_processor"):
@@ -89,20 +103,49 @@ def hush() -> None:
 
 
 def source_of(name: str) -> str | Path:
-    """Return the source of a model: a folder that exists, or a hub id."""
+    """Return the source of a model: a folder or a GGUF file that exists, or a hub id."""
     if name in OURS:
         return OURS[name]()
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"{name!r} is a folder without config.json, so no model; pass the "
-                              "folder that save_pretrained wrote")  # fmt: skip
-        return path
+        return path if (path / "config.json").is_file() else _only_gguf(name, path)
     if path.exists():
-        raise ConfigError(f"{name!r} is a file; pass the folder that save_pretrained wrote")
+        if path.suffix != GGUF:
+            raise ConfigError(f"{name!r} is a file; pass the folder that save_pretrained wrote, or "
+                              f"a file whose name ends with {GGUF}")  # fmt: skip
+        return _whole(path)
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise ConfigError(f"there is no folder {name!r}; pass a local folder or a hub id")
     return name
+
+
+def name_of(model: str) -> str:
+    """Return the name to serve a model under: of a folder or a file its last part, else the one given."""
+    path = Path(model).expanduser()
+    if model in OURS or not path.exists():
+        return model
+    return path.resolve().name.removesuffix(GGUF)
+
+
+def _only_gguf(name: str, folder: Path) -> Path:
+    """Return the one GGUF file of a folder; that of an image encoder (`mmproj`) is none."""
+    files = [each for each in sorted(folder.glob(f"*{GGUF}")) if "mmproj" not in each.name]
+    if not files:
+        raise ConfigError(f"{name!r} is a folder without config.json or a GGUF file, so no model; "
+                          "pass the folder that save_pretrained wrote")  # fmt: skip
+    if len(files) > 1 and not all(_PART.search(each.name) for each in files):
+        names = ", ".join(each.name for each in files)
+        raise ConfigError(f"{name!r} has {len(files)} GGUF files and no config.json; pass one of "
+                          f"them: {names}")  # fmt: skip
+    return _whole(files[0])
+
+
+def _whole(file: Path) -> Path:
+    """Return a GGUF file, unless it is one of several parts."""
+    if part := _PART.search(file.name):
+        raise ConfigError(f"{file.name!r} is one of {int(part[1])} parts, and transformers reads one "
+                          "file; join them first: llama-gguf-split --merge FIRST_PART WHOLE")  # fmt: skip
+    return file
 
 
 def _hub_answers() -> bool:

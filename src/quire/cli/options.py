@@ -76,7 +76,7 @@ Mfu: TypeAlias = Annotated[
         "--mfu", help="Times from a roofline at this share of the peak FLOP/s.", show_default=False
     ),
 ]
-_MODEL = "A model: a local folder, or a name."
+_MODEL = "A model: a local folder or file, or a name."
 Model: TypeAlias = Annotated[str, typer.Option("--model", help=_MODEL)]
 MaybeModel: TypeAlias = Annotated[
     str | None, typer.Option("--model", help=_MODEL, show_default=False)

@@ -12,7 +12,7 @@ import typer
 
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
-from quire.cli.models import TINY, load
+from quire.cli.models import TINY, load, name_of
 from quire.cli.tiers import TierFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
@@ -171,7 +171,7 @@ def serve(
     wanted = Wanted(
         model=model,
         dtype=dtype,
-        name=name or (Path(model).expanduser().resolve().name if Path(model).is_dir() else model),
+        name=name or name_of(model),
         keys=read_keys(keys, exposed=exposed),
         max_inflight=max_inflight,
         max_body=limit,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import output_capturing
+from transformers.utils.quantization_config import QuantizationMethod
 
 from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
 from quire.engines.hf.stamps import Place, forms_of, samples_of, stamps_of, values_of, writes_of
@@ -31,14 +32,21 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"} | {"_is_hf_initialized"}
 # What transformers notes about a model, what `generate` alone reads, and the offset of the last call's
 # positions, which quire sets before it computes. Private attributes are plans of loading and placing.
+# Modules hold the settings of a quantizer that they compute with; the model holds the quantizer itself.
 _OF_MODELS = frozenset(
     {"name_or_path", "peft_config", "generation_config", "loss_type", "hf_device_map"}
     | {"all_tied_weights_keys", "warnings_issued", "kernel_config", "rope_deltas"}
+    | {"hf_quantizer", "is_quantized", "quantization_method"}
 )
+# `_model_name_or_path` is the title in a GGUF file.
 _NOTES_OF_CONFIG = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "architectures", "_commit_hash"}
     | {"id2label", "label2id", "problem_type", "_post_init_done", "use_cache"}
+    | {"_model_name_or_path"}
 )
+# Notes that a GGUF file leaves in a config. Its weights are unpacked into plain modules, or stay packed in
+# modules that hold their types themselves.
+_NOTES_OF_GGUF = frozenset({"quantization_config", "_is_quantized"})
 _MAX_DEPTH = 8
 _GONE = torch.empty(0)
 _forward, _values = attrgetter("forward"), methodcaller("values")
@@ -82,15 +90,17 @@ class _Spot(NamedTuple):
     merged  adapters merged into the weights there; None where PEFT has not wrapped the layer
     added   whether it belongs to an adapter
     unused  names of adapters whose entries there take no part
+    config  whether it is in a config, whose entries mean the same in any order
     """
 
     path: str
     merged: tuple[str, ...] | None = None
     added: bool = False
     unused: frozenset[str] = frozenset()
+    config: bool = False
 
     def at(self, path: str) -> "_Spot":
-        return _Spot(path, self.merged, self.added, self.unused)
+        return _Spot(path, self.merged, self.added, self.unused, self.config)
 
 
 class Sight:
@@ -322,9 +332,10 @@ class Sight:
             if first is not spot.path:
                 return ("the config at", first)
             self._containers.append(vars(value))
-            entries = ((k, v) for k, v in vars(value).items() if k not in _NOTES_OF_CONFIG)
+            entries, spot = _settings(value), spot._replace(config=True)
         elif isinstance(value, Mapping):
             entries = cast("Mapping[Any, Any]", value).items()
+            entries = sorted(entries, key=_name) if spot.config else entries
         elif dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
             entries = vars(value).items()
         else:
@@ -362,6 +373,23 @@ def _surroundings(kind: str) -> dict[str, object]:
     if hooks:
         state["hooks"] = hooks
     return state
+
+
+def _settings(config: PreTrainedConfig) -> list[tuple[str, object]]:
+    """Return the settings of a config that modules may compute with, by name.
+
+    Saving a model writes its dtype as text, and loading one notes its type.
+    """
+    notes, quantized = _NOTES_OF_CONFIG, getattr(config, "quantization_config", None)
+    if quantized is None or getattr(quantized, "quant_method", None) == QuantizationMethod.GGUF:
+        notes |= _NOTES_OF_GGUF  # and what is left of them where the quantizer was taken away
+    entries: dict[str, object] = {**vars(config), "model_type": config.model_type}
+    entries["dtype"] = str(entries.get("dtype")).removeprefix("torch.")
+    return sorted(((k, v) for k, v in entries.items() if k not in notes), key=_name)
+
+
+def _name(entry: tuple[object, object]) -> str:
+    return str(entry[0])
 
 
 def _children(module: Any) -> list[tuple[str, Any]]:

@@ -1,0 +1,105 @@
+"""`--model` with a GGUF file, or the folder of one."""
+
+import shutil
+
+import pytest
+from cli_help import refusal, saved_llama, told
+
+from gguf_help import write_llama
+from quire.cli.models import load, name_of, source_of
+from quire.errors import ConfigError
+
+pytest.importorskip("gguf")
+NAME = "tiny-F32.gguf"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a model that `save_pretrained` wrote."""
+    return saved_llama(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def folder(saved, tmp_path_factory):
+    """A folder with the same model in a GGUF file, and nothing else."""
+    folder = tmp_path_factory.mktemp("of-gguf")
+    write_llama(folder / NAME, *load(str(saved)))
+    return folder
+
+
+def test_a_gguf_file_answers_as_the_model_that_it_was_made_of(saved, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    texts = [
+        told("generate", "--model", model, "--max-new-tokens", 8, "Hello")["turns"][0]["text"]
+        for model in (saved, folder, folder / NAME, NAME)
+    ]
+    assert texts == texts[:1] * 4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
+def test_the_weights_of_a_gguf_file_are_unpacked_to_a_dtype(folder, dtype):
+    model, _ = load(str(folder), dtype)
+    assert str(model.dtype) == {"bfloat16": "torch.bfloat16", "auto": "torch.float32"}[dtype]
+
+
+def test_a_gguf_file_is_served_under_its_name_without_the_ending(folder, monkeypatch):
+    assert name_of(str(folder / NAME)) == "tiny-F32"
+    assert name_of(str(folder)) == folder.name
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert name_of(f"~/{folder.name}") == folder.name
+    assert name_of("quire-tiny") == "quire-tiny"
+    assert name_of("owner/model") == "owner/model"
+
+
+def test_a_config_wins_over_gguf_files_beside_it(saved, folder, tmp_path):
+    shutil.copytree(saved, tmp_path / "both")
+    shutil.copy(folder / NAME, tmp_path / "both")
+    assert source_of(str(tmp_path / "both")) == tmp_path / "both"
+
+
+def test_the_encoder_of_images_beside_a_gguf_file_is_passed_over(tmp_path):
+    for name in ("mmproj-F16.gguf", "text.gguf"):
+        (tmp_path / name).touch()
+    assert source_of(str(tmp_path)) == tmp_path / "text.gguf"
+
+
+def test_one_of_several_gguf_files_has_to_be_named(tmp_path):
+    for name in ("m-Q4_0.gguf", "m-Q8_0.gguf"):
+        (tmp_path / name).touch()
+    said = refusal("generate", "--model", tmp_path, "hi")
+    assert "has 2 GGUF files and no config.json; pass one of them: m-Q4_0.gguf, m-Q8_0.gguf" in said
+
+
+@pytest.mark.parametrize("named", ["", "m-00002-of-00003.gguf"])
+def test_a_gguf_file_in_parts_is_refused_with_the_command_that_joins_them(tmp_path, named):
+    for number in (1, 2, 3):
+        (tmp_path / f"m-0000{number}-of-00003.gguf").touch()
+    said = refusal("generate", "--model", tmp_path / named, "hi")
+    assert "one of 3 parts" in said
+    assert "llama-gguf-split --merge" in said
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "model.onnx").touch()
+    assert "whose name ends with .gguf" in refusal(
+        "generate", "--model", tmp_path / "model.onnx", "hi"
+    )
+
+
+def test_a_damaged_gguf_file_is_one_line(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"no GGUF at all, but longer than its first numbers")
+    assert "cannot be loaded" in refusal("generate", "--model", tmp_path, "hi")
+
+
+def test_images_are_not_read_with_a_gguf_file(folder):
+    with pytest.raises(ConfigError, match="leave --image out"):
+        load(str(folder), images=True)
+
+
+def test_a_gguf_file_without_the_package_names_the_extra(folder, monkeypatch):
+    from quire import extras
+
+    find = extras.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "gguf" else find(name))
+    said = refusal("generate", "--model", folder, "hi")
+    assert "a GGUF file needs gguf: pip install 'quire-kv[gguf]'" in said
