@@ -24,6 +24,9 @@ _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)\s*", re.
 MAX_BYTES = 1 << 62
 """No size above this is taken for meant: the limit of signed 64-bit arithmetic, halved."""
 
+MAX_SECONDS = 1e9
+"""The longest retention, time to live or time to a return: about 31 years."""
+
 MAX_COUNT = 2**31 - 1
 """The largest number of tokens or blocks: they are counted in 32 bits."""
 
@@ -55,6 +58,29 @@ def check_count(name: str, value: object, *, limit: int = MAX_COUNT) -> int:
     if not 1 <= value <= limit:
         raise ConfigError(f"{name} must be from 1 to {limit}, got {value}")
     return value
+
+
+def check_number(name: str, value: object, low: float, high: float) -> float:
+    """Return a number from `low` to `high`; raise `ConfigError` if it is none, no number and no bool."""
+    if type(value) not in (int, float) or not low <= value <= high:  # pyright: ignore[reportOperatorIssue]
+        raise ConfigError(f"{name} is a number from {low:g} to {high:g}, got {value!r}")
+    return value  # pyright: ignore[reportReturnType]
+
+
+def check_seconds(name: str, seconds: object) -> float:
+    """Return a duration in seconds, 0.0 for None; raise `ConfigError` if it cannot work: zero, negative, no number."""
+    if seconds is None:
+        return 0.0
+    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:  # pyright: ignore[reportOperatorIssue]
+        msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
+        raise ConfigError(f"{msg}, got {seconds!r}")
+    return seconds  # pyright: ignore[reportReturnType]
+
+
+def check_text(name: str, text: object) -> None:
+    """Raise `ConfigError` unless this is a text that is not empty."""
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{name} is a text, not empty, got {text!r}")
 
 
 def as_int(name: str, value: object) -> int:

@@ -1,6 +1,7 @@
 """Plug-ins: what packages offer by entry points, each of a group and by a name."""
 
 import sys
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
@@ -26,6 +27,29 @@ def load_offered(group: str, name: str) -> Any:
     except (ImportError, AttributeError) as error:
         msg = f"{name!r} ({offers[0].value}) cannot be loaded: {error}"
         raise ConfigError(msg) from error
+
+
+def chosen(given: object, base: type, group: str, own: Mapping[str, object]) -> Callable[..., Any]:
+    """Return what makes objects of `base`: given, or by its name among one's own or those offered in a group.
+
+    A class that is no `base` is made first, without arguments: it is a factory then. Raises `ConfigError`.
+    """
+    kind, factory = base.__name__, given
+    if isinstance(given, str):
+        factory = own[given] if given in own else load_offered(group, given)
+    if isinstance(factory, type) and not issubclass(factory, base):
+        try:
+            factory = factory()
+        except TypeError as error:
+            raise ConfigError(
+                f"{kind.lower()} is no {kind} and wants arguments: {error}"
+            ) from error
+    if not callable(factory):
+        known = ", ".join(sorted({*own, *names_offered(group)}))
+        raise ConfigError(
+            f"unknown {kind.lower()} {given!r}; there are {known}, and what makes quire.core.{kind} objects"
+        )
+    return factory
 
 
 def _offers(group: str) -> EntryPoints:

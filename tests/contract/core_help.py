@@ -36,6 +36,13 @@ def serve(manager, tokens, scope=None, **options):
     manager.close(prefill(manager, tokens, scope, **options))
 
 
+def use(manager, tokens, scope=None, **options):
+    """Serve a prompt that stores nothing: what is found of it is used."""
+    seq = manager.open(tokens, scope, **options)
+    ops.admit(manager, seq)
+    manager.close(seq)
+
+
 def found(manager, tokens, scope=None, **options):
     """Return how many tokens of `tokens` a longer prompt would find, in whole blocks."""
     hit = manager.probe([*tokens, 2**31 - 1], scope, **options)

@@ -19,8 +19,9 @@ OTHER = 10**6
 
 
 def path_of(manager, tokens):
-    """Return the nodes that a request for more than these tokens passes."""
+    """Return the nodes that a request for more than these tokens passes, once it has room."""
     seq = manager.open([*tokens, 2**31 - 1])
+    manager.reserve(seq, 1)
     nodes = seq.node.path()
     manager.close(seq)
     return nodes
@@ -132,7 +133,7 @@ def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
     serve(manager, prompt)
     for branch in branches:
         serve(manager, branch)
-    manager.close(manager.open([*prompt, 1]))
+    path_of(manager, prompt)
     assert ops.reclaim(manager, 6) == 6
     assert len(path_of(manager, prompt)) == 1
 

@@ -228,7 +228,7 @@ def test_a_length_that_only_a_window_refuses_is_missed_for_the_window():
     missed = [part for part in explanation.segments if not part.cached]
     assert (missed[0].start, missed[0].stop, missed[0].why) == (16, 24, "window")
     before = manager.stats.missed
-    manager.open(prompt)
+    manager.reserve(manager.open(prompt), 1)
     after = manager.stats.missed
     assert after["window"] - before["window"] == 8
     assert manager.stats.hit_tokens + sum(after.values()) == manager.stats.prompt_tokens

@@ -153,7 +153,7 @@ def test_a_refused_close_is_not_told_of(manager, watcher):
 
 def test_the_prompt_names_media_that_the_table_knows(manager, watcher):
     picture = MediaItem(b"a" * 32, 2, 3)
-    manager.open(run(0, 8), media=[picture])
+    manager.reserve(manager.open(run(0, 8), media=[picture]), 1)
     ((_, seq, key),) = watcher.take()
     assert [token < 0 for token in key] == [False] * 2 + [True] * 3 + [False] * 3
     assert key[5:] == run(0, 8)[5:].tolist()
@@ -174,9 +174,7 @@ def test_every_open_and_close_of_a_busy_manager_is_told_once(watcher):
                 closed.append(running.pop())
                 manager.close(closed[-1])
             for stuck in list(manager.sequences.values()):
-                opened.append(stuck)
-                closed.append(stuck)
-                manager.close(stuck)
+                manager.close(stuck)  # it never had room
             continue
         opened.append(seq)
         running.append(seq)

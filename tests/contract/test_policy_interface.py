@@ -38,7 +38,9 @@ class TestOrder:
             serve(manager, [*run(0, length * BLOCK), 7])
         serve(manager, [*run(0, 3 * BLOCK), *run(1000, BLOCK)])
         world.take()
-        manager.open([*run(0, 5 * BLOCK), 7])
+        seq = manager.open([*run(0, 5 * BLOCK), 7])
+        assert set(names_of(world.calls)) <= {"referenced", "split"}
+        manager.reserve(seq, 1)
         calls = [call for call in world.take() if call[0] in ("opened", "touched")]
         assert names_of(calls)[-1] == "opened"
         assert calls[-1][1] is calls[0][1]
@@ -64,7 +66,7 @@ class TestOrder:
         world = spied()
         serve(world.manager, [*run(0, 2 * BLOCK), 7])
         world.take()
-        world.manager.open([*run(0, 2 * BLOCK), 7])
+        world.manager.reserve(world.manager.open([*run(0, 2 * BLOCK), 7]), 1)
         assert names_of(world.take(), "referenced", "touched") == ["referenced", "touched"]
 
     def test_a_parent_is_exposed_when_its_last_child_is_gone(self, spied):

@@ -42,6 +42,7 @@ class Stage:
         self.batch = self.manager.batch([prefill(self.manager, run(n, 5)) for n in (9000, 9500)])
         self.manager.reserve_step(self.batch)
         self.opened = self.manager.open(CACHED)
+        ops.admit(self.manager, self.opened)
         self.suspended = prefill(self.manager, run(7000, 6))
         self.manager.suspend(self.suspended)
         self.closed = prefill(self.manager, run(8000, 6))

@@ -1,7 +1,7 @@
 """Windowed groups: what stays and what goes first, tombstones and their healing, and locks."""
 
 import pytest
-from core_help import found, prefill, run, serve
+from core_help import found, prefill, run, serve, use
 from hybrid_help import (
     BLOCK,
     FULL,
@@ -95,7 +95,7 @@ def test_the_plain_blocks_of_the_run_used_longest_ago_go_first():
     manager = windowed(16)
     serve(manager, run(0, 32))
     serve(manager, run(1000, 32))
-    manager.close(manager.open(run(0, 33)))
+    use(manager, run(0, 33))
     squeeze(manager, 2000, 4)
     assert lengths_found(manager, 1000) == [16, 32]
     assert lengths_found(manager, 0) == list(range(4, 33, 4))
@@ -105,7 +105,7 @@ def test_kept_windows_go_by_recency():
     manager = windowed(10, SlidingWindow(8))
     serve(manager, run(0, 16))
     serve(manager, run(1000, 16))
-    manager.close(manager.open(run(0, 17)))
+    use(manager, run(0, 17))
     squeeze(manager, 2000, 8)
     assert lengths_found(manager, 1000, 16) == []
     assert lengths_found(manager, 0, 16) == [16]
@@ -117,7 +117,7 @@ def test_the_use_of_a_branch_moves_the_window_of_its_trunk():
     for trunk in trunks:
         for branch in (5000, 6000):
             serve(manager, [*trunk, *run(branch, 8)])
-    manager.close(manager.open([*trunks[0], *run(5000, 9)]))
+    use(manager, [*trunks[0], *run(5000, 9)])
     squeeze(manager, 2000, 14)
     assert [found(manager, trunk) for trunk in trunks] == [16, 0]
     assert conserved(manager)
@@ -127,7 +127,7 @@ def test_kept_windows_of_a_lower_priority_go_first():
     manager = windowed(10, SlidingWindow(8))
     serve(manager, run(0, 16), priority=1)
     serve(manager, run(1000, 16))
-    manager.close(manager.open(run(1000, 17)))
+    use(manager, run(1000, 17))
     squeeze(manager, 2000, 8)
     assert lengths_found(manager, 0, 16) == [16]
     assert lengths_found(manager, 1000, 16) == []

@@ -44,6 +44,7 @@ class Comparison:
         self.copies_taken = True
         self.live, self.closed, self.history = [], [], []
         self.pins, self.restores, self.holds = [], [], []
+        self.admitted = [0, 0, 0]  # requests that had room, their tokens, and those that they found
         self.seen = None  # the snapshot of now, once somebody asked
 
     @property
@@ -101,6 +102,26 @@ class Comparison:
         assert self.state == before, f"{refused!r} changed the state"
         ops.check(self.manager)
         return refused
+
+    def admit(self, live):
+        """A call succeeded that a request needs room for: it counts, once."""
+        if not live.admitted:
+            live.admitted = True
+            self.admitted = [
+                count + more
+                for count, more in zip(
+                    self.admitted, (1, len(live.prompt), live.found), strict=True
+                )
+            ]
+
+    def order(self):
+        """Return what is cached block by block, each by its scope, its place and its tokens, what goes first first."""
+        tree, size = self.manager.kernel.tree, self.manager.kernel.tree.block_bytes
+        return [
+            (id(node.holding(-1)), at, bytes(node.key[(at - node.start - 1) * size :][:size]))
+            for node in tree.order.order()
+            for at in range(node.end, node.start, -1)
+        ]
 
     def must_raise(self, error_type, function, *args, **kwargs):
         error = self.call(function, *args, may_raise=error_type, **kwargs)
@@ -231,6 +252,8 @@ class Comparison:
             assert pool.num_free + pool.num_active + pool.num_cached == pool.num_blocks
         stats = manager.stats
         assert stats.hit_tokens + sum(stats.missed.values()) == stats.prompt_tokens
+        counted = [stats.num_requests, stats.prompt_tokens, stats.hit_tokens]
+        assert counted == self.admitted, "a request counts once, when it has room"
         for live in self.running:
             seq = live.seq
             assert 0 <= seq.published <= seq.computed <= seq.capacity

@@ -54,7 +54,7 @@ class Computing(Comparison):
         assert bool(fit) == bool(self.pure(ops.fits, manager, seq)), "the rest of the prompt"
         assert seq.num_cached == seq.computed == hit.num_tokens, "open found other than probe"
         n = seq.computed
-        live = Live(seq, scope, media, tokens, tokens, tokens[:n], path[:n])
+        live = Live(seq, scope, media, tokens, tokens, tokens[:n], path[:n], found=n)
         if store_until is not None:
             live.store_limit = store_until // size * size
         self.live.append(live)
@@ -90,11 +90,32 @@ class Computing(Comparison):
             assert not fit, f"it fits, it was said, with {fit}"
             assert error.needed <= -(-num_tokens // self.settings.block_size) + 1
             return False
+        self.admit(live)
         assert seq.capacity == wanted
         assert fit, f"it does not fit, it was said, with {fit}"
         self.copies_taken = False
         self.after()
         return True
+
+    def refuse(self, tokens, scope, media, **options):
+        """A request that finds no room and is closed: order and counts are what they were, but for the block of a copy."""
+        before, stats, dropped = self.order(), self.manager.stats, self.dropped_blocks()
+        live = self.open(tokens, scope, media, **options)
+        if live is None:
+            return
+        most = sum(pool.num_blocks for pool in self.pools) + 1
+        assert not self.reserve(live, most * self.settings.block_size) or self.settings.recurrent
+        self.take_copies()
+        if live.admitted:
+            self.close(live)
+            return
+        self.close(live)
+        left = self.order()
+        if self.dropped_blocks() == dropped:
+            assert left == before, "a refused request changed the order of eviction"
+            assert self.manager.stats.missed == stats.missed
+        elif self.settings.is_full:
+            assert [block for block in before if block in set(left)] == left
 
     def forward(self, lives, ids):
         """Compute `ids` the way a model would: copies first, then through the own tables."""

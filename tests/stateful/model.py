@@ -141,7 +141,7 @@ class Live:
 
     `known` are the tokens that it must commit next: its prompt, or after a resume all that it
     had; `tokens` those computed, `path` their identities. `store_limit` is the number of its tokens that may
-    ever be published.
+    ever be published. It counts with the tokens that it `found` once it is `admitted`: its first reserve succeeded.
     """
 
     seq: object
@@ -154,6 +154,8 @@ class Live:
     suspended: bool = False
     store_limit: float = float("inf")
     drafts: Drafts | None = None
+    found: int = 0
+    admitted: bool = False
 
     def twin(self, seq):
         """Return the same sequence under another handle, without its drafts."""

@@ -144,6 +144,13 @@ class RequestMachine(RuleBasedStateMachine):
             self.world.close(live)
         self.count()
 
+    @rule(recipe=prompts(), options=open_options())
+    def refuse(self, recipe, options):
+        """A request that asks for more than there is."""
+        if len(self.world.live) < 5:
+            self.world.refuse(*self.build(recipe), **options)
+        self.count()
+
     @rule(recipe=prompts(), computed=st.booleans(), backwards=st.booleans())
     def branch_everywhere(self, recipe, computed, backwards):
         """Others leave a prompt after each of its blocks and are dropped; then it is used again."""

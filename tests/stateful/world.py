@@ -52,6 +52,7 @@ class World(Handles):
             self.check_exhausted(seq)
             return
         assert seq.computed == live.seq.computed
+        self.admit(live)
         self.copies_taken = self.copies_taken and not room
         self.live.append(live.twin(seq))
         self.after()
@@ -142,6 +143,7 @@ class World(Handles):
             assert found >= least, "resume lost published blocks without any eviction"
         live.suspended = False
         live.tokens, live.path = live.known[:found], path[:found]
+        live.found = live.found if live.admitted else found
         self.copies_taken = False
         self.after()
         wanted = num_new or len(live.known) - found

@@ -10,7 +10,7 @@ from cli_help import refusal, told
 
 from quire import ops
 from quire.core import CacheManager, Hint, MediaItem, Scope
-from quire.errors import ConfigError, TraceError
+from quire.errors import ConfigError, OutOfBlocks, TraceError
 from quire.observe import Recorder, recorder
 from quire.sim.replay import replay
 from quire.sim.trace import open_trace
@@ -75,6 +75,7 @@ def test_a_recording_is_a_trace_of_what_was_asked(tmp_path, name):
         run(manager, tokens(1, 2, 3))
         clock.now += 1.5
         seq = manager.open(tokens(1, 2, 4, 5)[:-1])
+        manager.reserve(seq, 1)
         clock.now += 0.25
         finish(manager, seq, tokens(1, 2, 4, 5)[:-1], [7] * 6)
     first, second = rows(tmp_path / name)
@@ -140,13 +141,14 @@ def test_neither_tokens_nor_hashes_nor_names_are_in_the_file(path):
     assert b"[[0,3]]" in text
 
 
-def test_requests_that_overlap_stand_in_order_of_arrival(path):
+def test_requests_that_overlap_stand_in_the_order_of_their_admission(path):
     clock = Ticks()
     with Recorder(path, BLOCK, guessable=True, clock=clock) as recording:
         manager = managed(recording)
         opened = []
         for part in (1, 2, 3):
             opened.append((manager.open(tokens(part)), tokens(part)))
+            manager.reserve(opened[-1][0], 1)
             clock.now += 1
         for seq, prompt in reversed(opened):
             assert recording.num_requests == 0
@@ -208,7 +210,9 @@ def test_scopes_and_media_share_nothing(path):
         manager = managed(recording)
         one, scoped = {"media": image}, {"scope": Scope(salt="a")}
         for options in ({}, scoped, one, {"media": other}, one, scoped):
-            manager.close(manager.open(tokens(1, 2), **options))
+            seq = manager.open(tokens(1, 2), **options)
+            manager.reserve(seq, 1)
+            manager.close(seq)
     found = [row.blocks.tolist() for row in rows(path)]
     assert found == [[0, 1], [2, 3], [4, 5], [6, 7], [4, 5], [2, 3]]
 
@@ -221,6 +225,7 @@ def test_a_crash_leaves_rows_that_can_be_read(tmp_path, name, monkeypatch):
     for part in range(50):
         run(manager, tokens(part))
     left = manager.open(tokens(60))
+    manager.reserve(left, 1)
     run(manager, tokens(61))
     found = rows(tmp_path / name)  # nothing was closed
     assert len(found) == 50 if name.startswith("plain") else 40 < len(found) <= 50
@@ -239,10 +244,22 @@ def test_rows_of_a_compressed_recording_are_written_after_ten_seconds(tmp_path):
     assert len(rows(tmp_path / "t.gz")) == 2
 
 
+def test_a_request_that_never_had_room_is_not_recorded(path):
+    with Recorder(path, BLOCK, guessable=True) as recording:
+        manager = managed(recording, num_blocks=4)
+        refused = manager.open(tokens(1, 2, 3, 4))
+        with pytest.raises(OutOfBlocks):
+            manager.reserve(refused, 5 * BLOCK)
+        manager.close(refused)
+        run(manager, tokens(5))
+    assert [row.prompt_tokens for row in rows(path)] == [BLOCK]
+
+
 def test_requests_that_still_run_at_the_end_are_written_without_their_ends(path):
     with Recorder(path, BLOCK, guessable=True) as recording:
         manager = managed(recording)
         left = manager.open(tokens(1))
+        manager.reserve(left, 1)
         run(manager, tokens(2))
     manager.close(left)  # nobody is told any more
     first, second = rows(path)
@@ -255,6 +272,7 @@ def test_a_request_that_never_ends_holds_up_only_so_many_rows(path, monkeypatch)
     recording = Recorder(path, BLOCK, guessable=True)
     manager = managed(recording)
     left = manager.open(tokens(1))
+    manager.reserve(left, 1)
     for part in range(2, 12):
         run(manager, tokens(part))
     assert recording.num_requests >= 6

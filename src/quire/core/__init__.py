@@ -6,12 +6,12 @@ from quire.core.groups import FullAttention, Kind, LayerGroup
 from quire.core.kernel import Watcher
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
-from quire.core.media import MediaItem
 from quire.core.policy import Entry, Policy
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
 from quire.core.terms import Hint
+from quire.media import MediaItem
 
 __all__ = [
     "BlockCopy",

@@ -64,7 +64,7 @@ class DecodeBatch:
     `next_slot`   [n], where in the flat block tables the next block's id goes
     `at_edge`     indices of the sequences whose blocks are all full
     `room`        tokens that every one of them has reserved
-    `uneven`      whether some have reserved more, or must copy their last block before they write
+    `uneven`      whether some have reserved more, must copy their last block before they write, or were `resumed`
     `blocks_left` blocks that fit into the extent of every one of them beside those it has
     """
 
@@ -73,7 +73,7 @@ class DecodeBatch:
     at_edge: IndexArray
     version = epoch = -1
     room = blocks_left = 0
-    uneven = False
+    uneven = resumed = False
 
     def __init__(self, sequences: tuple[Sequence, ...], row_ids: IntArray, owner: Rows) -> None:
         self.owner = owner
@@ -180,6 +180,7 @@ def _look(kernel: Kernel, batch: DecodeBatch) -> None:
                 raise SequenceError(f"{seq!r} left the batch; make a new one of those still open")
             if seq.script.key:
                 _refuse_prefill(seq)
+        batch.resumed = any(seq.pending is not None for seq in batch.seqs)
         batch.epoch = rows.epoch
     computed = rows.computed_array[batch.all_rows]
     capacity = rows.capacity_array[batch.all_rows]
@@ -192,7 +193,7 @@ def _look(kernel: Kernel, batch: DecodeBatch) -> None:
     left = rows.ends_array[batch.all_rows] - num_blocks
     batch.blocks_left = int(left.min()) if len(left) else 0
     batch.room = int(room.min()) if len(room) else 1
-    batch.uneven = bool((room != batch.room).any())
+    batch.uneven = batch.resumed or bool((room != batch.room).any())
     if rows.states or any(pool.shared for pool in kernel.pools):
         batch.uneven |= any(stale_slots(kernel, seq) for seq in batch.seqs)
     batch.version = rows.version
@@ -221,6 +222,7 @@ def _reserve_one_by_one(kernel: Kernel, batch: DecodeBatch) -> None:
     make_room(kernel, needed)
     for seq in starved:
         reserve(kernel, seq, 1)
+    batch.resumed = False
 
 
 def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> BlockTables:

@@ -31,6 +31,8 @@ def suspend(kernel: Kernel, seq: Sequence) -> None:
     script.key = seq.token_bytes() + script.key[(seq.computed - script.start) * TOKEN_BYTES :]
     script.start = 0
     seq.num_cached = seq.computed  # until resumed: the tokens that had KV
+    if seq.pending is not None and seq.number:
+        seq.num_cached += seq.pending.num_tokens  # no room for those since it was resumed
     let_go(kernel, seq)
     seq.state = "suspended"
 
@@ -39,15 +41,18 @@ def let_go(kernel: Kernel, seq: Sequence) -> None:
     """Release all that an open sequence holds, and its row."""
     tree, rows = kernel.tree, kernel.rows
     free(kernel, seq, seq.node.end, seq.num_blocks)
-    tree.leave(seq.node, rows.standing(seq.row))
+    node, standing = seq.node, rows.standing(seq.row)
+    (tree.leave if seq.pending is None else tree.dismiss)(node, standing)
     free_states(kernel, seq)
-    node = seq.node
     while node.parent is not None:
-        if seq.terms.retain_s:
-            tree.order.retain(node, seq.terms.retain_s)
-            for group in tree.sparse:
-                group.touched(node)
-        tree.unlock(node)
+        if seq.pending is not None:
+            tree.unlend(node)
+        else:
+            if seq.terms.retain_s:
+                tree.order.retain(node, seq.terms.retain_s)
+                for group in tree.sparse:
+                    group.touched(node)
+            tree.unlock(node)
         node = node.parent
     kernel.drafts.pop(seq.row, None)
     rows.give_back(seq.row)

@@ -1,4 +1,4 @@
-"""Holds: paths of the tree that are kept apart from any sequence, and those whose time has run out."""
+"""Holds: paths of the tree that are kept apart from any sequence, until they are let go or due."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Hold:
     """A path of the tree that is not evicted until it is let go: of a pin, a restore, or an engine that copies blocks.
 
     `node`  where the path ends
-    `due`   the time in seconds at which it is as good as let go, and is when room is short
+    `due`   the time in seconds from which on the next `reserve` lets it go
     """
 
     def __init__(self, node: Node, due: float = FOREVER) -> None:
@@ -23,12 +23,14 @@ class Hold:
 class Holds:
     """All holds of a manager, `all` by identity until they are let go.
 
-    Each references the nodes of its path, and stands at its end in every sparse group.
+    Each references the nodes of its path, and stands at its end in every sparse group. None is due before `first_due`,
+    in seconds.
     """
 
     def __init__(self, tree: PrefixTree) -> None:
         self._tree = tree
         self.all: dict[int, Hold] = {}
+        self.first_due = FOREVER
 
     def __contains__(self, hold: Hold) -> bool:
         return id(hold) in self.all
@@ -37,6 +39,7 @@ class Holds:
         """Reference the path of a hold."""
         self._tree.hold(hold.node, self._tree.sparse)
         self.all[id(hold)] = hold
+        self.first_due = min(self.first_due, hold.due)
 
     def let_go(self, hold: Hold) -> None:
         """Give up what a hold references, unless that was done before."""
@@ -53,3 +56,4 @@ class Holds:
         """Let go of every hold whose time has run out."""
         for hold in self.expired() if self.all else ():
             self.let_go(hold)
+        self.first_due = min((hold.due for hold in self.all.values()), default=FOREVER)

@@ -46,6 +46,7 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     lower.key, lower.name, lower.blocks = upper.key, upper.name, upper.blocks
     lower.parent = parent
     parent.children[upper.name] = lower
+    tree.order.lent.pop(id(upper), None)  # by the same requests as `lower`
     if upper.mark is not None:
         tree.order.gone(upper)
     for group in tree.sparse:

@@ -16,10 +16,10 @@ from quire.core.stats import Missed
 from quire.core.tokens import TOKEN_BYTES, Key
 from quire.core.tree import PrefixTree
 
-AskEvicted: TypeAlias = Callable[[Node, int, Key], tuple[int, int]]
+AskEvicted: TypeAlias = Callable[[Node, int, Key], tuple[int, int, object]]
 """The memory of what was evicted, asked with a node, the bytes of the key that match, and the key.
 
-It answers up to which byte of the key the rest was evicted, and the number of the request that used it last.
+It answers up to which byte of the key the rest was evicted, the number of the request that used it last, and a memo.
 """
 
 LAST_TOKEN, COLD = Missed("last_token"), Missed("cold")
@@ -107,10 +107,11 @@ class Lookup:
         if limit - whole < self._block_size:
             return Missed("partial_block", limit - cached)
         if self.ask_evicted is not None:
-            end, user = self.ask_evicted(found.last, whole * TOKEN_BYTES, key)
+            end, user, memo = self.ask_evicted(found.last, whole * TOKEN_BYTES, key)
             if end > whole * TOKEN_BYTES:
                 explained = min(limit - cached, max(end // TOKEN_BYTES - cached, 1))
-                return Missed("evicted", explained, user)
+                return Missed("evicted", explained, user, memo)
+            return Missed("cold", memo=memo)
         return COLD
 
     def _can_copy(self, match: Match, source: Node) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Unpack
 
-from quire.config import check_count
+from quire.config import check_count, check_text
 from quire.core import decode, give, publish, take
 from quire.core.blocks import BlockCopy
 from quire.core.decode import NO_BLOCK, BlockTables, DecodeBatch, block_tables
 from quire.core.groups import LayerGroup, check_group
 from quire.core.kernel import Kernel, Watcher, check_watchers
 from quire.core.lookup import Hit
-from quire.core.media import NO_MEDIA, MediaItem, check_media
 from quire.core.node import Node
 from quire.core.policy import PolicyFactory
 from quire.core.room import check_fits
@@ -20,10 +19,11 @@ from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.stats import Stats
-from quire.core.terms import ORDINARY, RequestTerms, check_session_id, terms_of
+from quire.core.terms import ORDINARY, RequestTerms, terms_of
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
+from quire.media import NO_MEDIA, MediaItem, check_media
 
 
 class CacheManager(Interruptible):
@@ -117,7 +117,7 @@ class CacheManager(Interruptible):
         The blocks that only this session has used are evicted before all others from now on.
         Returns how many these are; 0 for a session that is not known in the scope. Raises `ConfigError`, `ScopeError`.
         """
-        check_session_id(session_id)
+        check_text("session_id", session_id)
         check_scope(NO_SCOPE if scope is None else scope)
         return self.kernel.owners.end(scope or NO_SCOPE, session_id)
 
@@ -196,7 +196,7 @@ class CacheManager(Interruptible):
         """End a sequence: published blocks become cached, the rest free."""
         self.check_known(seq)
         try:
-            for tell in self.kernel.watchers.closed:
+            for tell in self.kernel.watchers.closed if seq.number else ():
                 tell(seq)
             give.close(self.kernel, seq)
         except BaseException as error:

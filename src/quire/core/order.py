@@ -8,9 +8,10 @@ from itertools import count
 from operator import attrgetter
 
 from quire.core.node import FOREVER, Mark, Node, Owner
-from quire.core.policy import Capacity, Clock, LazyHeap, Policy, PolicyFactory
+from quire.core.policy import Capacity, Clock, Policy, PolicyFactory
 from quire.core.terms import Terms
 from quire.errors import ConfigError
+from quire.heaps import LazyHeap
 
 SPENT, PLAIN, RETAINED = range(3)
 
@@ -26,8 +27,11 @@ class Order:
     whole paths, so a parent is never in a lower class than its child. When retention ends or an owner is done, a node
     changes its class and keeps the place of its last use.
 
+    `lent`  references of requests that have no room yet, by the identity of the node: no use of it, so that a node goes back
+            to the place of its last use when they are refused
+
     Invariants: a cached node is held by the policy of its class, any other by none; an owner lists the nodes in the
-    tree whose marks name it, and their children are all its own too.
+    tree whose marks name it, and their children are all its own too; lent[node] <= node.locks.
     """
 
     def __init__(self, factory: PolicyFactory, capacity: Capacity, clock: Clock | None) -> None:
@@ -37,6 +41,7 @@ class Order:
         self._tick = count().__next__
         self._latest = 0.0
         self._classes: dict[tuple[int, int], Policy] = {}
+        self.lent: dict[int, int] = {}
         self._due = LazyHeap[tuple[float, int, Node | Owner]](_is_there)
         try:
             self._plain = self._policy_of((PLAIN, 0))
@@ -92,15 +97,22 @@ class Order:
     # -- uses ----------------------------------------------------------------------------
 
     def touched(self, node: Node) -> None:
-        """A request found this node and references it."""
+        """A request that found this node and references it has room."""
         self._holder(node).touched(node)
 
-    def released(self, node: Node) -> None:
-        """The node is cached now: it joins its class."""
-        mark, policy = node.mark, self._plain
-        if mark is not None:
-            policy = mark.policy = self._policy_of(self._class_of(node, mark))
-        policy.released(node)
+    def joined(self, node: Node) -> Policy:
+        """Return the policy of the class that a node joins that is cached now."""
+        mark = node.mark
+        if mark is None:
+            return self._plain
+        mark.policy = policy = self._policy_of(self._class_of(node, mark))
+        return policy
+
+    def lend(self, node: Node, change: int) -> None:
+        """So many more requests, or fewer, that have no room yet reference this node."""
+        count = self.lent[id(node)] = self.lent.get(id(node), 0) + change
+        if not count:
+            del self.lent[id(node)]
 
     def referenced(self, node: Node) -> None:
         """The cached node is no candidate any more: it got its first reference, or is about to leave the tree."""
@@ -117,6 +129,8 @@ class Order:
             self._mark(upper, Mark(mark.priority, mark.keep_until, mark.owner, mark.policy))
         if not lower.locks:
             self._holder(lower).split(upper, lower)
+        elif id(lower) in self.lent:
+            self.lent[id(upper)] = self.lent[id(lower)]
 
     def gone(self, node: Node) -> None:
         """A node left the tree."""
@@ -128,7 +142,7 @@ class Order:
     def victim(self) -> tuple[Node, int] | None:
         """Return the node to take blocks from next and how many may go; None when nothing is cached."""
         if self._due.items:
-            self._expire()
+            self.expire()
         for policy in self._policies:
             found = policy.victim()
             if found is not None:
@@ -138,9 +152,24 @@ class Order:
     def order(self) -> Iterator[Node]:
         """Iterate over the cached nodes that policies hold, class by class, coldest first."""
         if self._due.items:
-            self._expire()
+            self.expire()
         for policy in self._policies:
             yield from policy.order()  # pyright: ignore[reportReturnType]
+
+    def expire(self) -> None:
+        """Look again at what is due: retention that ended, owners that are done."""
+        now = self.now()
+        nodes: list[Node] = []
+        while (first := self._due.first()) is not None and first[0] <= now:
+            item = heapq.heappop(self._due.items)[2]
+            if isinstance(item, Owner):
+                nodes += item.nodes.values() if item.due <= now else ()
+            elif item.mark is not None:
+                item.mark.is_due = False
+                if not item.locks and item.mark.keep_until <= now:
+                    item.mark.keep_until = 0.0
+                nodes.append(item)
+        self._refile(nodes)
 
     def now(self) -> float:
         """Return the injected clock's time in seconds, never falling; 0 without a clock."""
@@ -192,21 +221,6 @@ class Order:
                 held_by.referenced(node)
                 mark.policy = policy
                 policy.returned(node)
-
-    def _expire(self) -> None:
-        """Look again at what is due: retention that ended, owners that are done."""
-        now = self.now()
-        nodes: list[Node] = []
-        while (first := self._due.first()) is not None and first[0] <= now:
-            item = heapq.heappop(self._due.items)[2]
-            if isinstance(item, Owner):
-                nodes += item.nodes.values() if item.due <= now else ()
-            elif item.mark is not None:
-                item.mark.is_due = False
-                if not item.locks and item.mark.keep_until <= now:
-                    item.mark.keep_until = 0.0
-                nodes.append(item)
-        self._refile(nodes)
 
 
 def _is_there(entry: tuple[float, int, Node | Owner]) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from quire.core.policy import ENDLESS, Capacity, Entry, Policy, PolicyFactory, Tick
-from quire.errors import ConfigError
-from quire.plugins import load_offered, names_offered
+from quire.plugins import chosen, names_offered
 
 GROUP = "quire.policies"
 """Entry points of packages that offer a policy, quire's own in `quire.foresight` among them."""
@@ -28,7 +27,9 @@ class Lru(Policy):
         super().__init__(tick, capacity)
         self._ends = Entry()
         self._ends.older = self._ends.newer = self._ends
-        self._returned = self._ends  # where the last entry came back: the next is near
+        self._near = (
+            self._ends
+        )  # where the last entry came back, or went: the next to come back is near
 
     def released(self, entry: Entry) -> None:
         ends = self._ends
@@ -38,20 +39,19 @@ class Lru(Policy):
         entry.uses = self.tick()
 
     def returned(self, entry: Entry) -> None:
-        hint = self._returned
+        hint = self._near
         newer = (hint if hint.uses <= entry.uses else self._ends).newer
         while newer is not self._ends and newer.uses <= entry.uses:
             newer = newer.newer
         older = newer.older
         entry.older, entry.newer = older, newer
         older.newer = newer.older = entry
-        self._returned = entry
+        self._near = entry
 
     def referenced(self, entry: Entry) -> None:
-        entry.older.newer, entry.newer.older = entry.newer, entry.older
+        self._near = older = entry.older
+        older.newer, entry.newer.older = entry.newer, older
         entry.older = entry.newer = None
-        if entry is self._returned:
-            self._returned = self._ends
 
     def split(self, upper: Entry, lower: Entry) -> None:
         upper.older, upper.newer = lower, lower.newer
@@ -75,22 +75,8 @@ def policy_names() -> list[str]:
 
 
 def factory_of(policy: object) -> PolicyFactory:
-    """Return what makes the policy objects: a policy's name stands for it, or it is given.
+    """Return what makes the policy objects: a policy's name stands for it, or it is given. Raises `ConfigError`.
 
-    A class that is no `Policy` is made first, without arguments: `quire.foresight.Learned` is a factory then. Raises
-    `ConfigError`.
+    A class that is no `Policy` is made first, without arguments: `quire.foresight.Learned` is a factory then.
     """
-    factory = policy
-    if isinstance(policy, str):
-        factory = Lru if policy == "lru" else load_offered(GROUP, policy)
-    if isinstance(factory, type) and not issubclass(factory, Policy):
-        try:
-            factory = factory()
-        except TypeError as error:
-            raise ConfigError(f"policy is no Policy and wants arguments: {error}") from error
-    if not callable(factory):
-        known = ", ".join(policy_names())
-        raise ConfigError(
-            f"unknown policy {policy!r}; there are {known}, and what makes quire.core.Policy objects"
-        )
-    return cast("PolicyFactory", factory)
+    return cast("PolicyFactory", chosen(policy, Policy, GROUP, {"lru": Lru}))

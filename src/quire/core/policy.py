@@ -1,11 +1,10 @@
-"""The interface between the cache and a policy, and a heap whose items may go out of date."""
+"""The interface between the cache and a policy."""
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,8 +19,6 @@ Clock: TypeAlias = Callable[[], float]
 
 ENDLESS = 1 << 31
 """More blocks than there are: all of them."""
-
-Item = TypeVar("Item", bound=tuple[Any, ...])
 
 
 class Entry(msgspec.Struct, gc=False, eq=False):
@@ -99,26 +96,3 @@ class Policy(ABC):
 
 PolicyFactory: TypeAlias = Callable[[Tick, Capacity], Policy]
 """What the manager is given as `policy`: it makes one policy object per priority class."""
-
-
-class LazyHeap(Generic[Item]):
-    """A heap of items that may go out of date: dropped at the front, and all of them before the heap doubles."""
-
-    def __init__(self, holds: Callable[[Item], bool]) -> None:
-        self.items: list[Item] = []
-        self._holds = holds
-        self._limit = 64
-
-    def push(self, item: Item) -> None:
-        """Add an item."""
-        if len(self.items) >= self._limit:
-            self.items = [each for each in self.items if self._holds(each)]
-            heapq.heapify(self.items)
-            self._limit = max(64, 2 * len(self.items))
-        heapq.heappush(self.items, item)
-
-    def first(self) -> Item | None:
-        """Return the least item that is not out of date, None without any."""
-        while self.items and not self._holds(self.items[0]):
-            heapq.heappop(self.items)
-        return self.items[0] if self.items else None

@@ -7,20 +7,36 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 from quire.core.kernel import Kernel, Leaving
-from quire.core.node import Match, Node
+from quire.core.node import FOREVER, Match, Node
 from quire.core.sparse import SparseGroup, Standing
 from quire.errors import InvariantError
 
 
 def make_room(kernel: Kernel, needed: Items[int]) -> None:
     """Make so many blocks free in each group; where that cannot be, evict nothing and raise `OutOfBlocks`."""
+    if is_short(kernel, needed):
+        evict_for(kernel, needed)
+
+
+def is_short(kernel: Kernel, needed: Items[int]) -> bool:
+    """Whether blocks must be evicted for so many in each group; raise `OutOfBlocks` where that would not be enough.
+
+    Holds that are due are let go first, unless it raises: then nothing has changed.
+    """
+    if kernel.holds.first_due < FOREVER and kernel.holds.first_due <= kernel.tree.order.now():
+        let_go_expired(kernel, needed)
     for pool, num_blocks in zip(kernel.pools, needed, strict=True):
         if pool.num_free < num_blocks:
             break
     else:
-        return
+        return False
     if any(pool.num_available < n for pool, n in zip(kernel.pools, needed, strict=True)):
-        let_go_expired(kernel, needed)
+        let_go_expired(kernel, needed)  # which refuses
+    return True
+
+
+def evict_for(kernel: Kernel, needed: Items[int]) -> None:
+    """Evict until so many blocks are free in each group, which `is_short` has found possible."""
     missing = max((needed[g] - pool.num_free for g, pool in kernel.tree.full), default=0)
     if missing > 0:
         evict(kernel, missing)

@@ -15,6 +15,7 @@ from quire.core.policy import ENDLESS
 from quire.core.rows import Rows
 from quire.core.scope import Scope
 from quire.core.sparse import sparse_at
+from quire.core.stats import Missed
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.interrupts import mutating
@@ -48,7 +49,7 @@ class Sequence(msgspec.Struct, eq=False):
     all changes go through the manager. The garbage collector sees it, unlike nodes: a manager that
     is dropped while requests run goes with them.
 
-    `number`       of the manager's requests, from 1; 0 for what is restored
+    `number`       of the manager's requests, from 1, given as it is counted; 0 for what is restored
     `num_cached`   tokens that `open` (or the last `resume`) found, no compute needed
     `script`       what commits must repeat, and what is known of the prompt
     `terms`        on which the blocks that it stores are kept
@@ -56,6 +57,8 @@ class Sequence(msgspec.Struct, eq=False):
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
+    `pending`      what its next successful `reserve` counts: why no more of its prompt was found or, resumed, how many
+                   tokens it recomputes; None once that is counted
     `state`        "open", "suspended" or "closed"
     """
 
@@ -71,6 +74,7 @@ class Sequence(msgspec.Struct, eq=False):
     store_until: int = ENDLESS
     private_key: bytes = b""
     unfilled: int = 0
+    pending: Missed | None = None
     state: str = "open"
 
     @property

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import msgspec
 
-from quire.config import check_count, nearest
+from quire.config import check_count, check_number, nearest
 from quire.core.blocks import BlockPool
 from quire.core.groups import LayerGroup, check_groups
 from quire.core.policies import factory_of
@@ -47,8 +47,7 @@ class ManagerSettings(msgspec.Struct, frozen=True):
             )
         if self.clock is not None and not callable(self.clock):
             raise ConfigError(f"clock must be a function that returns seconds, got {self.clock!r}")
-        if type(self.pin_budget) not in (int, float) or not 0 <= self.pin_budget <= 1:
-            raise ConfigError(f"pin_budget is a share from 0 to 1, got {self.pin_budget!r}")
+        check_number("pin_budget, a share,", self.pin_budget, 0, 1)
 
 
 def settings_of(

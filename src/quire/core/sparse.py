@@ -146,6 +146,10 @@ class SparseGroup(ABC):
     def unguard(self, node: Node) -> None:
         """Take one protection of the end of this node away."""
 
+    def dismiss(self, node: Node) -> None:
+        """Take a protection away of a request that had no room: no use, so the order of eviction stays."""
+        self.unguard(node)
+
     # -- eviction --------------------------------------------------------------------------
 
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 MISS_REASONS = ("last_token", "partial_block", "evicted", "window", "cold")
-"""Why prompt tokens were not found, counted once, at open:
+"""Why prompt tokens were not found by `open`, counted once, at the first `reserve` that succeeds:
 
 last_token     the last token of every prompt is computed: it gives the next one
 partial_block  all whole blocks before it were found; it stands in the last, incomplete one
@@ -22,11 +22,13 @@ class Missed(NamedTuple):
     """Why a hit ends where it does, and how many tokens that explains; the rest is cold.
 
     `last_user`  of evicted tokens, the number of the request that used them last, else 0
+    `memo`       of whoever was asked for that, to be shown again
     """
 
     reason: str
     num_tokens: int = 0
     last_user: int = 0
+    memo: object = None
 
 
 class Counters(msgspec.Struct):
@@ -46,7 +48,7 @@ class Counters(msgspec.Struct):
     copied_blocks: int = 0
 
     def opened(self, num_tokens: int, num_cached: int, missed: Missed) -> None:
-        """Count a request of so many prompt tokens, of which so many were found."""
+        """Count a request that has room, of so many prompt tokens, of which so many were found."""
         self.num_requests += 1
         self.prompt_tokens += num_tokens
         self.hit_tokens += num_cached
@@ -64,7 +66,7 @@ class Counters(msgspec.Struct):
 class Stats(Counters, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] - msgspec can
     """Counters since the manager was made. Tokens unless the name says otherwise.
 
-    hit rate = hit_tokens / prompt_tokens: token-weighted, counted once per request, at open.
+    hit rate = hit_tokens / prompt_tokens: token-weighted, counted once per request, at the first `reserve` that succeeds.
     prompt_tokens == hit_tokens + sum(missed.values())
     """
 

@@ -9,14 +9,15 @@ import msgspec
 from quire.core.blocks import GAP, BlockCopy
 from quire.core.joining import join_path
 from quire.core.kernel import Kernel
-from quire.core.media import MediaItem
 from quire.core.node import Match
-from quire.core.room import make_room
+from quire.core.room import evict_for, is_short, make_room
 from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
+from quire.core.stats import Missed
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, check_sign
 from quire.errors import DraftError, InvariantError
+from quire.media import MediaItem
 
 
 def open_sequence(
@@ -27,10 +28,9 @@ def open_sequence(
     terms: Terms,
 ) -> Sequence:
     """Start a request whose prompt, a key and its media, was looked up; see `CacheManager.open`."""
-    tree, counters = kernel.tree, kernel.counters
+    tree = kernel.tree
     key, items = prompt
-    num_tokens = len(key) // TOKEN_BYTES
-    script = Script(num_tokens)
+    script = Script(len(key) // TOKEN_BYTES)
     if items:
         script.raw, key = key.tobytes(), tree.media.encode(key, items)
         script.media = dict.fromkeys(tree.media.counts(key), 1)
@@ -41,24 +41,21 @@ def open_sequence(
     root = tree.root(scope)
     if found.node.parent is None:
         found.node = root
-    if terms is not ORDINARY:
-        owner = kernel.owners.begin(scope, terms.hint)
-        terms = msgspec.structs.replace(terms, owner=owner) if owner is not None else terms
-    row, number = kernel.rows.take(), counters.num_requests + 1
-    seq = Sequence(kernel.rows, row, root, root, scope, script, terms, number)
+    seq = Sequence(kernel.rows, kernel.rows.take(), root, root, scope, script, terms)
     if terms.store_until is not None:
         seq.store_until = terms.store_until // kernel.rows.block_size
     attach(kernel, seq, key, found)
     root.locks += 1
     kernel.sequences[id(seq)] = seq
-    counters.opened(num_tokens, seq.num_cached, missed)
-    for tell in kernel.watchers.opened:
-        tell(seq, key, missed)
+    seq.pending = missed
     return seq
 
 
 def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
-    """Reference what was found, fill the row, and leave the rest as the prompt to compute."""
+    """Reference what was found, fill the row, and leave the rest as the prompt to compute.
+
+    What is found keeps its place in the order of eviction until `settle`.
+    """
     tree, rows, row = kernel.tree, kernel.rows, seq.row
     groups, source, num_tokens = rows.token_groups, found.source, found.partial_tokens
     sources = [source.blocks[g][found.into] for g in groups] if source is not None else []
@@ -66,24 +63,15 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
     node = seq.node = tree.node_at(found)
-    parent, divided, terms = node.parent, False, seq.terms
-    raises = terms.priority > 0
+    parent = node.parent
     while parent is not None:
         tree.lock(node)
-        tree.order.touched(node)
-        if node.mark is not None or raises:
-            tree.order.used(node, terms)
+        tree.order.lend(node, 1)
         start, end = parent.end, node.end
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
-        for group in tree.sparse:
-            group.touched(node)
         node, parent = parent, parent.parent
-        if parent is not None and len(node.children) == 1:
-            divided = True
     tree.stand(seq.node, tree.sparse)
-    if divided:
-        join_path(tree, seq.node)
     if num_tokens and all(tree.pools[group].num_available for group in groups):
         make_room(kernel, [int(g in groups) for g in range(len(tree.pools))])
         tail = seq.node.end
@@ -107,12 +95,42 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
     had = seq.num_cached
     limit = num_tokens if num_tokens == had else num_tokens - 1
     found = kernel.lookup.find(seq.root, key, limit)
+    missed = kernel.lookup.why(key, found)
     seq.state = "open"
     seq.row = kernel.rows.take()
     attach(kernel, seq, key, found)
     to_compute = max(had - seq.num_cached, 0)
-    kernel.counters.recomputed_tokens += to_compute
+    seq.pending = Missed("suspended", to_compute) if seq.number else missed
     return to_compute
+
+
+def settle(kernel: Kernel, seq: Sequence, missed: Missed) -> None:
+    """A request has room: what it found counts as used, the request (`missed`, its misses) as admitted; watchers are told."""
+    tree, number = kernel.tree, seq.number
+    seq.pending = None
+    if seq.terms is not ORDINARY and not number:
+        owner = kernel.owners.begin(seq.scope, seq.terms.hint)
+        seq.terms = msgspec.structs.replace(seq.terms, owner=owner)
+    node, divided, terms = seq.node, False, seq.terms
+    while (parent := node.parent) is not None:
+        tree.order.lend(node, -1)
+        tree.order.touched(node)
+        if node.mark is not None or terms.priority > 0:
+            tree.order.used(node, terms)
+        for group in tree.sparse:
+            group.touched(node)
+        divided |= parent.parent is not None and len(parent.children) == 1
+        node = parent
+    if divided:
+        join_path(tree, seq.node)
+    if number:
+        kernel.counters.recomputed_tokens += missed.num_tokens
+        return
+    kernel.counters.opened(seq.prompt_len, seq.num_cached, missed)
+    seq.number = kernel.counters.num_requests
+    key = seq.token_bytes() + seq.script.key if kernel.watchers.opened else b""
+    for tell in kernel.watchers.opened:
+        tell(seq, memoryview(key), missed)
 
 
 def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
@@ -125,7 +143,12 @@ def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     held = -(-capacity // size)
     num_new = -(-wanted // size) - held
     stale = stale_slots(kernel, seq)
-    make_room(kernel, needs(kernel, num_new, stale))
+    needed = needs(kernel, num_new, stale)
+    short = is_short(kernel, needed)
+    if seq.pending is not None:
+        settle(kernel, seq, seq.pending)
+    if short:
+        evict_for(kernel, needed)
     rows.widen(row, held + num_new)
     for group, slot in stale:
         _renew(kernel, seq, group, slot)
@@ -179,6 +202,8 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     if writing:
         states = [(state.index, 0) for state in rows.states]
         make_room(kernel, needs(kernel, int(in_tail > 0), states))
+    if seq.pending is not None:
+        settle(kernel, seq, seq.pending)
     row, first = rows.take(), seq.node.end
     script = msgspec.structs.replace(seq.script)
     twin = msgspec.structs.replace(seq, row=row, script=script, unfilled=first)

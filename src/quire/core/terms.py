@@ -6,14 +6,12 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
+from quire.config import check_number, check_seconds, check_text
 from quire.core.node import FOREVER, Owner
 from quire.core.policy import Clock
 from quire.errors import ConfigError
 
 MAX_PRIORITY = 100
-
-MAX_SECONDS = 1e9
-"""The longest retention, time to live or time to a return: about 31 years."""
 
 MAX_WITHIN = 1e3
 """A forecast that may be wrong by more says nothing."""
@@ -52,11 +50,12 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
         if type(self.reuse) is not str or self.reuse not in known:
             raise ConfigError(f"a hint's reuse is one of {', '.join(known)}, got {self.reuse!r}")
         if self.session_id is not None:
-            check_session_id(self.session_id)
+            check_text("session_id", self.session_id)
         if self.reuse == "session" and self.session_id is None:
             raise ConfigError('reuse="session" needs a session_id: Hint("session", session_id="a")')
-        if type(self.within) not in (int, float) or not 1 <= self.within <= MAX_WITHIN:
-            raise ConfigError(f"within is a factor from 1 to {MAX_WITHIN:g}, got {self.within!r}")
+        check_number("within", self.within, 1, MAX_WITHIN)
+        check_seconds("a hint's ttl_s", self.ttl_s)
+        check_seconds("a hint's returns_in_s", self.returns_in_s)
 
     @property
     def lasts_s(self) -> float:
@@ -106,12 +105,18 @@ def terms_of(clock: Clock | None, given: RequestTerms) -> Terms:
     hint: object = given.get("hint", NO_HINT)
     if not isinstance(hint, Hint):
         raise ConfigError(f"hint must be a quire.Hint, got {hint!r}")
-    check_seconds("a hint's ttl_s", hint.ttl_s, clock)
-    check_seconds("a hint's returns_in_s", hint.returns_in_s, clock)
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
         limit = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
         raise ConfigError(f"priority must be an integer {limit}, got {priority!r}")
-    retain_s = check_seconds("retain_s", given.get("retain_s"), clock)
+    retain_s = check_seconds("retain_s", given.get("retain_s"))
+    check_timed(
+        clock,
+        **{
+            "a hint's ttl_s": hint.ttl_s,
+            "a hint's returns_in_s": hint.returns_in_s,
+            "retain_s": retain_s,
+        },
+    )
     if store_until is not None and (type(store_until) is not int or store_until < 0):
         msg = "store_until is the number of tokens to store, an integer from 0 (or None for all of them)"
         raise ConfigError(f"{msg}, got {store_until!r}")
@@ -119,20 +124,9 @@ def terms_of(clock: Clock | None, given: RequestTerms) -> Terms:
     return ORDINARY if terms == ORDINARY else terms
 
 
-def check_seconds(name: str, seconds: float | None, clock: Clock | None) -> float:
-    """Return a duration in seconds, 0 for None; raise `ConfigError` if it cannot work."""
-    if seconds is None:
-        return 0.0
-    if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:
-        msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
-        raise ConfigError(f"{msg}, got {seconds!r}")
-    if clock is None:
-        msg = f"{name}={seconds} needs a clock: CacheManager(..., clock=time.monotonic)"
-        raise ConfigError(msg)
-    return seconds
-
-
-def check_session_id(session_id: object) -> None:
-    """Raise `ConfigError` unless this is a name of a session."""
-    if not isinstance(session_id, str) or not session_id:
-        raise ConfigError(f"session_id is a text that names the session, got {session_id!r}")
+def check_timed(clock: Clock | None, **seconds: float | None) -> None:
+    """Raise `ConfigError` for durations, by their names, that nobody can measure."""
+    for name, each in seconds.items():
+        if each and clock is None:
+            msg = f"{name}={each} needs a clock: CacheManager(..., clock=time.monotonic)"
+            raise ConfigError(msg)

@@ -157,12 +157,27 @@ class PrefixTree:
         Paths are unlocked from the deepest node up: a parent is the more recently used one.
         """
         node.locks -= 1
+        if node.locks == self.order.lent.get(id(node), 0):
+            self.order.joined(node).released(node)
+            if node.locks:  # of requests that have no room yet: it has its place only
+                self.order.referenced(node)
+        self._unlocked(node)
+
+    def unlend(self, node: Node) -> None:
+        """Drop the reference of a request that had no room: not a use."""
+        node.locks -= 1
+        self.order.lend(node, -1)
+        if not node.locks:
+            self.order.expire()  # its children first: they may have its place
+            self.order.joined(node).returned(node)
+        self._unlocked(node)
+
+    def _unlocked(self, node: Node) -> None:
         node.writer = None
         if not node.locks:
             num_blocks = node.num_blocks
             for _, pool in self.full:
                 pool.cache(num_blocks)
-            self.order.released(node)
         for group in self._sinking:
             group.recount(node)
 
@@ -187,6 +202,11 @@ class PrefixTree:
         """A sequence or pin stands at the end of this node no more."""
         for group in groups if node.parent is not None else ():
             group.unguard(node)
+
+    def dismiss(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
+        """A sequence that had no room stands at the end of this node no more."""
+        for group in groups if node.parent is not None else ():
+            group.dismiss(node)
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], terms: Terms) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""

@@ -27,9 +27,10 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from quire.config import check_count
-from quire.core.media import NO_MEDIA, MediaItem, MediaTable, check_media
+from quire.core.media import MediaTable
 from quire.core.scope import Scope, ScopePart, check_scope
 from quire.core.tokens import INT32, Key, TokenIds, check_sign, key_of
+from quire.media import NO_MEDIA, MediaItem, check_media
 
 TAG_BYTES = 8
 NO_TENANT = bytes(TAG_BYTES)

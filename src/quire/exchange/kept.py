@@ -10,7 +10,6 @@ import numpy as np
 
 from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
-from quire.core.media import MediaItem
 from quire.core.node import Node
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
@@ -18,6 +17,7 @@ from quire.core.tokens import INT32, IntArray
 from quire.errors import SequenceError
 from quire.exchange.digests import digests_of
 from quire.exchange.spill import NamedBlock
+from quire.media import MediaItem
 
 
 class Prefix(msgspec.Struct, frozen=True):

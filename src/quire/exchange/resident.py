@@ -11,7 +11,6 @@ import numpy as np
 from quire.config import check_count
 from quire.core.groups import check_group
 from quire.core.manager import NO_SCOPE, CacheManager
-from quire.core.media import MediaItem
 from quire.core.node import Match, Node
 from quire.core.room import room_left
 from quire.core.scope import Scope
@@ -19,6 +18,7 @@ from quire.core.sparse import Standing, sparse_at
 from quire.core.tokens import TOKEN_BYTES, BoolArray, Key, TokenIds
 from quire.exchange.digests import Digests
 from quire.exchange.hashing import block_hashes
+from quire.media import MediaItem
 
 NOTHING: Mapping[Node, int] = {}
 

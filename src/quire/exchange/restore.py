@@ -28,7 +28,6 @@ from quire.core.give import forget, let_go
 from quire.core.holds import Hold
 from quire.core.kernel import Kernel
 from quire.core.manager import NO_SCOPE, CacheManager
-from quire.core.media import MediaItem
 from quire.core.node import Match
 from quire.core.publish import enter
 from quire.core.room import make_room
@@ -46,6 +45,7 @@ from quire.core.tokens import (
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
 from quire.exchange.resident import held_places, required_blocks, room_beside
 from quire.interrupts import mutating
+from quire.media import MediaItem
 
 Brought = Mapping[int, Items[int]]
 """Per layer group, rising: which blocks of a prefix come back. Number i of a recurrent group is the

@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 from quire.core.node import Node
 from quire.core.policies import Lru
-from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Tick
+from quire.core.policy import ENDLESS, Capacity, Entry, Tick
 from quire.foresight.forecasts import BELIEVED
 from quire.foresight.mind import Mind
 from quire.foresight.reentry import NUM_CLASSES, Record, SharedRoot
+from quire.heaps import LazyHeap
 
 SUPERSEDED, BEYOND, AWAITED, FIRST_CLASS = range(4)
 """Queues: what another request has gone on from, what follows prompts, what callers come back to, then the classes."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from quire.core.policy import ENDLESS, Capacity, Entry, LazyHeap, Policy, Tick
+from quire.core.policy import ENDLESS, Capacity, Entry, Policy, Tick
+from quire.heaps import LazyHeap
 
 Rank: TypeAlias = tuple[float, int]
 """A value, and the tick at which an entry got it: no two are equal."""

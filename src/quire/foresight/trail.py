@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,6 +50,14 @@ _NO_PROMPT = 0, Stretch(bytearray()), 0
 """What is known of the prompt of a row that nobody opened: nothing, of no request."""
 
 
+class _Memo(NamedTuple):
+    """The run in which a prompt leaves what is known, and where, as long as the runs are of this version."""
+
+    version: int
+    run: Stretch
+    end: int
+
+
 class TrailPart(NodePart, gc=False, eq=False):
     """`run`: the one in which a node ends, or one that goes on from there; None as long as nobody has come to its end."""
 
@@ -89,18 +98,21 @@ class Trail(Watcher):
         # The runs in which requests ended, in their order. One that ended in the same run later stands here again.
         self._ends: deque[tuple[Stretch, int]] = deque()
         self._num_runs = self._num_blocks = 0
-        self._asked: tuple[Stretch, int] | None = None
+        self._version = (
+            0  # of the runs: what was found of a prompt is out of date once it has changed
+        )
         self.last_user = self.num_foreign = 0
         kernel.lookup.ask_evicted = self._evicted
 
     def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
         number, size, node = seq.number, self._size, seq.node
         found = node.end
-        if self._asked is not None and missed.reason in ("evicted", "cold"):
-            known, end = self._asked  # by this request, just before
+        memo = missed.memo
+        if isinstance(memo, _Memo) and memo.version == self._version:
+            known, end = memo.run, memo.end
         else:
             known, end = self._find(node, found, key[: found * size])
-        self._asked = None
+        self._version += 1
         run = _holding(known, found)
         self.last_user, self.num_foreign = run.user, max(found - end, 0)
         if end < found:
@@ -123,6 +135,7 @@ class Trail(Watcher):
         number, stop, parent = seq.number, node.end, node.parent
         if not number:
             return  # a restore: nobody has computed it now
+        self._version += 1
         assert parent is not None
         start, part, key = stop - num_blocks, node.parts[self.place], node.key
         request, run, end = self._prompts.get(seq.row, _NO_PROMPT)
@@ -149,6 +162,7 @@ class Trail(Watcher):
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
         if why != "truncated" or group is not None:
             return
+        self._version += 1
         start = blocks.start
         with memoryview(b"".join([each.key for each in node.path()])) as key:
             run, end = self._follow(self._root(node.holding(-1)), 0, key)
@@ -184,13 +198,13 @@ class Trail(Watcher):
             counted = f"{self._num_runs} runs of {self._num_blocks} blocks"
             raise InvariantError(f"{counted} are counted, {num_runs} of {num_blocks} are there")
 
-    def _evicted(self, holder: Node, end: int, key: Key) -> tuple[int, int]:
+    def _evicted(self, holder: Node, end: int, key: Key) -> tuple[int, int, _Memo | None]:
         """Return up to which byte of a key the blocks were here, and their last user; `end` bytes are still here."""
         if not holder.parts:
-            self._asked = None
-            return end, 0  # nobody was in this scope before
-        self._asked = run, was = self._find(holder, end // self._size, key)
-        return (was * self._size, run.user) if was * self._size > end else (end, 0)
+            return end, 0, None  # nobody was in this scope before
+        run, was = self._find(holder, end // self._size, key)
+        memo = _Memo(self._version, run, was)
+        return (was * self._size, run.user, memo) if was * self._size > end else (end, 0, memo)
 
     def _find(self, node: Node, start: int, key: Key) -> tuple[Stretch, int]:
         """Return how far a key is known that is cached in `node` up to block `start`, and the run in which that is."""

@@ -48,8 +48,12 @@ class Guards:
         self._num_sinks = num_sinks
         self._order = order
 
-    def tell(self, node: Node) -> None:
-        """Compute a node's `need` anew, and go on upwards as long as the parent's may change with it."""
+    def tell(self, node: Node, enter: Callable[[Node, Part], None] | None = None) -> None:
+        """Compute a node's `need` anew, and go on upwards as long as the parent's may change with it.
+
+        `enter` has the order learn of parts that nobody needs any more; they were used last unless it says otherwise.
+        """
+        enter = enter or self._order.enter
         while True:
             part: WindowPart = node.parts[self._place]
             before = part.need
@@ -57,8 +61,7 @@ class Guards:
             if before != need:
                 self._count(node, part, node.end, need)
                 if part.num_held and (need == FAR or part.rank is None):
-                    self._order.list_passing(node, part)
-                    self._order.file(node, part)
+                    enter(node, part)
             start = node.start
             if before == need or (before >= start and need >= start):
                 return

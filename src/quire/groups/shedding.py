@@ -90,6 +90,18 @@ class SheddingGroup(SparseGroup):
         else:
             self.unfile(node, part)
 
+    def stay(self, node: Node, part: Part) -> None:
+        """Leave a part where it is in both orders; one that is in neither was about to go, and goes first."""
+        was_filed, was_listed = part.rank is not None, part.listed
+        if part.num_held and not was_filed:
+            self.file(node, part)
+            if part.rank is not None:
+                self._kept[part.rank].move_to_end(node, last=False)
+        if part.num_held and not was_listed:
+            self.list_passing(node, part)
+            if part.listed:
+                self._passing.move_to_end(node, last=False)
+
     def list_passing(self, node: Node, part: Part) -> None:
         """Put a part among those that may have passing blocks, as the one used last."""
         part.listed = True

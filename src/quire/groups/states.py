@@ -141,6 +141,12 @@ class SnapshotGroup(SheddingGroup, StateGroup):
         if part.num_held:
             self.file(node, part)
 
+    def dismiss(self, node: Node) -> None:
+        part = self._part(node)
+        part.guards -= 1
+        self._recount(node, part)
+        self.stay(node, part)
+
     def would_guard(self, standing: Standing) -> int:
         more = 0
         for node in standing.path():

@@ -263,6 +263,10 @@ class WindowGroup(SheddingGroup, TableGroup):
         node.parts[self.place].guards -= 1
         self._guards.tell(node)
 
+    def dismiss(self, node: Node) -> None:
+        node.parts[self.place].guards -= 1
+        self._guards.tell(node, self.stay)
+
     def recount(self, node: Node) -> None:
         if self.num_sinks > node.start:
             self._guards.recount(node, node.parts[self.place])

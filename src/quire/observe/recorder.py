@@ -68,10 +68,10 @@ class Recorder(Watcher):
     clock       seconds, rising
     max_blocks  distinct blocks after which the recording ends, and `full` is true
 
-    A row has the time of arrival, lengths in tokens, the hint, and of every full block of the
-    prompt a number, by first appearance: equal numbers, equal prefixes in the same
+    A row has the time of its admission (the first `reserve` that succeeds), lengths in tokens, the hint, and of every
+    full block of the prompt a number, by first appearance: equal numbers, equal prefixes in the same
     scope. Neither tokens nor hashes are in the file. `out` is the tokens after the prompt that have
-    KV, which the last one of an answer need not. Rows stand in order of arrival, so a row
+    KV, which the last one of an answer need not. Rows stand in order of admission, so a row
     waits until every earlier request has ended, or `MAX_WAITING` wait. Costs about 1 us per block
     of a prompt. A crash loses rows that wait, and of a compressed file the last 64 KiB of text. A
     write that fails ends the recording and not the request: `error` says why, and `close` raises.

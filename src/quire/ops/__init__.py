@@ -6,6 +6,7 @@ drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
 dropping  blocks by policy, a prefix, a scope, or all
 fits      whether a request would get its blocks now
+admission a request counted that goes on without room
 memory    how full the groups are, moving blocks together, capacity between groups
 pins      prefixes that stay
 tables    single entries of block tables
@@ -13,6 +14,7 @@ rollback  a sequence taken back to fewer tokens
 drafts    trees of speculated tokens
 """
 
+from quire.ops.admission import admit
 from quire.ops.checked import CheckedPool
 from quire.ops.checks import check
 from quire.ops.drafts import Draft, TokenMove, draft
@@ -34,6 +36,7 @@ __all__ = [
     "Segment",
     "TokenMove",
     "Usage",
+    "admit",
     "blocks_at",
     "check",
     "clear",

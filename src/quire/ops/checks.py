@@ -24,6 +24,7 @@ def check(manager: CacheManager) -> None:
     """
     _check_tree(manager)
     _check_locks(manager)
+    _check_lent(manager)
     _check_policies(manager)
     _check_sequences(manager)
     _check_media(manager)
@@ -97,6 +98,16 @@ def _check_locks(manager: CacheManager) -> None:
         pinned = pinned_nodes(all_pins(manager.kernel))
         num_pinned = sum(node.num_blocks for node in pinned)
         _require(num_pinned <= pin_budget(manager), "pins above the budget")
+
+
+def _check_lent(manager: CacheManager) -> None:
+    """What requests without room reference, and nothing else, is lent."""
+    lent: Counter[int] = Counter()
+    for seq in manager.sequences.values():
+        if seq.state == "open" and seq.pending is not None:
+            lent.update(id(node) for node in seq.node.path())
+            _require(seq.capacity == seq.computed, f"{seq!r} has room and is not counted")
+    _require(manager.kernel.tree.order.lent == lent, "what is lent is not what waits for room")
 
 
 def _check_policies(manager: CacheManager) -> None:

@@ -8,11 +8,11 @@ import msgspec
 
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
-from quire.core.media import MediaItem
 from quire.core.node import Node
 from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds
 from quire.core.tree import PrefixTree
+from quire.media import MediaItem
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def explain(
         why = "copied out of a block that starts the same"
         segments.append(Segment(whole, at, cached=True, why=why))
     elsewhere = [each for each in _elsewhere(manager.kernel.tree, root, key) if each[1] > whole]
-    reason, explained, _ = lookup.why(key, lookup.find(root, key, num_tokens - 1))
+    reason, explained, *_ = lookup.why(key, lookup.find(root, key, num_tokens - 1))
     if reason == "cold" and elsewhere and elsewhere[0][1] > at:
         reason, explained = "scope", min(num_tokens - 1, elsewhere[0][1]) - at
     if explained:

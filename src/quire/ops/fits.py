@@ -10,13 +10,13 @@ import msgspec
 from quire.config import check_count
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
-from quire.core.media import MediaItem
 from quire.core.node import Match, Node
 from quire.core.room import least, room_left
 from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.take import needs, stale_slots
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds
+from quire.media import MediaItem
 
 
 class Fit(msgspec.Struct, frozen=True):

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Self
 
+from quire.config import check_seconds
 from quire.core.holds import Hold
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
-from quire.core.media import MediaItem
 from quire.core.node import FOREVER, Match, Node
 from quire.core.scope import Scope
-from quire.core.terms import check_seconds
+from quire.core.terms import check_timed
 from quire.core.tokens import IntArray, TokenIds, array_of
 from quire.errors import PinBudgetExceeded, PinError
 from quire.interrupts import mutating
+from quire.media import MediaItem
 
 MEND = "close pins or raise pin_budget"
 
@@ -87,7 +88,8 @@ def pin(
     windows or states at the ends of all pins take no more than that share of it. Raises `PinBudgetExceeded`,
     `ConfigError` and what `probe` raises.
     """
-    seconds, kernel = check_seconds("ttl_s", ttl_s, manager.settings.clock), manager.kernel
+    seconds, kernel = check_seconds("ttl_s", ttl_s), manager.kernel
+    check_timed(manager.settings.clock, ttl_s=ttl_s)
     root, key = manager.read_whole(tokens, scope, media)
     tree = kernel.tree
     found = kernel.lookup.lowered(tree.match(root, key, len(key) - len(key) % tree.block_bytes))

@@ -138,7 +138,7 @@ def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:
         else:
             if parent.end < keep:
                 parent = tree.split(node, keep - parent.end)
-            tree.unlock(node)
+            (tree.unlock if seq.pending is None else tree.unlend)(node)
         node = parent
     seq.node = node
 
@@ -149,6 +149,8 @@ def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from:
     for tell in kernel.watchers.leaving:
         tell(node, range(start, end), None, "truncated")
     kernel.tree.cut_tail(node, end - start, freed_from)
+    if seq.pending is not None and not node.num_blocks:
+        kernel.tree.order.lend(node, -1)
     first = max(start, freed_from)
     if first < end:
         for g, pool in kernel.tree.full:

@@ -37,6 +37,7 @@ from quire.sim.replay import (
     check_capacity,
     manager_of,
     open_request,
+    tell_sizes,
 )
 from quire.sim.trace.rows import Trace, TraceRequest
 
@@ -220,9 +221,11 @@ class _ConcurrentReplay:
     def _start(self, waiting: Waiting, tokens: IntArray, num_blocks: int) -> int:
         number, request = waiting.number, waiting.request
         advice = self._foresight(number)
-        seq = open_request(self.manager, tokens, request, self._trace.block_size, advice)
+        seq = open_request(self.manager, tokens, advice)
         num_hit = seq.num_cached
         self.manager.reserve(seq, num_blocks - num_hit)
+        sizes = request.prompt_tokens, request.output_tokens
+        tell_sizes(self.manager, seq, *sizes, self._trace.block_size)
         computing = self._computing(tokens) - num_hit
         hit_tokens = self.tally.count(request, waiting.blocks, num_hit, max(computing, 0))
         prefill_s, decode_s = self._service.times(request, hit_tokens)

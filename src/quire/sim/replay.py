@@ -117,10 +117,11 @@ def replay(
         blocks = request.blocks
         tokens = np.concatenate((blocks[:capacity_blocks], UNFINISHED))
         advice = foresight(number)
-        seq = open_request(manager, tokens, request, trace.block_size, advice)
+        seq = open_request(manager, tokens, advice)
         num_hit = seq.num_cached
+        manager.reserve(seq, len(tokens) - num_hit)
+        tell_sizes(manager, seq, request.prompt_tokens, request.output_tokens, trace.block_size)
         if num_hit < len(tokens) - 1:
-            manager.reserve(seq, len(tokens) - num_hit)
             manager.commit(seq, tokens[num_hit:-1])
         manager.close(seq)
         if advice.ends is not None:
@@ -140,23 +141,18 @@ def manager_of(
     return CacheManager(num_blocks, 1, policy=policy, sub_block=False, clock=clock, watchers=told)
 
 
-def open_request(
-    manager: CacheManager, tokens: IntArray, request: TraceRequest, block_size: int, advice: Advice
-) -> Sequence:
+def open_request(manager: CacheManager, tokens: IntArray, advice: Advice) -> Sequence:
     """Open a request by `tokens`, the ids of its blocks and `UNFINISHED`."""
     store_until = advice.stored_blocks if advice.stored_blocks < len(tokens) - 1 else None
     if store_until is None and advice.hint is NO_HINT:
-        seq = manager.open(tokens)
-    else:
-        seq = manager.open(tokens, hint=advice.hint, store_until=store_until)
-    tell_sizes(manager, seq, request.prompt_tokens, request.output_tokens, block_size)
-    return seq
+        return manager.open(tokens)
+    return manager.open(tokens, hint=advice.hint, store_until=store_until)
 
 
 def tell_sizes(
     manager: CacheManager, seq: Sequence, prompt: int, output: int, block_size: int
 ) -> None:
-    """Give a policy that watches requests the true sizes of one, in tokens."""
+    """Give a policy that watches requests the true sizes of one that has room, in tokens."""
     learned = manager.kernel.watchers.find(Learned)
     if learned is not None:
         walk = learned.walk_of(seq)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.core.terms import MAX_SECONDS, Hint
+from quire.config import MAX_SECONDS
+from quire.core.terms import Hint
 from quire.sim.reuse import Bools, Counts, Floats, Reuses, reuses
 from quire.sim.trace.rows import Trace
 

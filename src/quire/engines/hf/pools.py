@@ -82,6 +82,9 @@ class HfStore:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
         head, media = self._head(tokens, media)
         seq = self.manager.open(head, scope, media=media, **terms)
+        ops.admit(
+            self.manager, seq
+        )  # nobody is refused: what finds no room is computed, and not kept
         self._copy()
         return seq
 

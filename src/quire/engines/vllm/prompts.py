@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.core import MediaItem, Scope
-from quire.core.media import MediaTable, check_media
+from quire.core.media import MediaTable
 from quire.core.tokens import key_of
 from quire.exchange.hashing import chain, root_digest
+from quire.media import check_media
 
 
 class PromptNames:

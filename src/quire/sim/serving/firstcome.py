@@ -190,11 +190,14 @@ class FirstCome(Replica):
             return False
         if seq is None:
             seq = manager.open(request.key, hint=request.trace.hint or NO_HINT)
-            tell_sizes(manager, seq, request.target, request.trace.output_tokens, size)
         else:
             manager.resume(seq)
         if missing:
             manager.reserve(seq, missing)
+        else:
+            ops.admit(manager, seq)
+        if request.seq is None:
+            tell_sizes(manager, seq, request.target, request.trace.output_tokens, size)
         request.num_blocks = wanted
         request.computed = request.found_tokens(seq.computed, size)
         if request.seq is None:
