@@ -49,7 +49,7 @@ class Watcher:
         """The manager was made, or reset."""
 
     def opened(self, seq: Sequence, key: Key, missed: Missed) -> None:
-        """A request was opened; `key` is its prompt with numbers for media, valid during this call."""
+        """A request has room for its first tokens; `key` is its prompt with numbers for media, valid during this call."""
 
     def stored(self, seq: Sequence, node: Node, num_blocks: int) -> None:
         """The last blocks of a node can be found now: the sequence computed them, or a restore brought them."""
@@ -61,7 +61,7 @@ class Watcher:
         """
 
     def closed(self, seq: Sequence) -> None:
-        """A request or a fork is about to be closed."""
+        """A request that had room, or a fork, is about to be closed."""
 
 
 class Audience:
@@ -106,7 +106,7 @@ class Audience:
 class Kernel:
     """Pools, tree and rows of one manager. The modules beside this one are functions on it.
 
-    `take` opens, reserves and forks; `publish` commits; `give` closes and suspends; `decode` does
+    `take` opens, reserves, settles and forks; `publish` commits; `give` closes and suspends; `decode` does
     a step of a batch; `room` evicts. None of them checks arguments: `CacheManager` does.
     """
 
