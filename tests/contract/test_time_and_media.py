@@ -141,3 +141,46 @@ def test_decisions_depend_on_inputs_alone():
 
     ticks = iter(range(10**6))
     assert history(None) == history(lambda: 0.0) == history(lambda: float(next(ticks)))
+
+
+def test_a_pin_whose_time_is_over_goes_while_other_blocks_can_be_evicted(clock):
+    manager = CacheManager(100, 4, clock=clock)
+    serve(manager, run(90_000, 48 * 4))
+    ops.pin(manager, run(90_000, 48 * 4), ttl_s=10)
+    clock.now += 11
+    found = []
+    for number in range(400):
+        prompt = run(1000 * (number % 8), 9 * 4)
+        found.append(manager.probe([*prompt, 1]).num_tokens)
+        serve(manager, prompt)
+    assert manager.num_active == 0
+    assert not manager.kernel.holds.all
+    assert min(found[100:]) == 9 * 4
+    ops.check(manager)
+
+
+def test_the_next_reserve_lets_a_pin_go_whose_time_is_over_and_the_room_asked_for_counts_it(clock):
+    manager = CacheManager(16, 4, clock=clock)
+    serve(manager, run(0, 16))
+    ops.pin(manager, run(0, 16), ttl_s=5)
+    kept = ops.pin(manager, run(0, 8))
+    assert ops.fits(manager, run(1000, 20)).room == (12,)
+    clock.now += 6
+    assert ops.fits(manager, run(1000, 20)).room == (14,)
+    assert manager.num_active == 4
+    seq = manager.open(run(1000, 5))
+    manager.reserve(seq, 1)
+    assert (manager.num_active, manager.num_cached) == (3, 2)
+    assert kept.is_held
+    ops.check(manager)
+
+
+def test_a_refused_reserve_lets_no_pin_go(clock):
+    manager = CacheManager(16, 4, clock=clock)
+    serve(manager, run(0, 16))
+    ops.pin(manager, run(0, 16), ttl_s=5)
+    clock.now += 6
+    seq = manager.open(run(1000, 5))
+    with rejected(manager, errors.OutOfBlocks):
+        manager.reserve(seq, 1000)
+    assert manager.num_active == 4

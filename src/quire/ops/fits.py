@@ -101,9 +101,6 @@ def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int
 
 
 def _fit(kernel: Kernel, num_cached: int, needed: list[int], match: Match | None) -> Fit:
-    """Compare; pins whose time ran out give way only where blocks are short, as in `make_room`."""
-    fit = Fit(num_cached, tuple(needed), tuple(room_left(kernel, match, {})))
-    if not fit and (expired := kernel.holds.expired()):
-        gone = Counter(hold.node for hold in expired)
-        return Fit(num_cached, fit.needed, tuple(room_left(kernel, match, gone)))
-    return fit
+    """Compare; pins whose time is over are let go first, as `reserve` does."""
+    gone = Counter(hold.node for hold in kernel.holds.expired())
+    return Fit(num_cached, tuple(needed), tuple(room_left(kernel, match, gone)))
