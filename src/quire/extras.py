@@ -38,6 +38,7 @@ EXTRAS = {
     "tiers": Extra(("xxhash",), "tiers for an engine of your own"),
     "redis": Extra(("xxhash", "redis"), "KV in Redis and Valkey"),
     "objects": Extra(("xxhash", "obstore"), "KV in object stores"),
+    "versions": Extra(("xxhash", "obstore", "boto3"), "purging old versions in S3"),
     "mooncake": Extra(("xxhash", "mooncake"), "KV in a Mooncake store"),
     "report": Extra((*_CLI, "matplotlib", "jinja2"), "--report: pages and pictures"),
     "zstd": Extra(("zstandard",), "traces in zstd"),

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.register_assert_rewrite("quire.tiers.contract.every", "quire.tiers.contract.bounded")
+pytest.register_assert_rewrite(
+    "quire.tiers.contract.every", "quire.tiers.contract.bounded", "quire.tiers.contract.purging"
+)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from searching import found_in_files, found_in_memory
 
 from quire.tiers.contract import BoundedContract, TierContract
 from quire.tiers.files import Files
@@ -18,6 +19,9 @@ class TestFiles(TierContract):
     def tamper(self, tier, key, record):
         name = key.hex()
         (tier.path / name[:2] / f"{name}.quire").write_bytes(record)
+
+    def search(self, tier, needle):
+        return found_in_files(tier.path, needle)
 
     @contextmanager
     def broken(self, tier):
@@ -44,6 +48,9 @@ class TestHost(BoundedContract):
     @pytest.fixture
     def make_tier(self):
         return lambda capacity=None: Host(capacity or "64MiB")
+
+    def search(self, tier, needle):
+        return found_in_memory(tier, needle)
 
     def tamper(self, tier, key, record):
         shelf, place = tier._arena.find(key)

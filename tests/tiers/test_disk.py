@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
+from searching import found_in_files
 
 from quire.tiers.contract import BoundedContract
 from quire.tiers.disk import Disk
@@ -28,6 +29,9 @@ class DiskContract(BoundedContract):
         path, capacity = tier.opened
         tier.close()
         return Disk(path, capacity, direct=self.direct)
+
+    def search(self, tier, needle):
+        return found_in_files(tier.path, needle)
 
     def tamper(self, tier, key, record):
         tier.settle(10)  # else zeros are written behind the end that is cut here

@@ -60,6 +60,11 @@ class TestMooncake(TierContract):
         self.server = server
         return lambda: open_tier(client)
 
+    def search(self, tier, needle):
+        """Ask the store itself, which finds names by pattern only where it removes them."""
+        pattern = f"^{tier._prefix}.*{needle.hex()}.*$"
+        return [pattern] * tier._store.remove_by_regex(pattern, True)
+
     def tamper(self, tier, key, record):
         tier.delete([key])
         memory = mmap.mmap(-1, max(len(record), 1))

@@ -3,10 +3,12 @@
 import shutil
 from contextlib import contextmanager
 
+import obstore
 import pytest
-from objects_help import rewrite, s3_front, s3_tier
+from objects_help import objects_of, rewrite, s3_front, s3_tier
 from obstore.store import LocalStore
 from s3_server import hanging, overloaded
+from searching import found_in_bytes
 
 from quire.tiers.contract import TierContract
 from quire.tiers.objects import Objects
@@ -18,6 +20,14 @@ def front():
 
 
 class ObjectsContract(TierContract):
+    def search(self, tier, needle):
+        where = []
+        for path in objects_of(tier):
+            where += found_in_bytes("name", path.encode(), needle)
+            content = bytes(obstore.get(tier._client.store, path).bytes())
+            where += found_in_bytes(path, content, needle)
+        return where
+
     def tamper(self, tier, key, record):
         rewrite(tier, key, record)
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 
 import pytest
+from searching import found_in_bytes
 from servers import make_certificate, running, running_cluster, wait_for_cluster
 
 from quire.tiers.contract import TierContract
@@ -40,6 +41,15 @@ class RedisContract(TierContract):
     def make_tier(self, url, servers):
         self._url, self._servers = url, servers
         return lambda: Redis(url, prefix=f"contract-{next(PREFIXES)}:")
+
+    def search(self, tier, needle):
+        where = []
+        for server in self._servers:
+            with server.client(db=self.db) as client:
+                for name in client.scan_iter():
+                    where += found_in_bytes("name", name, needle)
+                    where += found_in_bytes(f"{name}", client.dump(name) or b"", needle)
+        return where
 
     def tamper(self, tier, key, record):
         (name,) = tier._names([key])

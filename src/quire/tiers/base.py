@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from typing import Self, TypeAlias
-
-import msgspec
 
 from quire.errors import ConfigError, InvariantError, QuireError, RecordError, SlotError, TierError
 from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
+from quire.tiers.outcomes import ListedRecord, Outcome, TierStats
+from quire.tiers.purging import Purgeable, tag_of_key
 
 _log = logging.getLogger(__name__)
 
@@ -28,53 +27,7 @@ Evicting: TypeAlias = Callable[[list[bytes], list[memoryview]], None]
 """Takes keys and records, which are valid during the call."""
 
 
-class Outcome(StrEnum):
-    """The result of a call for one key. Everything but `HIT`, `STORED` and `PRESENT` is a miss."""
-
-    HIT = "hit"
-    STORED = "stored"
-    """The tier has it; from `TierStack.store`: or a tier's queue has taken it, and it is written soon."""
-    PRESENT = "present"
-    """Stored before, and kept."""
-    ABSENT = "absent"
-    CORRUPT = "corrupt"
-    """Found, but a checksum, a length or the key did not hold; the tier has dropped it."""
-    FOREIGN = "foreign"
-    """A good record of another size, model or version than the caller reads; it is left alone."""
-    FULL = "full"
-    """No room, and none to be made."""
-    TIMEOUT = "timeout"
-    """The tier did not answer in time."""
-    ERROR = "error"
-    """The tier failed: a refused connection, a device error, an answer that is none."""
-    SKIPPED = "skipped"
-    """Not tried: read-only, switched off after failures, or over a limit."""
-
-
-class TierStats(msgspec.Struct, frozen=True):
-    """Counts of a tier: records held, and results of its calls.
-
-    `num_records`, `num_bytes`  held now, as far as this process knows; -1 where it cannot know
-    `capacity_bytes`            the most it keeps; -1 without a limit of its own
-    `outcomes`                  how often each `Outcome` was returned, by name
-    """
-
-    name: str
-    num_records: int
-    num_bytes: int
-    capacity_bytes: int
-    outcomes: dict[str, int]
-
-
-class ListedRecord(msgspec.Struct, frozen=True):
-    """A record as a tier lists it. `age` counts records that were used later; -1 if unknown."""
-
-    key: bytes
-    num_bytes: int
-    age: int = -1
-
-
-class Tier(ABC):
+class Tier(Purgeable):
     """Records by key. All tiers pass `quire.tiers.contract.TierContract`.
 
     - `get` returns `HIT` only for bytes that were put under this very key: every record is verified,
@@ -108,6 +61,7 @@ class Tier(ABC):
     Who asks first (`worth_telling`) reads only what somebody wants."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._outcomes: Counter[str] = Counter()
 
     def get(
@@ -153,7 +107,7 @@ class Tier(ABC):
             first.setdefault(key, record)
         once, kept = list(first), list(first.values())
         skipped = [Outcome.SKIPPED] * len(once)
-        outcomes = self._guarded(skipped, lambda done: self._put(once, kept, timeout_s, done))
+        outcomes = self._guarded(skipped, lambda done: self._write_all(once, kept, timeout_s, done))
         if Outcome.FULL in outcomes:
             self._say_full()
         if len(once) < len(keys):
@@ -233,6 +187,32 @@ class Tier(ABC):
 
     def _mend(self, why: str) -> None:
         """Make the tier fit for use again, whatever it was at."""
+
+    def _write_all(
+        self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]
+    ) -> None:
+        """Put records, but none of a tenant that is being purged; see `quire.tiers.purging`."""
+        write = self.writes.begin(keys)
+        try:
+            if write.barred:
+                own = [at for at, key in enumerate(keys) if tag_of_key(key) not in write.barred]
+                some = [Outcome.SKIPPED] * len(own)
+                try:
+                    self._put(
+                        [keys[at] for at in own], [records[at] for at in own], timeout_s, some
+                    )
+                finally:
+                    for at, outcome in zip(own, some, strict=True):
+                        done[at] = outcome
+            else:
+                self._put(keys, records, timeout_s, done)
+        finally:
+            wrote = any(each not in (Outcome.PRESENT, Outcome.FULL) for each in done)
+            if purged := self._end_write(write, timeout_s, has_written=wrote):
+                lost = [at for at, key in enumerate(keys) if tag_of_key(key) in purged]
+                self._take_back([keys[at] for at in lost], purged, timeout_s)
+                for at in lost:
+                    done[at] = Outcome.SKIPPED
 
     @abstractmethod
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, Outcome, Tier
+from quire.tiers.purging import Purge
 from quire.tiers.wrapped import Wrapped, settle_as_within
 
 
@@ -141,6 +142,11 @@ class Faulty(Wrapped):
         self.tier.delete(keys, timeout_s)
         for key in keys:
             self._torn.pop(key, None)
+
+    def _purge(self, purge: Purge) -> None:
+        self._begin(purge.left_s, 0)
+        super()._purge(purge)
+        self._torn = {key: None for key in self._torn if not purge.owns(key)}
 
     def _begin(self, timeout_s: float, num_bytes: int) -> None:
         """Meet the faults of a call before it does anything."""

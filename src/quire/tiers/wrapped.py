@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from quire.errors import TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.purging import Purge
 
 RETRY_S = 1.0
 """A tier that could not be opened is not tried again sooner."""
@@ -54,6 +55,13 @@ class Wrapped(Tier):
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         self.tier.delete(keys, timeout_s)
+
+    def _purge(self, purge: Purge) -> None:
+        done = self.tier.purge(purge.tag, purge.left_s)
+        purge.count += done.count
+        purge.num_bytes += done.num_bytes
+        if not done.is_complete:
+            purge.reasons.append(done.reason)
 
     def _size(self) -> tuple[int, int, int]:
         stats = self.tier.stats()

@@ -7,6 +7,7 @@ import os
 from quire.errors import TierError
 from quire.tiers.base import Answers, Buffers, Keys, Outcome, Tier
 from quire.tiers.files.tier import Files
+from quire.tiers.purging import Purge
 from quire.tiers.wrapped import Wrapped
 
 
@@ -23,6 +24,13 @@ class ReadOnlyTier(Tier):
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         """Leave what is damaged where it is: `get` would have it dropped."""
+
+    def _purge(self, purge: Purge) -> None:
+        """Raise `TierError`: nothing is deleted here."""
+        raise TierError(f"{self.name} is open to read only")
+
+    def _set_mark(self, name: str, timeout_s: float) -> None:
+        """Leave others alone."""
 
     def _say_damaged(self, keys: list[bytes]) -> None:
         """Say nothing: who looks at a tier says what was found."""

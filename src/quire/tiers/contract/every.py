@@ -23,6 +23,7 @@ import pytest
 
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.base import ListedRecord, Outcome, Tier
+from quire.tiers.contract.purging import PurgeContract
 from quire.tiers.contract.samples import (
     PAYLOADS,
     buffers_like,
@@ -49,7 +50,7 @@ def read(tier: Tier, key: bytes, payload_bytes: int = 1000) -> tuple[Outcome, me
     return outcome, buffer
 
 
-class TierContract(ThreadsContract):
+class TierContract(ThreadsContract, PurgeContract):
     """Holds for every tier."""
 
     payloads: tuple[int, ...] = PAYLOADS

@@ -8,10 +8,12 @@ from hashlib import sha256
 import numpy as np
 import xxhash
 
+from quire.exchange.hashing import NO_TENANT
 from quire.tiers.format import (
     HEADER_BYTES,
     MAJOR,
     TAG_AT,
+    TENANT_AT,
     Header,
     new_buffer,
     payload_of,
@@ -23,14 +25,14 @@ PAYLOADS = (0, 1, 64, 1000, 65_343, 65_344, 65_345, 200_000, 1 << 20, 2_000_005)
 """Sizes around what matters: nothing, one byte, the step to whole pages, megabytes."""
 
 
-def name_of(number: int) -> bytes:
-    """Return a key of 32 bytes that nobody else uses."""
-    return sha256(b"contract" + number.to_bytes(8, "little")).digest()
+def name_of(number: int, tag: bytes = NO_TENANT) -> bytes:
+    """Return a key of 32 bytes that nobody else uses, with a tenant tag."""
+    return sha256(b"contract" + number.to_bytes(8, "little") + tag).digest()[:TENANT_AT] + tag
 
 
-def names_of(numbers: Iterable[int]) -> list[bytes]:
+def names_of(numbers: Iterable[int], tag: bytes = NO_TENANT) -> list[bytes]:
     """Return `name_of` each."""
-    return [name_of(number) for number in numbers]
+    return [name_of(number, tag) for number in numbers]
 
 
 def record_of(key: bytes, payload_bytes: int = 1000, generation: int = 0) -> memoryview:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
+
 from quire.errors import TierBusy, TierError
 from quire.tiers.addresses import directory_of
 from quire.tiers.format import PAGE_BYTES
@@ -180,6 +182,11 @@ class AlignedBuffers(threading.local):
         if len(self._buffer) < num_bytes:
             self._buffer = memoryview(mmap.mmap(-1, num_bytes))
         return self._buffer[:num_bytes]
+
+
+def zero(buffer: memoryview) -> None:
+    """Overwrite a buffer that held a record: it outlives the record."""
+    np.frombuffer(buffer, np.uint8)[:] = 0
 
 
 class DirectoryLock:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.tiers.base import Evicting, Outcome, Tier, checked
-from quire.tiers.disk.files import AlignedBuffers, is_full
+from quire.tiers.disk.files import AlignedBuffers, is_full, zero
 from quire.tiers.disk.records import DiskRecords, Spot, is_there
 from quire.tiers.disk.slab import Slab
 from quire.tiers.format import new_buffer
@@ -296,9 +296,12 @@ class DiskRoom:
     def _copies(self, spot: Spot, to: int) -> bool:
         """Copy a record into a reserved place of its slab; return whether there was one."""
         buffer = self._buffer.take(spot.slab.record_bytes)
-        if not spot.slab.read(spot.place, buffer):
-            return False
-        spot.slab.write(to, buffer)
+        try:
+            if not spot.slab.read(spot.place, buffer):
+                return False
+            spot.slab.write(to, buffer)
+        finally:
+            zero(buffer)
         return True
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from quire.errors import InvariantError
-from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DirectoryLock, DiskFiles
+from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DirectoryLock, DiskFiles, zero
 from quire.tiers.disk.index_file import IndexFile
 from quire.tiers.disk.page_cache import PageCache
 from quire.tiers.format import HEADER_BYTES, PAGE_BYTES
@@ -91,8 +91,11 @@ class Slab:
             if not self.is_direct or error.errno != errno.EINVAL or len(buffers) != 1:
                 raise
         aligned = self._aligned.take(self.record_bytes)
-        is_whole = self._read(self._descriptor, place, (aligned,))
-        buffers[0][:] = aligned
+        try:
+            is_whole = self._read(self._descriptor, place, (aligned,))
+            buffers[0][:] = aligned
+        finally:
+            zero(aligned)
         return is_whole
 
     def read_cached(self, place: int, *buffers: memoryview) -> bool:
@@ -129,8 +132,11 @@ class Slab:
         else:
             return
         aligned = self._aligned.take(self.record_bytes)
-        aligned[:] = records[0]
-        self._files.write_at(self._descriptor, aligned, offset)
+        try:
+            aligned[:] = records[0]
+            self._files.write_at(self._descriptor, aligned, offset)
+        finally:
+            zero(aligned)
 
     def _write(self, descriptor: int, offset: int, records: Sequence[memoryview]) -> None:
         if len(records) > 1:

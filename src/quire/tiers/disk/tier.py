@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 from weakref import WeakSet
 
 from quire.config import parse_bytes
@@ -42,11 +43,13 @@ from quire.tiers.disk.files import (
 )
 from quire.tiers.disk.opening import open_slabs, remove_empty
 from quire.tiers.disk.page_cache import PageCache, limit_here
+from quire.tiers.disk.purging import DiskPurge
 from quire.tiers.disk.reading import RecordReader
 from quire.tiers.disk.records import DiskRecords
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slabs
 from quire.tiers.disk.writing import DiskWriter
+from quire.tiers.purging import Purge
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +66,8 @@ class _CallInProgress:
     def __init__(self, calls: WeakSet[_CallInProgress], lock: threading.Lock) -> None:
         self._calls, self._lock = calls, lock
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -266,6 +270,19 @@ class Disk(Tier):
             if self.evicting is not None:  # who is told of what makes room is told by now
                 self._room.wait(timeout_s)
         self._wake(())
+
+    def _purge(self, purge: Purge) -> None:
+        if self.is_read_only:
+            raise TierError(f"{self._directory} is open to read only")
+        with self._call() as own:
+            with self._records.lock:
+                others = WeakSet(each for each in self._calls if each is not own)
+
+            def is_alone() -> bool:
+                with self._records.lock:
+                    return self._calls.isdisjoint(others)
+
+            DiskPurge(self._records, self._room, purge, is_alone).run()
 
     def _size(self) -> tuple[int, int, int]:
         return len(self._records), self._records.num_bytes, self._room.capacity

@@ -43,6 +43,21 @@ def walk(root: str) -> Iterator[tuple[int, int, bytes]]:
                         yield status.st_mtime_ns, status.st_size, bytes.fromhex(match[1])
 
 
+def keys_in(root: str) -> Iterator[tuple[bytes, int]]:
+    """List key and size of each record file. Raises `OSError`."""
+    return ((key, size) for _, size, key in walk(root))
+
+
+def sync_folder(folder: str) -> None:
+    """Return when what was deleted in a folder stays so after a loss of power. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def entries(folder: str) -> list[os.DirEntry[str]]:
     """List a folder; one that is gone has nothing in it."""
     try:

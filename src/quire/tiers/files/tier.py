@@ -1,7 +1,7 @@
 """A tier of one file per record, named by its key: for directories that many processes share."""
 
 # A Path per record would cost more than the system call.
-# ruff: noqa: PTH103, PTH108, PTH110, PTH116, PTH123
+# ruff: noqa: PTH103, PTH105, PTH108, PTH110, PTH116, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
 from quire.tiers.addresses import directory_of
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
-from quire.tiers.files.room import FilesRoom, entries, file_of, move, size_of, walk
-from quire.tiers.format import HEADER_BYTES, read_header
+from quire.tiers.files.room import (
+    FilesRoom,
+    entries,
+    file_of,
+    keys_in,
+    move,
+    size_of,
+    sync_folder,
+    walk,
+)
+from quire.tiers.format import HEADER_BYTES, KEY_BYTES, TENANT_AT, read_header
 from quire.tiers.in_time import in_time
+from quire.tiers.purging import ROUNDS, Purge
 
 STALE_S = 3600.0
 """Unfinished files that are this old have lost their writer."""
@@ -49,6 +59,7 @@ class Files(Tier):
     """
 
     is_local = False
+    marks_purges = True
 
     def __init__(
         self,
@@ -121,6 +132,45 @@ class Files(Tier):
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         for index in self._each(keys, timeout_s):
             self._unlink(keys[index])
+
+    def _purge(self, purge: Purge) -> None:
+        """Delete the files of a tag, and those that are being written.
+
+        They are not overwritten: a reader may have one open, and a file system may write elsewhere anyway.
+        """
+        folders: set[str] = set()
+        for _ in range(ROUNDS):
+            own = [(key, size) for key, size in keys_in(self._root) if purge.owns(key)]
+            for key, size in own:
+                self._unlink(key)
+                folders.add(os.path.dirname(file_of(self._root, key)))
+                purge.count += 1
+                purge.num_bytes += size
+                assert purge.left_s
+            if not own:
+                break
+        else:
+            purge.reasons.append("others keep writing records of the tenant")
+        for entry in entries(self._unfinished):
+            if entry.name[TENANT_AT * 2 : KEY_BYTES * 2] == purge.tag.hex():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+        for folder in (*folders, self._unfinished):
+            sync_folder(folder)
+
+    def _read_mark(self, name: str, timeout_s: float) -> bytes:
+        try:
+            with open(f"{self._unfinished}/purged.{name}", "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+    def _set_mark(self, name: str, timeout_s: float) -> None:
+        """Write a mark where `STALE_S` later it is deleted: no write takes so long."""
+        fresh = f"{self._unfinished}/{secrets.token_hex(8)}"
+        with open(fresh, "xb") as file:
+            file.write(secrets.token_bytes(16))
+        os.replace(fresh, f"{self._unfinished}/purged.{name}")
 
     def _unlink(self, key: bytes, only: os.stat_result | None = None) -> None:
         """Delete a file, unless it is gone or another than `only`. Raises `OSError`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,7 +54,8 @@ class Arena:
         self.recency = Recency()
         # Private: a forked child must not write into it. Huge pages are not asked for: the first
         # write of each was measured at a fifth of the speed of small ones, later writes alike.
-        self.memory = np.frombuffer(mmap.mmap(-1, capacity, **PRIVATE), np.uint8)
+        self._map = mmap.mmap(-1, capacity, **PRIVATE)
+        self.memory = np.frombuffer(self._map, np.uint8)
         self.pages = PagesAhead(self.memory)
         self.chunk_bytes = 0
         self.shelves: dict[int, Shelf] = {}
@@ -156,10 +158,29 @@ class Arena:
         self.free_chunks.append(shelf.chunks.pop())
         return True
 
+    def wipe(self, start: int, stop: int) -> None:
+        """Zero bytes that no place has, and give whole pages of them back to the system."""
+        first, last = -(-start // mmap.PAGESIZE), stop // mmap.PAGESIZE
+        if sys.platform != "linux" or first >= last:
+            self.memory[start:stop] = 0
+            return
+        at, end = first * mmap.PAGESIZE, last * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, at, end - at)  # private: what comes again is zeros
+        self.memory[start:at] = 0
+        self.memory[end:stop] = 0
+
+    def wipe_rests(self) -> None:
+        """Zero what chunks have behind their last place, and the memory behind the last chunk."""
+        size = self.chunk_bytes
+        for shelf in self.shelves.values():
+            for chunk in shelf.chunks:
+                self.wipe(chunk * size + shelf.per_chunk * shelf.size, (chunk + 1) * size)
+        self.wipe(self.capacity // size * size if size else 0, self.capacity)
+
     def release(self) -> None:
         """Give the memory back as soon as nobody copies from it."""
         self.shelves, self.free_chunks, self.chunk_bytes = {}, [], 0
-        self.memory = np.zeros(0, np.uint8)
+        self.memory, self._map = np.zeros(0, np.uint8), mmap.mmap(-1, 1)
 
     def check(self) -> None:
         """Verify the law of the class and every index; raises `InvariantError`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class BusyKeys:
@@ -15,6 +15,9 @@ class BusyKeys:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._ended
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(list(self._ended))
 
     def begin(self, *keys: bytes) -> None:
         """Say that it begins for these keys."""

@@ -99,6 +99,7 @@ class Lending:
             if loan.leased_until > -math.inf:
                 index.lease([loan.place], loan.leased_until)
         else:
+            loan.shelf.view(loan.place)[:] = 0  # what was there may have been purged meanwhile
             index.release(loan.place)
 
     def _loan(self, record: memoryview) -> _Loan | None:

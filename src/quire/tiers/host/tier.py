@@ -14,10 +14,11 @@ import numpy as np
 from quire.config import parse_bytes
 from quire.errors import TierError
 from quire.interrupts import mutating
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.busy import BusyKeys, wait_for
 from quire.tiers.host.lending import Lending
+from quire.tiers.host.wiping import ArenaTier
 from quire.tiers.in_time import in_time
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ WATERMARK = 20
 """One part in so many of a size's places makes room in one go."""
 
 
-class Host(Tier):
+class Host(ArenaTier):
     """Records in one piece of memory, taken once and cut into places of exactly their sizes.
 
     Where all is taken, the records go that were used longest ago, 5 % of their size's in one go, and
@@ -289,7 +290,6 @@ class Host(Tier):
         return shelf
 
     def _remove(self, shelf: Shelf, place: int) -> None:
-        """Forget what a place holds. The lock is held."""
         if not self._lending.withdraw(shelf, place):
             shelf.index.remove(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from quire.extras import lacking
 from quire.tiers.addresses import described
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.contents.batches import batches
+from quire.tiers.format import TENANT_AT
 from quire.tiers.mooncake.calls import Caller, Callers
 from quire.tiers.mooncake.sockets import (
     Settings,
@@ -25,6 +27,7 @@ from quire.tiers.mooncake.sockets import (
     keep_to_loopback,
     open_listeners,
 )
+from quire.tiers.purging import ROUNDS, Purge
 
 _OUTCOMES = {
     -200: Outcome.FULL,
@@ -53,6 +56,7 @@ class Store(Protocol):
     def get_size(self, key: str) -> int: ...
     def batch_is_exist(self, keys: list[str]) -> list[int]: ...
     def batch_remove(self, keys: list[str], force: bool) -> list[int]: ...
+    def remove_by_regex(self, regex_pattern: str, force: bool) -> int: ...
     def batch_get_into(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]
     ) -> list[int]: ...
@@ -228,6 +232,21 @@ class Mooncake(Tier):
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         self._callers.use(timeout_s, lambda caller: self._remove(caller, keys))
+
+    def _purge(self, purge: Purge) -> None:
+        own = f"^{re.escape(self._prefix)}[0-9a-f]{{{2 * TENANT_AT}}}{purge.tag.hex()}$"
+
+        def remove(caller: Caller) -> int:
+            return caller.call(lambda: self._store.remove_by_regex(own, True))
+
+        for _ in range(ROUNDS):
+            count = self._callers.use(purge.left_s, remove)
+            if count < 0:
+                raise TierError(f"Mooncake does not remove by name: error {count}")
+            purge.count += count
+            if not count:
+                return
+        purge.reasons.append("others keep writing records of the tenant")
 
     def _remove(self, caller: Caller, keys: Keys) -> None:
         names = self._names(keys)

@@ -217,6 +217,11 @@ class Client:
             raise answer
         return answer
 
+    @property
+    def store(self) -> ObjectStore:
+        """The store."""
+        return self._store
+
     async def read(self, path: str, start: int, stop: int) -> tuple[int, memoryview]:
         """Return the object's size and the bytes of a range, fewer where it ends before."""
         answer = await obstore.get_async(self._store, path, options={"range": (start, stop)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 from quire.errors import InvariantError
@@ -20,12 +20,13 @@ from quire.tiers.objects.names import (
 class Bundle:
     """An object of records. Bit i of `dead` says that record i is deleted."""
 
-    __slots__ = ("dead", "id", "number", "object_bytes", "path", "record_bytes", "shorts")
+    __slots__ = ("dead", "id", "number", "object_bytes", "path", "record_bytes", "shorts", "tag")
 
     def __init__(self, number: int, path: str, name: BundleName, sizes: tuple[int, int]) -> None:
         self.number = number
         self.path = path
         self.id = name.id
+        self.tag = name.tag
         self.shorts = name.shorts
         self.object_bytes, self.record_bytes = sizes
         self.dead = 0
@@ -122,6 +123,18 @@ class BundleIndex:
             self._burials.pop(bundle.id, None)
             if self._gone is not None:
                 self._gone.add(bundle.id)
+
+    def ids_of(self, tag: bytes) -> set[str]:
+        """Return the ids of all bundles of a tenant that are known."""
+        with self._lock:
+            return {each.id for each in self._bundles.values() if each.tag == tag}
+
+    def drop_all(self, ids: Iterable[str]) -> None:
+        """Forget bundles that are gone."""
+        with self._lock:
+            known = [self._bundles[self._numbers[each]] for each in ids if each in self._numbers]
+        for bundle in known:
+            self.drop(bundle)
 
     def bundles(self) -> Iterator[Bundle]:
         """Iterate over the bundles that hold something."""

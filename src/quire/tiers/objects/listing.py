@@ -12,7 +12,7 @@ from quire.tiers.objects.client import Client
 from quire.tiers.objects.index import BundleIndex
 from quire.tiers.objects.names import make_id, milliseconds_of
 
-PREFIX = "quire-1"
+PREFIX = "quire-2"
 OVERLAP_MS = 60_000
 """The longest that writing an object may take to be seen: so far behind the newest name, names are listed again."""
 

@@ -2,10 +2,11 @@
 
 Two kinds of objects lie under one prefix:
 
-    <id>.<records>.kv            a bundle: up to 20 records of one size, then its footer
+    <id>.<tag>.<records>.kv      a bundle: up to 20 records of one size and one tenant, then its footer
     <id>.<bundle id>.<mask>.x    empty: says that some records of a bundle are deleted
 
     id       23 hex digits: 11 of milliseconds, 4 of a counter, 8 of the writer; so names sort by time
+    tag      the tenant tag that the keys of all records end with, 16 hex digits
     records  for each record the first 60 bits of its key, as 10 characters of URL-safe base64
     mask     hex; bit i: record i
     footer   the full keys, 32 bytes each, and the xxh3-64 checksum of them, little-endian
@@ -23,7 +24,8 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from quire.tiers.format import HEADER_BYTES, KEY_BYTES
+from quire.exchange.hashing import TAG_BYTES
+from quire.tiers.format import HEADER_BYTES, KEY_BYTES, tag_of_key
 
 MAX_RECORDS = 20
 """Per bundle: a name stays below 255 bytes, the limit of file systems."""
@@ -31,7 +33,9 @@ MAX_RECORDS = 20
 ID_CHARS = 23
 SHORT_CHARS = 10
 _CHECKSUM_BYTES = 8
-_BUNDLE = re.compile(rf"([0-9a-f]{{{ID_CHARS}}})\.([A-Za-z0-9_-]+)\.kv")
+_BUNDLE = re.compile(
+    rf"([0-9a-f]{{{ID_CHARS}}})\.([0-9a-f]{{{2 * TAG_BYTES}}})\.([A-Za-z0-9_-]+)\.kv"
+)
 _BURIAL = re.compile(
     rf"([0-9a-f]{{{ID_CHARS}}})\.([0-9a-f]{{{ID_CHARS}}})\.([0-9a-f]{{1,{MAX_RECORDS // 4}}})\.x"
 )
@@ -41,6 +45,7 @@ class BundleName(msgspec.Struct, frozen=True):
     """A bundle as its name tells it; `shorts` are numbers of 60 bits."""
 
     id: str
+    tag: bytes
     shorts: tuple[int, ...]
 
 
@@ -68,9 +73,10 @@ def milliseconds_of(object_id: str) -> int:
 
 
 def bundle_name(object_id: str, keys: Sequence[bytes]) -> str:
-    """Return the name of a bundle of these records."""
+    """Return the name of a bundle of these records, which are of one tenant."""
+    tag = tag_of_key(keys[0]).hex()
     shorts = "".join(urlsafe_b64encode(key[:9]).decode()[:SHORT_CHARS] for key in keys)
-    return f"{object_id}.{shorts}.kv"
+    return f"{object_id}.{tag}.{shorts}.kv"
 
 
 def burial_name(object_id: str, bundle: str, mask: int) -> str:
@@ -81,12 +87,13 @@ def burial_name(object_id: str, bundle: str, mask: int) -> str:
 def parse_name(name: str) -> BundleName | BurialName | None:
     """Return the content of a name, or None where it is none of ours."""
     if match := _BUNDLE.fullmatch(name):
-        text = match[2]
+        text = match[3]
         count, rest = divmod(len(text), SHORT_CHARS)
         if rest or not 1 <= count <= MAX_RECORDS:
             return None
         return BundleName(
             match[1],
+            bytes.fromhex(match[2]),
             tuple(
                 int.from_bytes(urlsafe_b64decode(text[at : at + SHORT_CHARS] + "AA"), "big") >> 12
                 for at in range(0, len(text), SHORT_CHARS)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from quire.config import check_count, parse_bytes
 from quire.errors import ConfigError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
-from quire.tiers.objects.client import Client, open_store, reason_of
+from quire.tiers.format import tag_of_key
+from quire.tiers.objects.client import Client, Result, open_store, reason_of
 from quire.tiers.objects.index import Bundle, BundleIndex
 from quire.tiers.objects.listing import Listing
 from quire.tiers.objects.names import (
@@ -23,6 +24,8 @@ from quire.tiers.objects.names import (
     make_footer,
     parse_footer,
 )
+from quire.tiers.objects.purging import ObjectsPurge
+from quire.tiers.purging import Purge
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 MAX_REFRESH_S = 30.0
 """Half of what names may be late: a writer that lists so often makes names that others find."""
 
+_MARKS = "quire-purged"
 _SCAN_TIMEOUT_S = 60.0
 _SCAN_BATCH = 64
 
@@ -44,7 +48,7 @@ class Objects(Tier):
                       what is not given comes from the environment
     `client_options`  of the HTTP client, as obstore names them: `{"timeout": "10s", "allow_http": True}`; those that are
                       text or bools may stand in `config`, too, and so behind the `?` of an address
-    `bundle`          records of one call and one size share an object up to this size, and up to 20 of them
+    `bundle`          records of one call, one tenant and one size share an object up to this size, and up to 20 of them
     `concurrency`     requests at once
     `refresh_s`       how old what is known of other writers may be where a key is not known; 0: list each time
     `clock`           seconds since 1970, for names; wrong clocks cost requests, never records
@@ -71,6 +75,7 @@ class Objects(Tier):
     """
 
     is_local = False
+    marks_purges = True
 
     def __init__(
         self,
@@ -264,19 +269,20 @@ class Objects(Tier):
     def _bundles_of(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[list[int]]:
         """Split what is not there yet into bundles, in the order of the keys."""
         bundles: list[list[int]] = []
-        open_bundles: dict[int, list[int]] = {}
+        open_bundles: dict[tuple[int, bytes], list[int]] = {}
         for index, key in enumerate(keys):
             if self._index.find(key) is not None:
                 done[index] = Outcome.PRESENT
                 continue
             size = len(records[index])
-            bundle = open_bundles.get(size)
+            kind = size, tag_of_key(key)
+            bundle = open_bundles.get(kind)
             if (
                 bundle is None
                 or len(bundle) == MAX_RECORDS
                 or (len(bundle) + 1) * size > self._bundle_bytes
             ):
-                bundle = open_bundles[size] = []
+                bundle = open_bundles[kind] = []
                 bundles.append(bundle)
             bundle.append(index)
         return bundles
@@ -300,6 +306,29 @@ class Objects(Tier):
         for bundle, mask in masks.items():
             self._bury(bundle, mask, deadline)
 
+    def _purge(self, purge: Purge) -> None:
+        self._client.check_open()
+        try:
+            ObjectsPurge(self._client, self._index, purge).run()
+        except (TimeoutError, TierError):
+            raise
+        except Exception as error:
+            self.last_error = reason_of(error)
+            raise TierError(self.last_error) from error
+
+    def _read_mark(self, name: str, timeout_s: float) -> bytes:
+        async def read() -> bytes:
+            try:
+                return bytes((await self._client.read(f"{_MARKS}/{name}", 0, 64))[1])
+            except FileNotFoundError:
+                return b""
+
+        return self._wait(read, time.monotonic() + timeout_s)
+
+    def _set_mark(self, name: str, timeout_s: float) -> None:
+        writing = partial(self._client.write, f"{_MARKS}/{name}", secrets.token_bytes(16))
+        self._wait(writing, time.monotonic() + timeout_s)
+
     def _bury(self, bundle: Bundle, mask: int, deadline: float) -> None:
         """Delete records of a bundle: here at once, for others by a name that they will list."""
         burials = self._index.bury(bundle, mask)
@@ -314,9 +343,9 @@ class Objects(Tier):
                 self._wait(partial(self._client.remove, [path]), deadline)
                 self._index.drop(bundle)
 
-    def _wait(self, call: Callable[[], Awaitable[None]], deadline: float) -> None:
+    def _wait(self, call: Callable[[], Awaitable[Result]], deadline: float) -> Result:
         try:
-            self._client.wait(call, deadline)
+            return self._client.wait(call, deadline)
         except Exception as error:
             self.last_error = reason_of(error)
             if isinstance(error, (TimeoutError, TierError)):

@@ -271,6 +271,7 @@ class PlaceIndex:
             raise SlotError(f"only {free_there} of the last {dropped} places are free")
         self._num_free = len(kept)
         self._free[: len(kept)] = kept
+        self._words[num_places : self._num_places] = 0
         self._num_places = num_places
         if num_places < len(self._stamps) // 2:
             self._allocate(num_places)
@@ -283,6 +284,11 @@ class PlaceIndex:
         self._num_free = len(kept)
         free[: len(kept)] = kept
         return taken
+
+    def wipe(self, places: Places) -> None:
+        """Forget the keys that reserved places held last."""
+        self._words[places] = 0
+        self._generations[places] = 0
 
     def load(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from quire.config import check_count
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import HEADER_BYTES, KEY_BYTES, read_header, record_bytes, verify
+from quire.tiers.purging import Purge
 from quire.tiers.redis.link import Answer, Failure, RedisRequest, Value, command
 from quire.tiers.redis.server import tier_errors
 from quire.tiers.redis.servers import Servers
@@ -27,6 +29,9 @@ ASK_FIRST_BYTES = 128 << 10
 OPEN_TIMEOUT_S = 5.0
 TOUCH_TIMEOUT_S = 0.25
 SCAN_COUNT = 512
+
+_MARK_BYTES = 16
+_MARK_MS = 3_600_000
 
 
 class Redis(Tier):
@@ -49,6 +54,7 @@ class Redis(Tier):
 
     name = "redis"
     is_local = False
+    marks_purges = True
 
     def __init__(
         self,
@@ -84,19 +90,7 @@ class Redis(Tier):
             self._failed(answer)
 
     def scan(self) -> Iterator[ListedRecord]:
-        seen: set[bytes] = set()
-        for place in self._servers.places():
-            listed = self._listed(place)
-            while some := list(islice(listed, SCAN_COUNT)):
-                fresh = [key for key in dict.fromkeys(some) if key not in seen]
-                seen.update(fresh)
-                deadline = time.monotonic() + OPEN_TIMEOUT_S
-                sizes = self._ask((b"STRLEN",), self._names(fresh), deadline)
-                for key, size in zip(fresh, sizes, strict=True):
-                    if isinstance(size, Failure) and not size.is_answer:
-                        raise TierError(f"listing failed: {size.text}")
-                    if isinstance(size, int) and size:
-                        yield ListedRecord(key, size)
+        return (each for each in self._found() if each.num_bytes)
 
     def check(self) -> None:
         self._servers.check()
@@ -251,6 +245,42 @@ class Redis(Tier):
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         self._answered(b"UNLINK", keys, timeout_s)
 
+    def _listed_of(self, purge: Purge) -> Iterator[ListedRecord]:
+        return self._found(purge.tag)
+
+    def _found(self, tag: bytes = b"") -> Iterator[ListedRecord]:
+        """List the keys, or those of a tenant tag; of what is no record, 0 bytes."""
+        seen: set[bytes] = set()
+        for place in self._servers.places():
+            listed = self._listed(place, tag)
+            while some := list(islice(listed, SCAN_COUNT)):
+                fresh = [key for key in dict.fromkeys(some) if key not in seen]
+                seen.update(fresh)
+                deadline = time.monotonic() + OPEN_TIMEOUT_S
+                sizes = self._ask((b"STRLEN",), self._names(fresh), deadline)
+                for key, size in zip(fresh, sizes, strict=True):
+                    if isinstance(size, Failure) and not size.is_answer:
+                        raise TierError(f"listing failed: {size.text}")
+                    yield ListedRecord(key, size if isinstance(size, int) else 0)
+
+    def _read_mark(self, name: str, timeout_s: float) -> bytes:
+        where = self._prefix + b"purged:" + name.encode()
+        mark = memoryview(bytearray(_MARK_BYTES))
+        asking = RedisRequest((command(b"GET", where),), (Value, type(None)), mark)
+        answer = self._servers.ask([where], [asking], time.monotonic() + timeout_s)[0]
+        if outcome := self._failed(answer):
+            raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
+        return bytes(mark) if isinstance(answer, Value) else b""
+
+    def _set_mark(self, name: str, timeout_s: float) -> None:
+        """Set a mark that goes by itself when no write can be under way any more that began before."""
+        where = self._prefix + b"purged:" + name.encode()
+        words = b"SET", where, secrets.token_bytes(_MARK_BYTES), b"PX", b"%d" % _MARK_MS
+        setting = RedisRequest((command(*words),), (str,))
+        answer = self._servers.ask([where], [setting], time.monotonic() + timeout_s)[0]
+        if outcome := self._failed(answer):
+            raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
+
     def _size(self) -> tuple[int, int, int]:
         return -1, -1, self._max_bytes
 
@@ -276,9 +306,10 @@ class Redis(Tier):
             raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
         return answers
 
-    def _listed(self, place: str) -> Iterator[bytes]:
-        """Yield the keys that one server has; some may come twice."""
-        pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix) + b"?" * (2 * KEY_BYTES)
+    def _listed(self, place: str, tag: bytes = b"") -> Iterator[bytes]:
+        """Yield the keys, or those of a tenant tag, that one server has; some may come twice."""
+        pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", self._prefix)
+        pattern += b"?" * (2 * (KEY_BYTES - len(tag))) + tag.hex().encode()
         shape = re.compile(re.escape(self._prefix) + rb"([0-9a-f]{%d})" % (2 * KEY_BYTES))
         try:
             with tier_errors(), self._servers.client(place) as client:

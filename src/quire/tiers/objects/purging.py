@@ -1,0 +1,88 @@
+"""Purging of an object store: all bundles of one tenant, what buries records of them, and their old versions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+from quire.errors import TierError
+from quire.tiers.objects.client import Client
+from quire.tiers.objects.index import BundleIndex
+from quire.tiers.objects.listing import PREFIX
+from quire.tiers.objects.names import BundleName, BurialName, parse_name
+from quire.tiers.objects.versions import Versions
+from quire.tiers.purging import AT_ONCE, ROUNDS, Purge
+
+
+class ObjectsPurge:
+    """One purge of an object store: a bundle holds records of one tenant only, and its name says of which."""
+
+    def __init__(self, client: Client, index: BundleIndex, purge: Purge) -> None:
+        self._client = client
+        self._index = index
+        self._purge = purge
+        self._ids: set[str] = set()
+
+    def run(self) -> None:
+        """Purge. Raises what the store raises."""
+        for _ in range(ROUNDS):
+            if not self._delete_listed():
+                break
+        else:
+            self._purge.reasons.append("others keep writing records of the tenant")
+        self._index.drop_all(self._ids | self._index.ids_of(self._purge.tag))
+        self._delete_versions()
+
+    def _delete_listed(self) -> bool:
+        """Delete the objects of the tenant that a listing shows; return whether there were any."""
+        sizes: dict[str, int] = {}
+        self._wait(partial(self._client.names, PREFIX, None, sizes.__setitem__))
+        names = {path: parse_name(path.rpartition("/")[2]) for path in sizes}
+        own = {
+            path: name
+            for path, name in names.items()
+            if isinstance(name, BundleName) and name.tag == self._purge.tag
+        }
+        self._ids |= {name.id for name in own.values()}
+        dead = dict.fromkeys(self._ids, 0)
+        burials: list[str] = []
+        for path, name in names.items():
+            if isinstance(name, BurialName) and name.bundle in self._ids:
+                burials.append(path)
+                dead[name.bundle] |= name.mask
+        paths = [*own, *burials]
+        for start in range(0, len(paths), AT_ONCE):
+            self._wait(partial(self._client.remove, paths[start : start + AT_ONCE]))
+        self._purge.count += sum(
+            sum(not dead[name.id] >> at & 1 for at in range(len(name.shorts)))
+            for name in own.values()
+        )
+        self._purge.num_bytes += sum(sizes[path] for path in own)
+        return bool(paths)
+
+    def _delete_versions(self) -> None:
+        versions = Versions(self._client.store, PREFIX)
+        if versions.reason:
+            self._purge.reasons.append(versions.reason)
+            return
+        deadline = time.monotonic() + self._purge.left_s
+        call = partial(versions.delete, self._is_own, lambda: time.monotonic() > deadline)
+        try:
+            # Twice: of a burial the bundle may come later in the listing.
+            for _ in range(2):
+                if not self._wait(partial(asyncio.to_thread, call)):
+                    break
+        except TierError as error:
+            self._purge.reasons.append(str(error))
+
+    def _is_own(self, text: str) -> bool:
+        name = parse_name(text)
+        if isinstance(name, BundleName) and name.tag == self._purge.tag:
+            self._ids.add(name.id)
+            return True
+        return isinstance(name, BurialName) and name.bundle in self._ids
+
+    def _wait(self, call: Any) -> Any:
+        return self._client.wait(call, time.monotonic() + self._purge.left_s)

@@ -1,0 +1,293 @@
+"""Purging: all records of one tenant leave a tier, and no write that began before brings one back.
+
+A tier is told by tenant tag (`quire.exchange.hashing`). While it purges one, puts of that tag are left out, and those
+under way are waited for; one that still hangs when the time is over purges again when it ends.
+
+Other processes that write to a shared tier are told by a *mark* that each purge sets first: behind a put its process reads the
+mark of the tag, and takes the records back where that is another one than it knew. So the first put of a tenant behind
+a purge by another process may be lost, which costs a miss.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.errors import ConfigError, InvariantError, QuireError, TierError
+from quire.exchange.hashing import TAG_BYTES
+from quire.tiers.format import KEY_BYTES, TENANT_AT, tag_of_key
+
+ROUNDS = 3
+"""How often a tier that others write to is looked through again."""
+
+AT_ONCE = 1000
+"""Records that are deleted in one call."""
+
+PURGE_TIMEOUT_S = 600.0
+"""The longest that a purge of one tier takes where its caller does not say."""
+
+
+class Purged(msgspec.Struct, frozen=True):
+    """The result of a purge.
+
+    `count`        records that were deleted
+    `num_bytes`    bytes of these; of a tier that does not say how many, 0
+    `is_complete`  whether nothing of the tenant is left, as far as the tier can say
+    `reason`       why not; empty where it is complete
+    """
+
+    count: int = 0
+    num_bytes: int = 0
+    is_complete: bool = True
+    reason: str = ""
+
+    def __add__(self, other: Purged) -> Purged:
+        return Purged(
+            self.count + other.count,
+            self.num_bytes + other.num_bytes,
+            self.is_complete and other.is_complete,
+            "; ".join(filter(None, (self.reason, other.reason))),
+        )
+
+
+class Purge:
+    """A purge of one tag that is under way, until its deadline."""
+
+    def __init__(self, tag: bytes, timeout_s: float) -> None:
+        self.tag = tag
+        self.count = self.num_bytes = 0
+        self.reasons: list[str] = []
+        self._deadline = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left. Raises `TimeoutError` where there are none."""
+        if (left_s := self._deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        return left_s
+
+    def owns(self, key: bytes) -> bool:
+        """Return whether a key has the tag."""
+        return tag_of_key(key) == self.tag
+
+    def result(self) -> Purged:
+        """Return the counts so far, complete where no reason says otherwise."""
+        reason = "; ".join(dict.fromkeys(self.reasons))
+        return Purged(self.count, self.num_bytes, not reason, reason)
+
+
+class Write:
+    """A put under way: its tags, and marks as they were known when it began.
+
+    `barred`  tags that it is not to write
+    `purged`  tags whose purge began since
+    `late`    of these, those whose purge has not waited for it
+    """
+
+    def __init__(
+        self, tags: frozenset[bytes], barred: frozenset[bytes], marks: dict[bytes, bytes]
+    ) -> None:
+        self.tags = tags
+        self.barred = barred
+        self.marks = marks
+        self.purged: set[bytes] = set()
+        self.late: set[bytes] = set()
+
+
+class Writes:
+    """The puts of a tier that are under way, and the tags that are barred meanwhile."""
+
+    def __init__(self) -> None:
+        self._under_way: set[Write] = set()
+        self._barred: list[bytes] = []
+        self._changed = threading.Condition()
+        self.marks: dict[bytes, bytes] = {}
+        """Marks of purges as they were last read, by tag."""
+
+    def begin(self, keys: Iterable[bytes]) -> Write:
+        """Note a put. Keys of its `barred` tags are not to be written."""
+        tags = frozenset(map(tag_of_key, keys))
+        with self._changed:
+            write = Write(tags, tags.intersection(self._barred), dict(self.marks))
+            self._under_way.add(write)
+        return write
+
+    def end(self, write: Write) -> None:
+        """Say that a put is over."""
+        with self._changed:
+            self._under_way.discard(write)
+            if self._barred:
+                self._changed.notify_all()
+
+    def bar(self, tag: bytes) -> None:
+        """Let no further put write a tag; those under way are told that it is purged."""
+        with self._changed:
+            self._barred.append(tag)
+            for write in self._under_way:
+                if tag in write.tags - write.barred:
+                    write.purged.add(tag)
+
+    def lift(self, tag: bytes) -> None:
+        """End a `bar`."""
+        with self._changed:
+            self._barred.remove(tag)
+
+    def is_barred(self, tag: bytes) -> bool:
+        """Return whether a tag is barred now."""
+        with self._changed:
+            return tag in self._barred
+
+    def wait(self, tag: bytes, timeout_s: float) -> bool:
+        """Return whether no put of a tag is under way that could still write it, before the time is over."""
+        with self._changed:
+            is_over = self._changed.wait_for(
+                lambda: not any(tag in write.purged for write in self._under_way), timeout_s
+            )
+            for write in self._under_way:
+                if tag in write.purged:
+                    write.late.add(tag)
+        return is_over
+
+
+class Listed(Protocol):
+    """A record as a tier lists it."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class Purgeable(ABC):
+    """The part of a tier that purges: by scanning and deleting, where a subclass has no better `_purge`."""
+
+    marks_purges: bool = False
+    """Whether other processes that write to it learn of a purge, by `_read_mark` and `_set_mark`."""
+
+    def __init__(self) -> None:
+        self.writes = Writes()
+
+    def purge(self, tag: bytes, timeout_s: float = PURGE_TIMEOUT_S) -> Purged:
+        """Delete all records whose keys end with a tenant tag, and overwrite their bytes where the tier can.
+
+        Puts of the tag that are under way land before it is done or not at all; those that begin meanwhile are
+        left out. Raises `ConfigError` for a tag that is none; a tier that fails is `is_complete=False`, with the reason.
+        """
+        check_tag(tag)
+        purge = Purge(tag, timeout_s)
+        self.writes.bar(tag)
+        try:
+            self._run(purge)
+        except TimeoutError:
+            purge.reasons.append(f"not done within {timeout_s:g} s")
+        except BaseException as error:
+            self.cut_off("a purge", error)
+            if isinstance(error, InvariantError) or not isinstance(error, Exception):
+                raise
+            said = isinstance(error, (QuireError, OSError))
+            purge.reasons.append(str(error) if said else f"{type(error).__name__}: {error}")
+        finally:
+            self.writes.lift(tag)
+        return purge.result()
+
+    def _run(self, purge: Purge) -> None:
+        if self.marks_purges:
+            name = mark_name(purge.tag)
+            self._set_mark(name, purge.left_s)
+            self.writes.marks[purge.tag] = self._read_mark(name, purge.left_s)
+        if not self.writes.wait(purge.tag, purge.left_s / 2):
+            purge.reasons.append("a write hangs; its records are deleted when it ends")
+        self._purge(purge)
+
+    def _purge(self, purge: Purge) -> None:
+        """Delete the records of a tag, and look whether there are more."""
+        for _ in range(ROUNDS):
+            found = list(self._listed_of(purge))
+            if not found:
+                return
+            for start in range(0, len(found), AT_ONCE):
+                some = found[start : start + AT_ONCE]
+                self._delete([each.key for each in some], purge.left_s)
+                purge.count += len(some)
+                purge.num_bytes += sum(each.num_bytes for each in some)
+        left = sum(1 for _ in self._listed_of(purge))
+        if left:
+            purge.reasons.append(f"{left} records are there again: others write them")
+
+    def _listed_of(self, purge: Purge) -> Iterator[Listed]:
+        """List the records of a tag, maybe several times. Raises `TierError` where that fails."""
+        return (each for each in self.scan() if purge.owns(each.key))
+
+    @abstractmethod
+    def scan(self) -> Iterator[Listed]:
+        """List the records."""
+
+    @abstractmethod
+    def _delete(self, keys: Sequence[bytes], timeout_s: float) -> None:
+        """Forget keys."""
+
+    @abstractmethod
+    def cut_off(self, call: str, error: BaseException) -> None:
+        """Mend what an exception left."""
+
+    def _read_mark(self, name: str, timeout_s: float) -> bytes:
+        """Return the mark that `_set_mark` has set last under a name; empty where there is none."""
+        raise NotImplementedError
+
+    def _set_mark(self, name: str, timeout_s: float) -> None:
+        """Set a mark that nobody has set before, for all processes."""
+        raise NotImplementedError
+
+    # What a put does around writing
+
+    def _end_write(self, write: Write, timeout_s: float, *, has_written: bool) -> frozenset[bytes]:
+        """Note the end of a put; return the tags of which it may have left records that are to be purged."""
+        changed: set[bytes] = set()
+        for tag in write.tags - write.barred if has_written and self.marks_purges else ():
+            before = write.marks.get(tag, b"")
+            try:
+                now = self._read_mark(mark_name(tag), timeout_s)
+            except (TimeoutError, OSError, TierError):
+                continue  # who sets a mark there meets the same
+            self.writes.marks[tag] = now
+            if now != before:
+                changed.add(tag)
+        self.writes.end(write)
+        return frozenset(write.late | changed)
+
+    def _take_back(self, keys: Sequence[bytes], tags: Iterable[bytes], timeout_s: float) -> None:
+        """Delete what a put has written of tags that were purged meanwhile, as well as the tier lets it."""
+        if self.marks_purges:
+            with suppress(TimeoutError, OSError, TierError):
+                self._delete(keys, timeout_s)
+            return
+        for tag in tags:
+            self.purge(tag, timeout_s)
+
+
+def owned(keys: NDArray[np.uint8], tag: bytes) -> NDArray[np.bool_]:
+    """Return which of keys, uint8 [n, 32], have a tag: bool [n]."""
+    tags = np.ascontiguousarray(keys.reshape(-1, KEY_BYTES)).view(np.uint64)[:, TENANT_AT // 8]
+    return tags == np.frombuffer(tag, np.uint64)[0]
+
+
+def mark_name(tag: bytes) -> str:
+    """Return the name of the mark of a tag, which does not show the tag itself."""
+    return sha256(b"quire-purged-1" + tag).hexdigest()[:32]
+
+
+def check_tag(tag: object) -> None:
+    """Raise `ConfigError` for anything that is no tenant tag."""
+    if not isinstance(tag, bytes) or len(tag) != TAG_BYTES:
+        raise ConfigError(
+            f"a tenant tag is {TAG_BYTES} bytes, as quire.exchange.tenant_tag returns them, got {tag!r:.80}"
+        )

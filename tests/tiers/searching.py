@@ -1,0 +1,35 @@
+"""Searches for bytes in what tiers stand on: every byte of a directory, of an arena, of names."""
+
+from base64 import b64encode
+
+
+def spellings(needle):
+    """Return bytes as they are, and as file names and JSON spell them, wherever they begin."""
+    spelled = [needle, needle.hex().encode()]
+    for before in range(3):
+        text = b64encode(b"x" * before + needle)
+        spelled.append(text[(before * 8 + 5) // 6 : len(needle) * 8 // 6 - 1])
+    return spelled
+
+
+def found_in_bytes(name, data, needle):
+    return [f"{name}: {each!r}" for each in spellings(needle) if each in data]
+
+
+def found_in_files(folder, needle):
+    """Return where a needle is found in the names and the contents of all files below a folder."""
+    where = []
+    for path in sorted(folder.rglob("*")):
+        where += found_in_bytes(f"name {path}", str(path.relative_to(folder)).encode(), needle)
+        if path.is_file():
+            where += found_in_bytes(str(path), path.read_bytes(), needle)
+    return where
+
+
+def found_in_memory(tier, needle):
+    """Return where a needle is found in the memory of a `Host`, and in the keys of its indexes."""
+    arena = tier._arena
+    where = found_in_bytes("arena", arena.memory.tobytes(), needle)
+    for size, shelf in arena.shelves.items():
+        where += found_in_bytes(f"index {size}", bytes(shelf.index._keys), needle)
+    return where
