@@ -70,8 +70,11 @@ def verify(
 ) -> None:
     """Read every record and check every byte of it.
 
-    Exit code 1 if damaged records are left, records were lost, or some could
-    not be read.
+    [bold]Exit codes[/bold]
+
+      0  every record is whole; with --repair also: the damaged ones are dropped
+      1  damaged records are left, records were lost, or some could not be read
+      2  the place cannot be read as a tier, or an option cannot be
 
     Without --repair nothing is changed; with it, the damaged ones are dropped,
     which is what a read in use does, and what is lost is forgotten. Records of a later version of quire are

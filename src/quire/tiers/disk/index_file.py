@@ -22,7 +22,8 @@ Checksum: of the other seven words w[k] of the row, the sum of (w[k] ^ w[k] >> 3
 numbers below; so every change of one word is seen, and a million rows are checked by a few calls of NumPy.
 
 A row is written in place and lies in one sector, so it is whole or the one before. One that does not hold costs nothing as
-long as its record does: the header in front of the record has key and tag as well (`opening.py`).
+long as its record does: the header in front of the record has key and tag as well (`opening.py`). Of a deleted record that
+header still stands, so a row with `STRAY_BITS` set bits at most is all zeros that were damaged: nothing lies in its place.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ _MAGIC, _MAJOR, _MINOR = b"quire-ix", 1, 0
 _HEAD = Struct("<Q8sHH44x")
 _ENTRY = Struct("<QqQII32s")
 _ROWS_AT_ONCE = 1 << 14
+
+STRAY_BITS = 8
+"""An entry has some 64 set bits in its checksum and its tag alone; fewer than these 9 in one of 10^27."""
 
 _FACTORS = np.array(
     [
@@ -212,6 +216,9 @@ class IndexFile:
         if not first:
             self._check_version(view, is_whole=bool(holds[0]))
             rows["stamp"][0], holds[0] = 0, True
+        for at in np.flatnonzero(~holds):
+            if int.from_bytes(rows[at].tobytes()).bit_count() <= STRAY_BITS:
+                rows[at], holds[at] = 0, True
         is_own = (rows["place"] == np.arange(first - 1, first - 1 + len(rows))) & (
             rows["size"] == self._size
         )
