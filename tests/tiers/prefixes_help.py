@@ -41,11 +41,22 @@ def payload_for(key, size):
 
 
 def sealed(namespace, block, group=0):
-    key, size = namespace.key(block), SIZES[namespace]
+    key, size = namespace.key(block), SIZES.get(namespace, SIZES[FULL])
     record = new_buffer(record_bytes(size))
     payload_of(record, size)[:] = payload_for(key, size)
     tokens = 0 if namespace is STATES else 4
-    seal(record, Header(key, namespace.digest, size, tokens, group, CODES[namespace], generation=7))
+    seal(
+        record,
+        Header(
+            key,
+            namespace.digest,
+            size,
+            tokens,
+            group,
+            CODES.get(namespace, DType.FLOAT16),
+            generation=7,
+        ),
+    )
     return key, record
 
 

@@ -3,16 +3,20 @@
 import json
 import os
 import threading
+from collections import Counter
+from hashlib import sha256
 from random import Random
 
 import pytest
 from prefixes_help import FULL, STATES, book_of, hashes_of
 
+import quire.tiers.contents.names as names_module
 from quire import Scope
 from quire.errors import TierError
 from quire.exchange.hashing import root_digest
 from quire.tiers.contents.names import (
     FILE_NAME,
+    TRIES,
     ChainName,
     NameBook,
     NamesFile,
@@ -20,6 +24,7 @@ from quire.tiers.contents.names import (
     ScopeName,
     write_names,
 )
+from quire.tiers.format import Namespace, record_key
 
 ROOT = root_digest(Scope())
 BLOCKS = hashes_of(range(400))
@@ -43,12 +48,35 @@ def test_what_is_written_is_read(tmp_path):
 def test_keys_are_those_of_the_namespaces():
     book = book_of([FULL, STATES], [(range(8), None)])
     first, second = hashes_of(range(8))
-    assert book.keys() == {
+    names = {
         FULL.key(first): (FULL.digest, first),
         FULL.key(second): (FULL.digest, second),
         STATES.key(first): (STATES.digest, first),
         STATES.key(second): (STATES.digest, second),
     }
+    assert book.named([*names, bytes(32)]) == (names, True)
+    assert book.named([FULL.key(second)]) == ({FULL.key(second): names[FULL.key(second)]}, True)
+    assert book.named([]) == ({}, True)
+
+
+def test_naming_keys_takes_time_that_grows_with_keys_and_names(monkeypatch):
+    tried = Counter()
+
+    def counted(*words):
+        tried[size] += 1
+        return record_key(*words)
+
+    monkeypatch.setattr(names_module, "record_key", counted)
+    for size in (100, 200, 400):
+        book = NameBook()
+        for number in range(size):
+            space = Namespace(f"model {number}", "float16", 16, "k v", (0,), (0, 1))
+            block = sha256(bytes([number % 256, number // 256])).digest()
+            book.add(NamespaceName(space))
+            book.add(ChainName(bytes(32), [block]))
+        named, is_all = book.named([bytes(32)])
+        assert (named, is_all) == ({}, size < 2 * TRIES)
+    assert tried[400] <= 2.2 * tried[200]
 
 
 def test_a_book_says_itself_in_lines(tmp_path):

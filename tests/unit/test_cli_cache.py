@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from cli_help import refusal, run, shown, told
 
@@ -115,7 +116,26 @@ def test_inspect_says_what_it_cannot_know_without_names(place):
 def test_inspect_draws_the_tier_into_a_file(place, tmp_path):
     shown("inspect", place, "--report", tmp_path / "tier.svg")
     assert (tmp_path / "tier.svg").read_text().startswith("<svg")
+    shown("inspect", place, "--report", tmp_path / "tier.html")
+    page = (tmp_path / "tier.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert f"<title>quire inspect {place.name}</title>" in page
+    assert str(place) not in page
+    assert "http" not in page.split("<body>")[1]
     assert "cannot write" in refusal("inspect", place, "--report", tmp_path / "no" / "tier.svg")
+
+
+def test_a_picture_of_many_scopes_and_namespaces_has_so_many_rows_as_were_asked_for(tmp_path):
+    spaces = [msgspec.structs.replace(FULL, model=f"model {number}") for number in range(40)]
+    with Files(tmp_path) as tier:
+        for number, space in enumerate(spaces):
+            store(tier, space, hashes_of(SYSTEM, Scope(salt=str(number)))[:1])
+    prompts = [(SYSTEM, Scope(salt=str(number))) for number in range(40)]
+    write_names(book_of(spaces, prompts), tmp_path)
+    rows = shown("inspect", tmp_path, "--top", "5").splitlines()
+    assert len(rows) < 60
+    assert sum("and 35 smaller ones" in row for row in rows) == 2
+    assert len(json.loads(shown("inspect", tmp_path, "--json"))["scopes"]) == 40
 
 
 def test_names_cannot_move_the_cursor(files):
@@ -301,3 +321,19 @@ def test_a_directory_in_use_is_not_changed(tmp_path):
         fill(tier, path)
         assert "open for writing" in refusal("cache", "evict", path, "--all")
     assert held(path) == NUM_RECORDS
+
+
+def test_verify_counts_nothing_as_lost_where_nothing_lay(tmp_path):
+    path = tmp_path / "disk"
+    with Disk(path, "1MiB", ahead="64KiB") as tier:
+        fill(tier, path)
+        gone = _records(hashes_of(SYSTEM, OTHER))[0]
+        tier.delete(gone)
+    index = path / f"index-{SIZE}.quire"
+    rows = index.read_bytes()
+    empty = [at for at in range(0, len(rows), 64) if not any(rows[at : at + 64])]
+    assert len(empty) >= len(gone)
+    for at in empty[: len(gone)] + empty[-1:]:
+        index.write_bytes(rows[: at + 9] + b"\x10" + rows[at + 10 :])
+        found = told("cache", "verify", path)
+        assert (found["lost"], found["whole"]) == (0, NUM_RECORDS - len(gone))

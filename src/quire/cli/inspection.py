@@ -43,7 +43,10 @@ def inspect(
         bool, typer.Option("--text", help="Read token ids as bytes, and show them as text.")
     ] = False,
     top: Annotated[
-        int, typer.Option(help="Of a tier: so many prefixes of each scope.", min=0)
+        int,
+        typer.Option(
+            help="Of a tier: so many namespaces, scopes, and prefixes of each scope.", min=0
+        ),
     ] = 12,
     report: ReportTo = None,
     as_json: AsJson = False,
@@ -93,10 +96,11 @@ def inspect(
 def _inspect_tier(place: str, *, top: int, report: Path | None, as_json: bool) -> None:
     from quire.cli import tier_picture
 
-    check_writable(report, ".svg")
+    check_writable(report, ".html", ".svg")
     picture = tier_picture.surveyed(place)
     if report is not None:
-        write_text(report, tier_picture.as_svg(picture, top=top))
+        drawn = tier_picture.as_html if report.suffix == ".html" else tier_picture.as_svg
+        write_text(report, drawn(picture, top=top))
     if as_json:
         print_json(tier_picture.as_data(picture))
     else:

@@ -98,7 +98,9 @@ RecordTo: TypeAlias = Annotated[
 ReportTo: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--report", help="Write it as a page or picture, too: .html or .svg.", show_default=False
+        "--report",
+        help="Write it as a page (.html) or picture (.svg), too, whichever the command has.",
+        show_default=False,
     ),
 ]
 Router: TypeAlias = Annotated[

@@ -50,8 +50,10 @@ def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
 
     if not names.parents:
         return
-    known = names.keys()
-    left = {known[entry.key][1] for entry in tier.scan() if entry.key in known}
+    known, is_all = names.named([entry.key for entry in tier.scan()])
+    if not is_all:  # a record without a name may have one all the same
+        return
+    left = {block for _, block in known.values()}
     kept = set(left)
     for block in left:
         above = names.parents[block]

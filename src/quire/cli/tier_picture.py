@@ -2,11 +2,13 @@
 
 import io
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 from quire.cli.output import HEIGHTS, is_utf8, progress
@@ -66,11 +68,24 @@ def as_data(picture: Picture) -> dict[str, Any]:
 
 
 def as_svg(picture: Picture, *, top: int) -> str:
-    """Return a survey drawn as SVG, with the `top` largest prefixes; the tier is named by its folder alone."""
+    """Return a survey drawn as SVG; the tier is named by its folder alone."""
+    console, name = _recorded(picture, top)
+    return console.export_svg(title=f"quire inspect {name}")
+
+
+def as_html(picture: Picture, *, top: int) -> str:
+    """Return a survey drawn as an HTML page that stands alone; the tier is named by its folder alone."""
+    console, name = _recorded(picture, top)
+    page = console.export_html(theme=SVG_EXPORT_THEME)
+    return page.replace("<head>", f"<head>\n<title>quire inspect {escape(name)}</title>", 1)
+
+
+def _recorded(picture: Picture, top: int) -> tuple[Console, str]:
+    """Return a console that has drawn a survey for a file, and the name of the tier."""
     console = Console(highlight=False, record=True, width=SVG_WIDTH, file=io.StringIO())
     name = Path(picture.place).name
     draw(console, picture, top=top, name=name)
-    return console.export_svg(title=f"quire inspect {name}")
+    return console, name
 
 
 def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
@@ -86,7 +101,7 @@ def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
 
 
 def draw(console: Console, picture: Picture, *, top: int, name: str | None = None) -> None:
-    """Print a survey, with the `top` largest prefixes."""
+    """Print a survey: the `top` largest namespaces, scopes, and prefixes of each scope."""
     utf8 = is_utf8(console)
     found = picture.found
     total = found.total
@@ -103,7 +118,7 @@ def draw(console: Console, picture: Picture, *, top: int, name: str | None = Non
     if not total.records:
         return
     console.print()
-    console.print(_namespaces(found, utf8=utf8))
+    console.print(_namespaces(found, top, utf8=utf8))
     if found.scopes:
         console.print(_prefixes(found, top, utf8=utf8))
     if found.unnamed.records:
@@ -124,9 +139,9 @@ def draw(console: Console, picture: Picture, *, top: int, name: str | None = Non
         )
 
 
-def _namespaces(found: "Survey", *, utf8: bool) -> Table:
+def _namespaces(found: "Survey", top: int, *, utf8: bool) -> Table:
     table = _table("namespace")
-    for row in found.namespaces:
+    for row in found.namespaces[:top]:
         words = namespace_words(row.namespace, row.fingerprint)
         tokens = row.tally.records * row.tokens_per_block
         table.add_row(
@@ -134,12 +149,13 @@ def _namespaces(found: "Survey", *, utf8: bool) -> Table:
             f"{tokens:,}" if row.tokens_per_block else "",
             *_counts(row.tally, found.total, utf8=utf8),
         )
+    _add_hidden(table, "", len(found.namespaces) - top)
     return table
 
 
 def _prefixes(found: "Survey", top: int, *, utf8: bool) -> Table:
     table = _table("scope and prefix")
-    for scope in found.scopes:
+    for scope in found.scopes[:top]:
         name = _printable(scope.label) or f"scope {scope.root[:12]}"
         table.add_row(Text(name, "bold"), "", *_counts(scope.tally, found.total, utf8=utf8))
         largest = sorted(scope.runs, key=lambda run: -run.below.num_bytes)[:top]
@@ -151,10 +167,15 @@ def _prefixes(found: "Survey", top: int, *, utf8: bool) -> Table:
                     f"{run.start_token:,}-{run.stop_token:,}",
                     *_counts(run.own, found.total, utf8=utf8),
                 )
-        hidden = len(scope.runs) - len(largest)
-        if hidden:
-            table.add_row(Text(f"  and {hidden:,} smaller ones", "bright_black"))
+        _add_hidden(table, "  ", len(scope.runs) - len(largest))
+    _add_hidden(table, "", len(found.scopes) - top)
     return table
+
+
+def _add_hidden(table: Table, indent: str, count: int) -> None:
+    """Say how many rows are left out: a table of thousands takes a minute to lay out."""
+    if count > 0:
+        table.add_row(Text(f"{indent}and {count:,} smaller ones", "bright_black"))
 
 
 def _table(what: str) -> Table:

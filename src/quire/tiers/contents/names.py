@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -22,6 +22,9 @@ from quire.tiers.format import KEY_BYTES, Namespace, record_key
 FILE_NAME = "names.jsonl"
 LIMIT_BYTES = 64 << 20
 """A file of names stops growing here: the names of a million blocks."""
+
+TRIES = 64
+"""Keys that are tried for each key, block and namespace of a book: so many namespaces at least are all looked through."""
 
 Hash: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
@@ -92,13 +95,24 @@ class NameBook:
                 self.parents.setdefault(block, parent)
                 parent = block
 
-    def keys(self) -> dict[bytes, tuple[bytes, bytes]]:
-        """Return every key that the names make: its namespace digest and its block hash."""
-        return {
-            record_key(digest, block, tag_of(block)): (digest, block)
-            for digest in self.namespaces
-            for block in self.parents
-        }
+    def named(self, keys: Collection[bytes]) -> tuple[dict[bytes, tuple[bytes, bytes]], bool]:
+        """Namespace digest and block hash of each of these keys that the names make, and whether all names were tried.
+
+        A key is a digest of both, so namespaces are tried with every block, the newest first, until every key has a
+        name: in all at most `TRIES` times for each key, block and namespace, so that time grows with what there is.
+        """
+        left = TRIES * (len(keys) + len(self.parents) + len(self.namespaces))
+        found: dict[bytes, tuple[bytes, bytes]] = {}
+        wanted = set(keys)
+        for digest in reversed(self.namespaces):
+            left -= len(self.parents)
+            if left < 0 or len(found) == len(wanted):
+                return found, len(found) == len(wanted)
+            for block in self.parents:
+                key = record_key(digest, block, tag_of(block))
+                if key in wanted:
+                    found[key] = digest, block
+        return found, True
 
     def names(self) -> Iterator[Name]:
         """Say everything, each chain as long as it is."""

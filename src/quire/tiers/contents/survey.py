@@ -103,7 +103,7 @@ def survey(
 ) -> Survey:
     """Look at every record that a tier lists. Raises `TierError` where it cannot list them."""
     entries = list(tier.scan())
-    known = names.keys()
+    known, _ = names.named([entry.key for entry in entries])
     scale = max(len(entries), 1)
     named: dict[bytes, RecordTally] = {}
     spaces: dict[bytes, NamespaceRow] = {}
