@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import quire
 from quire import ops
 from quire.engines.hf import PrefixCache
+from quire.engines.hf.adapters import inside
 from quire.engines.hf.pools import first_token
 from quire.engines.hf.probe import probe_model
 
@@ -288,6 +289,7 @@ _GROUP_NAMES = weakref.WeakKeyDictionary()
 
 def group_names(model):
     """The names of a model's layer groups, probed once for as long as it lives."""
+    model = inside(model)
     if model not in _GROUP_NAMES:
         groups = probe_model(model, 16)[1].groups
         _GROUP_NAMES[model] = tuple(group.name for group in groups)

@@ -59,7 +59,7 @@ class Life:
         self.kind, self.random = kind, random.Random(seed)
         self.wrapped = wrapped_model(kind, seed)
         self.model = self.wrapped.get_base_model()
-        self.cache = make_cache(self.model, block_size=4)
+        self.cache = make_cache(self.random.choice([self.model, self.wrapped]), block_size=4)
         self.names = ["default"]
 
     def check(self):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from hf_help import make_cache, own, random_ids, same, tiny_model
+from quantized_help import Int8, own_subclass
 from torch.nn.utils import parametrizations, prune
 
 from quire import ops
@@ -150,12 +151,28 @@ def transposed(model):
     projection.weight.data = projection.weight.data.t()
 
 
+def quantized(model):
+    own_subclass(model)
+
+
+def quantized_in_one_place(model):
+    attention(model).k_proj.weight = torch.nn.Parameter(
+        Int8.of(attention(model).k_proj.weight), requires_grad=False
+    )
+
+
+def given_a_sparse_weight(model):
+    projection = attention(model).v_proj
+    projection.weight = torch.nn.Parameter(projection.weight.detach().to_sparse())
+    projection.forward = lambda states: states @ projection.weight.to_dense().t()
+
+
 CHANGES = [
     under_inference_mode, through_data, replaced_data, exchanged, exchanged_layers, pruned,
     another_rope, other_frequencies, other_attention_scaling, other_rope_scaling, other_eps, other_attention,
     in_the_config, in_a_dict_of_the_config, loaded, assigned, quantized_in_place, hooked,
     hooked_before, patched_forward, another_class, another_module, parametrized, normed_by_the_spectrum,
-    tied, transposed,
+    tied, transposed, quantized, quantized_in_one_place, given_a_sparse_weight,
 ]  # fmt: skip
 
 

@@ -198,6 +198,24 @@ def test_calls_from_another_thread_are_refused(cache, ids, name, where):
     together(lambda: CALLS[name](cache, ids) if name != "load" else None)
 
 
+@pytest.mark.parametrize("of", ["blocks", "slots"])
+def test_threads_of_a_cache_that_waits_take_turns(model, of):
+    texts = [random_ids(torch.Generator().manual_seed(seed), 30) for seed in range(3)]
+    expected = [model.generate(text, max_new_tokens=2) for text in texts]
+    if of == "blocks":
+        cache = make_cache(model, block_size=4, wait_s=600)
+    else:
+        cache = SlotPrefixCache(model, num_slots=4, max_tokens=64, wait_s=600)
+
+    def use(at):
+        for _ in range(3):
+            assert torch.equal(cache.generate(texts[at], max_new_tokens=2), expected[at])
+            with cache.session(texts[at]):
+                pass
+
+    together(*(functools.partial(use, at) for at in range(3)))
+
+
 def test_a_slot_cache_refuses_a_second_thread(model, ids):
     cache = SlotPrefixCache(model, num_slots=3, max_tokens=64)
     with cache.session(ids) as session:

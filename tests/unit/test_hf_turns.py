@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from cuts import Cut
+from quire.engines.hf import turns
 from quire.engines.hf.turns import Turn, in_turn
-from quire.errors import CacheBusy
+from quire.errors import CacheBusy, ConfigError
 
 
 @pytest.fixture
@@ -122,3 +124,140 @@ def test_of_many_threads_one_is_inside(turn):
         thread.join()
     assert most == [1]
     assert come_in(turn)
+
+
+# -- waiting for a turn ------------------------------------------------------------------------------
+
+LONG_S, SHORT_S = 60.0, 0.02
+
+
+def waiting(turn, num):
+    """Wait until so many threads wait for a turn."""
+    while len(turn._queue) < num:
+        threading.Event().wait(0.001)
+
+
+def test_a_thread_waits_for_its_turn_and_comes_in_when_the_other_has_left():
+    turn, order = Turn(wait_s=LONG_S), []
+
+    def come():
+        with turn:
+            order.append("second")
+
+    other = threading.Thread(target=come)
+    with turn:
+        other.start()
+        waiting(turn, 1)
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
+    assert not turn._queue
+
+
+def test_threads_come_in_in_the_order_in_which_they_came():
+    turn, order, threads = Turn(wait_s=LONG_S), [], []
+
+    def come(number):
+        with turn:
+            order.append(number)
+
+    with turn:
+        for number in range(6):
+            threads.append(threading.Thread(target=come, args=(number,)))
+            threads[-1].start()
+            waiting(turn, number + 1)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(6))
+
+
+def test_a_thread_that_has_waited_in_vain_is_turned_away(elsewhere):
+    turn = Turn(wait_s=SHORT_S)
+    with turn, pytest.raises(CacheBusy, match=r"'MainThread' is using .*, also after 0.02 s"):
+        elsewhere(lambda: come_in(turn))
+    assert not turn._queue
+    assert elsewhere(lambda: come_in(turn))
+
+
+def test_a_thread_that_is_inside_comes_in_again_while_others_wait():
+    turn = Turn(wait_s=LONG_S)
+    other = threading.Thread(target=lambda: come_in(turn))
+    with turn:
+        other.start()
+        waiting(turn, 1)
+        assert come_in(turn)
+        with turn, turn.lending():
+            assert come_in(turn)
+            assert len(turn._queue) == 1
+    other.join()
+
+
+def test_a_call_that_waits_for_a_thread_that_needs_its_turn_goes_on_after_the_wait(elsewhere):
+    turn, asked = Turn(wait_s=SHORT_S), []
+
+    def within():
+        with pytest.raises(CacheBusy):
+            elsewhere(lambda: come_in(turn))
+        asked.append(1)
+
+    with turn:
+        within()
+        with turn.lending():
+            within()
+    assert asked == [1, 1]
+
+
+def test_who_only_looks_does_not_wait_and_passes_nobody(elsewhere):
+    def free():
+        with turn.if_free() as is_ours:
+            return is_ours
+
+    turn = Turn(wait_s=LONG_S)
+    with turn:
+        assert not elsewhere(free)
+    turn._queue.append((threading.Thread(name="came first"), float("inf")))
+    assert not elsewhere(free)
+
+
+def test_ctrl_c_on_any_line_of_the_way_in_leaves_the_turn_to_others(elsewhere):
+    leave, inside = threading.Event(), threading.Event()
+    cut_at = []
+    for at in range(1, 100):
+        turn = Turn(wait_s=SHORT_S)
+        leave.clear(), inside.clear()
+
+        def hold(turn=turn):
+            with turn:
+                inside.set()
+                leave.wait()
+
+        holder = threading.Thread(target=hold)
+        if at % 2:  # on the way in where it is free, and where it waits in vain
+            holder.start()
+            inside.wait()
+        cut = Cut((turns.__file__,), (at + 1) // 2)
+
+        entered = []
+
+        def enter(turn=turn, at=at, entered=entered):
+            try:
+                turn.__enter__()
+                entered.append(at)
+            except CacheBusy:
+                pass
+
+        if cut.run(enter):
+            cut_at.append(at)
+        elif entered:
+            turn.__exit__()
+        if at % 2:
+            leave.set()
+            holder.join()
+        assert elsewhere(lambda turn=turn: come_in(turn))
+    assert len(cut_at) > 20
+
+
+@pytest.mark.parametrize("wait_s", [-1, float("nan"), float("inf"), "1", True, [1]])
+def test_a_wait_that_is_no_number_of_seconds_is_refused(wait_s):
+    with pytest.raises(ConfigError, match="wait_s is"):
+        Turn(wait_s=wait_s)

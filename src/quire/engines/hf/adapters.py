@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from quire.errors import UnsupportedModel
+
 BASE_CHILDREN = frozenset({"base_layer", "original_module", "token_adapter"})
 """Children of a wrapper that hold what was there before it."""
 
@@ -24,6 +26,37 @@ class InUse(NamedTuple):
     merged: tuple[str, ...]
     unused: frozenset[str]
     undone: bool
+
+
+def inside(model: Any) -> Any:
+    """Return the model of transformers inside a `PeftModel`; any other model as it is."""
+    is_wrapper = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+    return model.get_base_model() if is_wrapper else model
+
+
+def check_wrapper(wrapper: Any) -> None:
+    """Raise `UnsupportedModel` unless a `PeftModel` computes what the model inside it computes.
+
+    A learned prompt stands before the tokens (prefix tuning, prompt tuning, P-tuning), and activated LoRA looks for
+    its invocation in the prompt: both do so in calls of the wrapper alone.
+    """
+    if getattr(wrapper, "_adapters_disabled", False):
+        return
+    active = cast("str | Iterable[str]", getattr(wrapper, "active_adapters", None) or ())
+    for name in [active] if isinstance(active, str) else active:
+        config = wrapper.peft_config.get(name)
+        kind = str(getattr(config, "peft_type", "")).rpartition(".")[2]
+        if getattr(config, "is_prompt_learning", False):
+            raise UnsupportedModel(
+                f"the adapter {name!r} of the {type(wrapper).__name__} is a learned prompt ({kind}), which stands before the "
+                "tokens and which quire does not keep, nor its base model alone compute; call this model's own "
+                "model.generate, without a cache, or disable the adapter"
+            )
+        if getattr(config, "alora_invocation_tokens", None):
+            raise UnsupportedModel(
+                f"the adapter {name!r} of the {type(wrapper).__name__} is an activated LoRA, whose part in K and V "
+                "depends on where its invocation tokens stand in the prompt; call this model's own model.generate"
+            )
 
 
 def is_adapted(kind: type[object]) -> bool:

@@ -20,14 +20,14 @@ from quire.engines.hf.keeping import Capacity, KeptBlocks, Settings, check_setti
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import Named
 from quire.engines.hf.memory import GroupMemory, used_words
-from quire.engines.hf.models import ModelFace, check_model
+from quire.engines.hf.models import ModelFace, checked_model
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.request import brought_home, recorded, returned
 from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
-from quire.errors import ConfigError, TokensError
+from quire.errors import ConfigError
 from quire.ops import Explanation
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class PrefixCache(ModelFace):
     computed in other matrix shapes than a whole prompt (1e-6 in float32, more in half precision);
     greedy tokens are equal unless two logits are closer than that.
 
-    model       a decoder of transformers, in eval mode, on one device; its layers may be full,
-                sliding-window, chunked, recurrent (linear attention, Mamba, convolutions), or mixed
+    model       a decoder of transformers, or a `PeftModel` around one, in eval mode, on one device; its layers may
+                be full, sliding-window, chunked, recurrent (linear attention, Mamba, convolutions), or mixed
     capacity    bytes for K, V and states: "2GiB", "512MB", or an integer; or blocks per layer
                 group by name
     block_size  tokens per block; reuse ends inside a block where prompts part
@@ -70,9 +70,11 @@ class PrefixCache(ModelFace):
                 with an `UnsupportedModel` out of that call where they differ; None, the short check alone
     chunks      reuse K and V of passages at any position where a call gives `segments`, approximately:
                 `quire.chunks.Chunks("1GiB")`; they are kept in `passages`. None: never
+    wait_s      seconds that a call waits while another thread uses the cache, in the order of calls, before
+                `CacheBusy`. None: not at all
 
-    One thread uses a cache at a time, and another is refused with `CacheBusy`; the model may be used by
-    others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
+    One thread uses a cache at a time, and another is refused with `CacheBusy`, after `wait_s`; the model may be
+    used by others meanwhile, and have several caches. K and V go back to the pool once, at the end of a call;
     what does not fit, or fills no block, is not kept. The last new token of a call has no KV yet.
 
     Two rows with the same tokens and `Scope` share; the model's fingerprint is part of the key.
@@ -90,17 +92,17 @@ class PrefixCache(ModelFace):
         block_size: int = 16,
         **settings: Unpack[Settings],
     ) -> None:
-        check_model(model, "PrefixCache")
+        self._given, model = model, checked_model(model, "PrefixCache")
         check_settings(capacity, settings)
         self._model = model
-        self._turn = Turn()
+        self._turn = Turn(wait_s=settings.get("wait_s"))
         verify, before = settings.get("verify", "probe"), Sight(model)
         kinds, computed = probe_model(model, block_size)
         below = (
             None if verify is None else check_kind(model, PrefixCache, needs_twin=verify != "first")
         )
         computed = computed.with_interval(settings.get("snapshot_interval"))
-        self.kept = KeptBlocks(model, computed, capacity, settings, before)
+        self.kept = KeptBlocks(model, computed, capacity, settings, before, given=self._given)
         debug = settings.get("debug", False)
         making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
         first = FirstCalls(model, kinds) if verify == "first" else None
@@ -151,7 +153,7 @@ class PrefixCache(ModelFace):
             input_ids, attention_mask = asked.prompt(input_ids, attention_mask, media)
         prompts = calls.prompts(input_ids, attention_mask, arguments)
         found = calls.media.read(prompts, arguments, media)
-        plan = read_plan(self.model, calls.signatures, prompts, arguments)
+        plan = read_plan(self._model, calls.signatures, prompts, arguments)
         last = prompts.ids.shape[1] - 1
         calls.check_end(found, last, plan.expand)
         if calls.first is not None:
@@ -219,7 +221,7 @@ class PrefixCache(ModelFace):
             calls, started = self._calls, self._calls.clock()
             if calls.media.positions_depend:
                 raise ConfigError(
-                    f"{type(self.model).__name__} keeps the positions of its last call, so that a cache "
+                    f"{type(self._model).__name__} keeps the positions of its last call, so that a cache "
                     "alone does not tell how to go on; use cache.generate(...)"
                 )
             prompts = calls.prompts(input_ids, attention_mask, others := {})
@@ -256,16 +258,7 @@ class PrefixCache(ModelFace):
 
         Media are given as to `generate`: what the processor returned, or `media` by name.
         """
-        prompts = self._calls.prompts(input_ids, attention_mask, content)
-        if len(prompts.tokens) > 1:
-            raise TokensError(f"{len(prompts.tokens)} rows; explain takes one prompt at a time")
-        reader = self._calls.media
-        if content:
-            found = reader.read(prompts, content, media or None)
-        else:
-            found = reader.declared(prompts, media)
-        if content:
-            raise ConfigError(f"{', '.join(content)}: no media that this model takes")
+        prompts, found = self._calls.one_prompt(input_ids, attention_mask, media, content)
         asked = prompts.tokens[0], self.kept.identity.scope(scope), found.spans[0]
         explained, below = ops.explain(self.manager, *asked), self.kept.store.tiers
         in_tiers = [] if below is None else list(below.held(*asked).items())
@@ -395,6 +388,6 @@ class PrefixCache(ModelFace):
         used = used_words(self.memory(), self.layout.block_size, self.kept.num_bytes)
         below = "" if self.tiers is None else f", tiers {' > '.join(self.tiers.names)}"
         return (
-            f"PrefixCache({type(self.model).__name__}, {used}, "
+            f"PrefixCache({type(self._model).__name__}, {used}, "
             f"hit rate {self.stats.hit_rate:.1%}{below})"
         )

@@ -15,13 +15,13 @@ from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
 from quire.engines.hf.keeping import KeptBlocks
 from quire.engines.hf.making import Making
-from quire.engines.hf.media import Media, MediaReader, moved
+from quire.engines.hf.media import Media, MediaReader, Named, moved
 from quire.engines.hf.recorder import KVRecorder, Learn
 from quire.engines.hf.request import Feed, Kept, Request
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.watched import Watched
 from quire.engines.hf.working import WorkingCache
-from quire.errors import ConfigError
+from quire.errors import ConfigError, TokensError
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,21 @@ class Calls:
                 "one row at a time"
             )
         return prompts
+
+    def one_prompt(
+        self, input_ids: object, attention_mask: object, media: Named, content: dict[str, Any]
+    ) -> tuple[Prompts, Media]:
+        """Read the one prompt of a call that takes no other arguments than media, as `content` or by name."""
+        prompts = self.prompts(input_ids, attention_mask, content)
+        if len(prompts.tokens) > 1:
+            raise TokensError(f"{len(prompts.tokens)} rows; explain takes one prompt at a time")
+        if content:
+            found = self.media.read(prompts, content, media or None)
+        else:
+            found = self.media.declared(prompts, media)
+        if content:
+            raise ConfigError(f"{', '.join(content)}: no media that this model takes")
+        return prompts, found
 
     @contextmanager
     def opened(

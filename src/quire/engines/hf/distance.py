@@ -6,10 +6,13 @@ from collections.abc import Sequence
 import torch
 
 
-def limit_for(dtype: torch.dtype, limits: tuple[float, float]) -> float:
-    """Return the limit for numbers of a dtype, out of one for single precision and one for half."""
+def limit_for(dtype: torch.dtype, limits: tuple[float, float], *, coarse: bool = False) -> float:
+    """Return the limit for numbers of a dtype, out of one for single precision and one for half.
+
+    `coarse`: they come of quantized activations, which are as coarse as half precision.
+    """
     single, half = limits
-    return single if dtype in (torch.float32, torch.float64) else half
+    return single if dtype in (torch.float32, torch.float64) and not coarse else half
 
 
 def relative(difference: torch.Tensor, whole: torch.Tensor) -> float:

@@ -14,7 +14,9 @@ import transformers
 from msgspec.structs import replace
 
 from quire.core import Scope
-from quire.engines.hf.sight import Held, Sight, Stamp
+from quire.engines.hf.adapters import check_wrapper
+from quire.engines.hf.noted import Held
+from quire.engines.hf.sight import Sight, Stamp
 from quire.errors import ConfigError, ScopeError
 
 SAMPLED_VALUES = 32
@@ -61,6 +63,7 @@ class Identity:
             raises unless K and V are still a function of the tokens before them
     read    turns a tensor into bytes that name it. None: a sample of its values at first, which tells
             models of one process apart. For names that hold in every process it reads all
+    given   the model as callers have it: a `PeftModel` around `model`, which must compute what that does, or `model`
     """
 
     def __init__(
@@ -70,8 +73,11 @@ class Identity:
         before: Sight,
         verify: Callable[[], object],
         read: Read | None = None,
+        *,
+        given: Any = None,
     ) -> None:
         self._model = model
+        self._given = model if given is None else given
         self._layout = layout
         self._read = read
         self._names = Names()
@@ -106,6 +112,8 @@ class Identity:
                 f"scope.model is {scope.model!r}; the cache sets it to the fingerprint of its "
                 "model: leave it out, and use salt to keep prompts apart"
             )
+        if self._given is not self._model:
+            check_wrapper(self._given)
         model, names = self._now()
         lora = scope.lora if scope.lora is not None else "+".join(names) or None
         return replace(scope, lora=lora, model=model)

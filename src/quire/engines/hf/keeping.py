@@ -51,6 +51,7 @@ class Settings(TypedDict, total=False):
     tier_dtype: str | None
     verify: Verify
     chunks: Chunks | None
+    wait_s: float | None
 
 
 def check_settings(capacity: Capacity, settings: Settings) -> None:
@@ -75,6 +76,7 @@ class KeptBlocks:
 
     computed    the layer groups as the model computes them
     before      a sight of the model from before it was first run
+    given       the model as callers have it, or None: `model`
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class KeptBlocks:
         capacity: Capacity,
         settings: Settings,
         before: Sight,
+        *,
+        given: Any = None,
     ) -> None:
         debug = settings.get("debug", False)
         self.model = model
@@ -116,7 +120,7 @@ class KeptBlocks:
         chunks = settings.get("chunks")
         read = checksum if self.tiers or (chunks and chunks.warm) else None
         verify = lambda: probe_model(model, self.layout.block_size)  # noqa: E731
-        self.identity = Identity(model, self.layout, before, verify, read)
+        self.identity = Identity(model, self.layout, before, verify, read, given=given)
         transfers = transfers_to(model.device)
         self.store = HfStore(manager, self.pools, self.layout, transfers)
         self._balance = Balance(manager, self.layout)

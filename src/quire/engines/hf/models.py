@@ -5,14 +5,18 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from quire.engines.hf.adapters import BASE_CHILDREN, is_adapted
+from quire.engines.hf.adapters import BASE_CHILDREN, check_wrapper, inside, is_adapted
 from quire.errors import ConfigError
 
 _LOAD = "AutoModelForCausalLM.from_pretrained({!r}).eval()"
 
 
-def check_model(model: object, cache: str) -> None:
-    """Raise `ConfigError` unless `model` is a module whose weights are in memory."""
+def checked_model(model: object, cache: str) -> Any:
+    """Return the model of transformers that a cache is of: of a `PeftModel` the one inside.
+
+    Raises `ConfigError` unless it is a module whose weights are in memory, and `UnsupportedModel` for a `PeftModel`
+    that computes something else than the model inside it.
+    """
     if not isinstance(model, torch.nn.Module):
         what, do = f"model is a {type(model).__name__}", "a model of transformers"
         if isinstance(model, str | bytes) or hasattr(model, "__fspath__"):
@@ -32,6 +36,10 @@ def check_model(model: object, cache: str) -> None:
             "the weights that are there: load the model onto one device whole, without cpu_offload, "
             "disk_offload or a device_map that offloads"
         )
+    within = inside(model)
+    if within is not model:
+        check_wrapper(model)
+    return within
 
 
 def num_embeddings(model: Any) -> int:
@@ -49,7 +57,7 @@ class _OfModel:
         self._name = name
 
     def __get__(self, cache: Any, kind: type) -> Any:
-        return self if cache is None else getattr(cache.model, self._name)
+        return self if cache is None else getattr(cache._model, self._name)  # noqa: SLF001 - the descriptor's owner
 
 
 class ModelFace:
@@ -57,21 +65,22 @@ class ModelFace:
 
         pipe = pipeline("text-generation", model=cache, tokenizer=tokenizer)
 
-    All of it is the model's own.
+    All of it is the model's own. `_given` is the model as the caller gave it, `_model` the one that computes.
     """
 
+    _given: Any
     _model: Any
 
     @property
     def model(self) -> Any:
-        """The model that this cache belongs to. Setting it raises `ConfigError`."""
-        return self._model
+        """The model that this cache belongs to, as it was given. Setting it raises `ConfigError`."""
+        return self._given
 
     @model.setter
     def model(self, model: object) -> None:
         name = type(self).__name__
         raise ConfigError(
-            f"this cache holds K and V of its {type(self._model).__name__}, and of no {type(model).__name__}; "
+            f"this cache holds K and V of its {type(self._given).__name__}, and of no {type(model).__name__}; "
             f"make a new {name} for another model (load_state_dict changes the weights of this one)"
         )
 

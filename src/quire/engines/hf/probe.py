@@ -12,6 +12,7 @@ from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.making import Making, make_layers
 from quire.engines.hf.models import num_embeddings
+from quire.engines.hf.quantized import check_quantized, rounds_activations, why_far, why_mixed
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors.kinds import (
@@ -68,12 +69,13 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
             f"{name} is a composite model with layers other than full attention: where its images "
             "or audio end, a window or state cannot start; use its text decoder as a model of its own"
         )
-    causal, shaped = (limit_for(_dtype(whole), limits) for limits in (_CAUSAL, _SHAPED))
+    causal = limit_for(_dtype(whole), _CAUSAL)
+    shaped = limit_for(_dtype(whole), _SHAPED, coarse=rounds_activations(model))
     other, making = run(_NUM_TOKENS, other_end=True), Making(kinds, layout, model.device)
     if found := _beyond(causal, whole, other, whole.kv_layers, _NUM_FIRST):
         raise UnsupportedModel(
             f"{name}: K or V of layer {found[0]} depend on the tokens that follow ({found[1]}); such a "
-            "layer is not causal, and a prefix of it cannot be reused"
+            f"layer is not causal, and a prefix of it cannot be reused{why_mixed(model)}"
         )
     first = run(_NUM_FIRST) if whole.state_layers else other
     parts, blank = _rebuilt(first, making), _rebuilt(first, making, blank=True)
@@ -82,7 +84,7 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
         raise UnsupportedModel(
             f"{name}: K or V of layer {found[0]} differ when the tokens are fed in two pieces "
             f"({found[1]}); such a layer keeps state outside the cache, and a prefix of it cannot be "
-            "reused"
+            f"reused{why_far(model)}"
         )
     if whole.state_layers:
         run.go_on(blank)
@@ -99,7 +101,7 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
         raise UnsupportedModel(
             f"{name}: K or V of layer {found[0]} differ behind {_NUM_PADDING} columns of padding "
             f"({found[1]}): its positions count padding, or its mask does not hide it, so that rows "
-            "of a batch cannot be found again"
+            f"of a batch cannot be found again{why_far(model)}"
         )
     return kinds, layout
 
@@ -160,16 +162,10 @@ class _Run:
 def _check_model(model: Any) -> None:
     check_cacheable(model.config)
     name = model_type(model.config)
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+    if hasattr(model, "_orig_mod"):
         raise UnsupportedModel(
-            f"{type(model).__name__} puts a learned prompt before the tokens, which quire does not keep and "
-            "its base model alone does not compute; call this model's own model.generate, without a cache"
-        )
-    if hasattr(model, "get_base_model") or hasattr(model, "_orig_mod"):
-        raise UnsupportedModel(
-            f"{type(model).__name__} wraps the model that computes, and quire watches that one: "
-            "pass model.get_base_model() of an adapter, which is seen in the modules, or the model "
-            "from before torch.compile"
+            f"{type(model).__name__} wraps the model that computes, and quire watches that one: call "
+            "model.compile() in place of torch.compile(model), and pass the model itself"
         )
     if not hasattr(model, "generate") or not model.can_generate():
         raise UnsupportedModel(
@@ -180,6 +176,7 @@ def _check_model(model: Any) -> None:
         raise ConfigError(
             "the model is in training mode, where dropout changes K and V; call model.eval() first"
         )
+    check_quantized(model)
     devices = {str(p.device) for p in model.parameters()}
     if len(devices) > 1:
         raise ConfigError(

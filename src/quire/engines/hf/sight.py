@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import attrgetter, methodcaller
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -17,6 +17,8 @@ from transformers.utils import output_capturing
 from transformers.utils.quantization_config import QuantizationMethod
 
 from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
+from quire.engines.hf.folded import Mark, fold_of, is_folded, unfolded
+from quire.engines.hf.noted import Held, ModelSpot, Values, Weight
 from quire.engines.hf.stamps import Place, forms_of, samples_of, stamps_of, values_of, writes_of
 from quire.engines.hf.watched import SeenForward
 
@@ -52,57 +54,6 @@ _GONE = torch.empty(0)
 _forward, _values = attrgetter("forward"), methodcaller("values")
 
 
-class Weight(NamedTuple):
-    """A tensor where it is held; `owner` is the buffer or attribute, None for a parameter."""
-
-    path: str
-    owner: str | None
-    added: bool
-    are_floats: bool
-    merged: tuple[str, ...] | None
-    tensor: torch.Tensor
-
-
-class Held:
-    """An object of any other kind that a module holds: equal to itself alone."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: object) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
-class Values(NamedTuple):
-    """The place of a tensor among settings."""
-
-    are_floats: bool
-
-
-class _Spot(NamedTuple):
-    """A place in a model, by its path, and what adapters have to do with it.
-
-    merged  adapters merged into the weights there; None where PEFT has not wrapped the layer
-    added   whether it belongs to an adapter
-    unused  names of adapters whose entries there take no part
-    config  whether it is in a config, whose entries mean the same in any order
-    """
-
-    path: str
-    merged: tuple[str, ...] | None = None
-    added: bool = False
-    unused: frozenset[str] = frozenset()
-    config: bool = False
-
-    def at(self, path: str) -> "_Spot":
-        return _Spot(path, self.merged, self.added, self.unused, self.config)
-
-
 class Sight:
     """A model at a moment: all that decides its K and V, as far as it can be seen.
 
@@ -130,7 +81,7 @@ class Sight:
         self._modules: list[Any] = []
         self._containers: list[Any] = []
         self._loose: list[torch.Tensor] = []
-        self._note(model, _Spot(""))
+        self._note(model, ModelSpot(""))
         self._seal()
         stamps = stamps_of([weight.tensor for weight in self.weights])
         self.stamps: list[Stamp] = [
@@ -160,7 +111,8 @@ class Sight:
     def is_unwritten(self) -> bool:
         """Whether tensors lie where they lay, and torch has counted no write to them: a third of what `holds` takes, unsampled."""
         try:
-            return writes_of(self._tensors()) == self._writes
+            tensors, marks = self._tensors()
+            return marks == self._marks and writes_of(tensors) == self._writes
         except (RuntimeError, NotImplementedError):
             return False
 
@@ -211,22 +163,28 @@ class Sight:
         self._holders = list(filter(None, holders))
         self._lengths = list(map(len, self._holders))
         self._names: list[str] = list(chain.from_iterable(self._holders))
-        tensors = self._tensors()
+        self._folded = any(map(is_folded, self._held()))
+        tensors, self._marks = self._tensors()
         self._samples = samples_of(tensors)
         self._writes, self._forms = writes_of(tensors), forms_of(tensors)
         self._values = values_of(tensors, self._samples)
 
-    def _tensors(self) -> list[torch.Tensor]:
+    def _held(self) -> list[torch.Tensor]:
         held = chain.from_iterable(map(_values, self._holders))
         return [tensor for tensor in held if tensor is not None] + self._loose
 
+    def _tensors(self) -> tuple[list[torch.Tensor], list[Mark]]:
+        return unfolded(self._held(), folded=self._folded)
+
     def _tensors_hold(self, *, sampled: bool) -> bool:
-        tensors = self._tensors()
+        tensors, marks = self._tensors()
+        if marks != self._marks:
+            return False
         if writes_of(tensors) != self._writes or forms_of(tensors) != self._forms:
             return False
         return not sampled or values_of(tensors, self._samples) == self._values
 
-    def _note(self, module: torch.nn.Module, spot: _Spot) -> None:
+    def _note(self, module: torch.nn.Module, spot: ModelSpot) -> None:
         """Note a module of the model, and what is below it."""
         if is_adapted(type(module)):
             self._note_wrapper(module, spot)
@@ -240,7 +198,7 @@ class Sight:
         for name, child in _children(module):
             self._note(child, spot.at(f"{spot.path}.{name}"))
 
-    def _note_wrapper(self, module: torch.nn.Module, spot: _Spot) -> None:
+    def _note_wrapper(self, module: torch.nn.Module, spot: ModelSpot) -> None:
         """Note the adapters of a wrapper that take part, and the layer that it is around."""
         use, children = in_use(module), _children(module)
         self._modules += [module, *(child for _, child in children)]
@@ -250,13 +208,13 @@ class Sight:
             where = f"{spot.path}+"
             while where in self.added:
                 where += "+"
-            self._note_added(module, _Spot(where, added=True, unused=use.unused), frozenset())
+            self._note_added(module, ModelSpot(where, added=True, unused=use.unused), frozenset())
             self.added[f"{where}in use"] = (use.active, use.merged, use.undone)
         for name, child in children:
             if name in BASE_CHILDREN:
                 self._note(child, spot._replace(merged=(spot.merged or ()) + use.merged))
 
-    def _note_added(self, module: torch.nn.Module, spot: _Spot, above: frozenset[int]) -> None:
+    def _note_added(self, module: torch.nn.Module, spot: ModelSpot, above: frozenset[int]) -> None:
         """Note a part of a wrapper, and what is below it, but no entry that takes no part."""
         self._note_own(module, spot)
         below = spot if not above else spot._replace(unused=frozenset())
@@ -266,7 +224,7 @@ class Sight:
             if not is_adapted(cast("type[object]", type(child))):
                 self._note_added(child, below.at(f"{spot.path}.{name}"), above | {id(module)})
 
-    def _note_own(self, module: Any, spot: _Spot) -> None:
+    def _note_own(self, module: Any, spot: ModelSpot) -> None:
         """Note the class, the attributes, the hooks and the tensors of a module."""
         facts = self.added if spot.added else self.facts
         kind, path = cast("Any", type(module)), spot.path
@@ -298,16 +256,21 @@ class Sight:
                     at = f"{path}.{name}"
                     self._note_tensor(tensor, spot.at(at), at if is_buffer else None)
 
-    def _note_tensor(self, tensor: Any, spot: _Spot, owner: str | None) -> None:
-        kind = cast("Any", type(tensor))
-        if hasattr(kind, "__tensor_flatten__"):  # a quantized weight, made of several
-            for name in tensor.__tensor_flatten__()[0]:
-                self._note_tensor(getattr(tensor, name), spot.at(f"{spot.path}.{name}"), owner)
-        else:
+    def _note_tensor(self, tensor: Any, spot: ModelSpot, owner: str | None) -> None:
+        if not is_folded(tensor):
             floats = tensor.is_floating_point()
             self.weights.append(Weight(spot.path, owner, spot.added, floats, spot.merged, tensor))
+            return
+        fold, path = fold_of(tensor), spot.path
+        at = spot._replace(path=f"{path} is", merged=None, is_of_tensor=True)
+        about = Held(tensor) if fold.parts is None else self._frozen(fold.about, at, owner or path)
+        facts = self.added if spot.added else self.facts
+        facts[at.path] = (fold.kind, about)
+        self.classes.add((fold.kind, about))
+        for name, part in (fold.parts or {}).items():
+            self._note_tensor(part, spot.at(f"{path}.{name}" if name else path), owner)
 
-    def _frozen(self, value: Any, spot: _Spot, owner: str = "") -> object:
+    def _frozen(self, value: Any, spot: ModelSpot, owner: str = "") -> object:
         """Return the value of an attribute as something that compares and stays as it is."""
         owner = owner or spot.path
         if type(value) in _ATOMS or isinstance(value, (enum.Enum, type, *_FUNCTIONS)):
@@ -325,7 +288,7 @@ class Sight:
             entries = enumerate(cast("Iterable[Any]", value))
         elif isinstance(value, torch.nn.Module):
             if not spot.added and id(value) not in self._first:
-                self._note(value, _Spot(spot.path))
+                self._note(value, ModelSpot(spot.path))
             return Held(value)
         elif isinstance(value, PreTrainedConfig):
             first = self._first.setdefault(id(value), spot.path)
@@ -336,8 +299,12 @@ class Sight:
         elif isinstance(value, Mapping):
             entries = cast("Mapping[Any, Any]", value).items()
             entries = sorted(entries, key=_name) if spot.config else entries
-        elif dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
-            entries = vars(value).items()
+        elif hasattr(value, "__dict__") and (
+            spot.is_of_tensor or dataclasses.is_dataclass(cast("object", value))
+        ):
+            self._containers += [vars(value)] if spot.is_of_tensor else []
+            own = cast("dict[str, Any]", vars(value))
+            entries = [("", cast("object", type(value))), *own.items()]
         else:
             return Held(cast("object", value))
         frozen = [(k, self._frozen(v, spot.at(f"{spot.path}/{k}"), owner)) for k, v in entries]

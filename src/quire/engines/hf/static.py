@@ -12,7 +12,7 @@ from quire.core import Scope
 from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.identity import Identity
 from quire.engines.hf.inputs import Prompts, Signatures, read_plan, read_prompts
-from quire.engines.hf.models import ModelFace, check_model, num_embeddings
+from quire.engines.hf.models import ModelFace, checked_model, num_embeddings
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
@@ -128,6 +128,7 @@ class SlotPrefixCache(ModelFace):
     poison      for tests: what positions hold before they are computed. A large finite number;
                 NaN would reach the output, as attention multiplies what is masked by 0
     forward     what `session` computes with, `torch.compile(model)` for instance; None: `model`
+    wait_s      seconds that a call waits while another thread uses the cache; None: not at all
 
     One request is one row: no batches, no beams. One thread uses a cache at a time, another is refused with
     `CacheBusy`. Raises `ConfigError` for settings that cannot work, `UnsupportedModel` for other models.
@@ -141,16 +142,19 @@ class SlotPrefixCache(ModelFace):
         *,
         poison: float | None = None,
         forward: Callable[..., Any] | None = None,
+        wait_s: float | None = None,
     ) -> None:
-        check_model(model, type(self).__name__)
-        self._turn = Turn()
+        self._given, model = model, checked_model(model, type(self).__name__)
+        self._turn = Turn(wait_s=wait_s)
         before = Sight(model)
         self._model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
         self.pool = SlotPool(self.layout, num_slots, max_tokens, model.device, poison=poison)
         check_static(model, self.pool)
-        self._identity = Identity(model, self.layout, before, lambda: slot_layout(model))
+        self._identity = Identity(
+            model, self.layout, before, lambda: slot_layout(model), given=self._given
+        )
         self._forward = model if forward is None else forward
         self._signatures = Signatures.of(model)
 
@@ -180,7 +184,7 @@ class SlotPrefixCache(ModelFace):
         Raises `TokensError`, `ConfigError`, `ScopeError` and `OutOfSlots` before anything is changed.
         """
         prompts = self._prompts(input_ids, attention_mask, arguments)
-        plan = read_plan(self.model, self._signatures, prompts, arguments)
+        plan = read_plan(self._model, self._signatures, prompts, arguments)
         if plan.expand > 1 or plan.assisted:
             raise ConfigError(
                 "num_beams, num_return_sequences above 1 and assisted decoding need more than the one "
@@ -188,7 +192,7 @@ class SlotPrefixCache(ModelFace):
             )
         given: list[Any] = arguments.pop("stopping_criteria", None) or []
         with self._opened(prompts, scope) as session:
-            output = self.model.generate(
+            output = self._model.generate(
                 prompts.ids,
                 attention_mask=prompts.full_mask(),
                 past_key_values=session.past,
@@ -247,7 +251,7 @@ class SlotPrefixCache(ModelFace):
     def _prompts(
         self, input_ids: object, attention_mask: object, arguments: dict[str, Any]
     ) -> Prompts:
-        prompts = read_prompts(self.model, input_ids, attention_mask, arguments)
+        prompts = read_prompts(self._model, input_ids, attention_mask, arguments)
         if len(prompts.tokens) != 1 or prompts.mask is not None:
             raise ConfigError(
                 f"{len(prompts.tokens)} rows, {int(prompts.pads.max())} columns of padding; a slot "
@@ -256,7 +260,7 @@ class SlotPrefixCache(ModelFace):
         return prompts
 
     def __repr__(self) -> str:
-        return f"SlotPrefixCache({type(self.model).__name__}, {self.slots!r}, {self.pool!r})"
+        return f"SlotPrefixCache({type(self._model).__name__}, {self.slots!r}, {self.pool!r})"
 
 
 def slot_layout(model: Any) -> KVLayout:

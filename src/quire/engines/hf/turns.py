@@ -2,11 +2,13 @@
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from quire.errors import CacheBusy, Interrupted, InvariantError, QuireError
+from quire.errors import CacheBusy, ConfigError, Interrupted, InvariantError, QuireError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,37 +20,41 @@ class Turn:
         with turn: ...                  a call
         with turn, turn.lending(): ...  a session: between its ends the thread is outside, and may call
 
-    A thread that comes in while another is inside, or has lent something out, is turned away. What was
-    lent may be given back by any thread: that waits for the call that runs, and needs no turn.
+    A thread that comes in while another is inside, or has lent something out, waits up to `wait_s` seconds, in the
+    order in which threads came, and is turned away with `CacheBusy` then. One that is inside, or has lent something
+    out, comes in again at once. What was lent may be given back by any thread: that waits for the call that runs,
+    and needs no turn.
 
     `cut_off`  what was cut off half-way (`undivided`), and by what: then nobody comes in until it is emptied again
     """
 
     cut_off = ""
 
-    def __init__(self, what: str = "cache") -> None:
+    def __init__(self, what: str = "cache", wait_s: object = None) -> None:
         self._what = what
+        self._wait_s = _seconds(wait_s)
+        # Who waits, and until when: a place that Ctrl-C left behind is none after that.
+        self._queue: deque[tuple[threading.Thread, float]] = deque()
         self._changed = threading.Condition()
-        self._inside: threading.Thread | None = None
+        self._inside = threading.current_thread()  # where `_depth` is not 0
         self._depth = 0
         self._lenders: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        self._admit()
-        if self.cut_off:
-            self.__exit__()
-            raise Interrupted(
-                f"{self.cut_off}: what this {self._what} holds is not to be relied on; call reset(), which "
-                "ends all requests and empties the cache, and ask again"
-            )
-        return self
+        depth = self._own_depth()
+        try:
+            self._admit()
+            self._check_whole()
+            return self  # noqa: TRY300 - in an `else`, Ctrl-C before it would leave the thread inside
+        except BaseException:  # also Ctrl-C on the way in
+            if self._own_depth() > depth:
+                self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
+            self._changed.notify_all()
             self._depth -= 1
-            if not self._depth:
-                self._inside = None
-                self._changed.notify()
 
     @contextmanager
     def mending(self) -> Generator[None, None, None]:
@@ -84,30 +90,83 @@ class Turn:
         finally:
             me = threading.current_thread()
             with self._changed:
-                self._changed.wait_for(lambda: self._inside in (None, me))
+                self._changed.wait_for(lambda: not self._depth or self._inside is me)
                 self._inside = me
                 self._depth += 1
                 self._lenders.remove(lender)
 
-    def _admit(self) -> None:
-        """Come in, or raise `CacheBusy`."""
-        if (other := self._come_in()) is not None:
-            lent = " or has a session open" if other in self._lenders else ""
-            raise CacheBusy(
-                f"thread {other.name!r} is using this {self._what}{lent}, and one thread does at a time: "
-                f"make calls one after the other, or one {self._what} for each thread (over one model)"
+    def _check_whole(self) -> None:
+        """Raise `Interrupted` after a call that was cut off half-way."""
+        if self.cut_off:
+            raise Interrupted(
+                f"{self.cut_off}: what this {self._what} holds is not to be relied on; call reset(), which "
+                "ends all requests and empties the cache, and ask again"
             )
 
-    def _come_in(self) -> threading.Thread | None:
-        """Come in, or return the thread that is in the way."""
+    def _own_depth(self) -> int:
+        """Return how often this thread is inside."""
+        return self._depth if self._inside is threading.current_thread() else 0
+
+    def _admit(self) -> None:
+        """Come in, or raise `CacheBusy`."""
+        if (other := self._come_in(self._wait_s)) is not None:
+            lent = " or has a session open" if other in self._lenders else ""
+            waited = f", also after {self._wait_s:g} s" if self._wait_s else ""
+            wait = (
+                ""
+                if self._what == "engine" or self._wait_s
+                else ", or give it wait_s seconds to wait for its turn"
+            )
+            raise CacheBusy(
+                f"thread {other.name!r} is using this {self._what}{lent}{waited}, and one thread does at a time: "
+                f"make calls one after the other, or one {self._what} for each thread (over one model){wait}"
+            )
+
+    def _come_in(self, wait_s: float = 0.0) -> threading.Thread | None:
+        """Come in, or return the thread that is in the way also after so many seconds."""
         me = threading.current_thread()
         with self._changed:
-            for other in (self._inside, *self._lenders):
-                if other not in (None, me):
-                    return other
-            self._inside = me
-            self._depth += 1
-        return None
+            other = self._before(me)
+            if other is not None and wait_s:
+                other = self._waited(me, wait_s)
+            if other is None:
+                self._inside = me
+                self._depth += 1
+        return other
+
+    def _waited(self, me: threading.Thread, wait_s: float) -> threading.Thread | None:
+        """Wait for this thread's turn; return the thread that is in the way also then."""
+        place = me, monotonic() + wait_s
+        try:
+            self._queue.append(place)
+            self._changed.wait_for(lambda: self._before(me) is None, wait_s)
+            return self._before(me)
+        finally:  # also after Ctrl-C: those behind go on
+            if place in self._queue:
+                self._queue.remove(place)
+            self._changed.notify_all()
+
+    def _before(self, me: threading.Thread) -> threading.Thread | None:
+        """Return a thread that is inside, has lent something out or came earlier; None: it is this one's turn."""
+        held = [*([self._inside] if self._depth else []), *self._lenders]
+        # Who is inside comes in again, whoever waits; else the one that has waited longest is next.
+        now = monotonic()
+        ahead = held or [thread for thread, until in self._queue if until > now][:1]
+        return next((each for each in ahead if each is not me), None)
+
+
+def _seconds(wait_s: object) -> float:
+    """Return the seconds that a thread waits for its turn, None being 0. Raises `ConfigError`."""
+    if wait_s is None:
+        return 0.0
+    if isinstance(wait_s, int | float) and not isinstance(wait_s, bool):
+        seconds = float(wait_s)
+        if 0 <= seconds <= threading.TIMEOUT_MAX:
+            return seconds
+    raise ConfigError(
+        f"wait_s is {wait_s!r}; it is the seconds that a call waits for another thread's, from 0 to "
+        f"{threading.TIMEOUT_MAX:.0f}, or None: not at all"
+    )
 
 
 def in_turn(method: Callable[P, R]) -> Callable[P, R]:

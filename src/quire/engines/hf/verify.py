@@ -10,6 +10,7 @@ from quire.core.scope import ScopePart
 from quire.engines.hf.distance import limit_for, of_logits
 from quire.engines.hf.inputs import Prompts
 from quire.engines.hf.media import Media, moved
+from quire.engines.hf.quantized import rounds_activations, why_far
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
 from quire.tensors.kinds import LayerKind, model_type
@@ -82,7 +83,7 @@ class FirstCalls:
         return compare
 
     def _compare(self, shape: Shape, expected: torch.Tensor, got: torch.Tensor) -> None:
-        limit = limit_for(got.dtype, _LIMITS)
+        limit = limit_for(got.dtype, _LIMITS, coarse=rounds_activations(self._model))
         for one, two in zip(expected, got, strict=True):
             if not (far := of_logits([one], [two])) <= limit:
                 self.refusal = (
@@ -90,7 +91,7 @@ class FirstCalls:
                     f"with reuse: the next token's logits of a call ({', '.join(shape)}) are {far:.2g} from "
                     f"those of a whole forward (limit {limit:g}; the tokens are "
                     f"{int(one.argmax())} and {int(two.argmax())}). Nothing of it was stored, and "
-                    "what was cached is dropped; call model.generate instead"
+                    f"what was cached is dropped; call model.generate instead{why_far(self._model)}"
                 )
                 raise UnsupportedModel(self.refusal)
 

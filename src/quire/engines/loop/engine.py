@@ -57,7 +57,7 @@ class Engine:
         settings = EngineSettings(**options)
         warm = settings.chunks is not None and settings.chunks.warm is not None
         self._bound = BoundModel(model, settings.block_size, outlives=bool(settings.tiers) or warm)
-        packed = self._bound.packed
+        packed, model = self._bound.packed, self._bound.model
         groups = settings.groups(packed.layout)
         self.tokenizer = tokenizer
         self.max_model_len = settings.longest(model.config, groups, packed.layout)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from quire.core import Scope
 from quire.core.scope import ScopePart
 from quire.engines.hf.identity import Compute, Identity, checksum
+from quire.engines.hf.models import checked_model
 from quire.engines.hf.sight import Sight
 from quire.engines.packed.model import locked
 from quire.engines.packed.proof import proven
@@ -17,26 +18,29 @@ _T = TypeVar("_T")
 class BoundModel:
     """A model of transformers, its packed form, and what scopes are bound to.
 
+    `model`     the model that computes: of a `PeftModel` the one inside
     `packed`    the packed form, proven. Raises `UnsupportedModel`
     `identity`  what the model is; `outlives`: also to what was written by another process
     """
 
-    def __init__(self, model: Any, block_size: int, *, outlives: bool) -> None:
+    def __init__(self, given: Any, block_size: int, *, outlives: bool) -> None:
+        self.model = model = checked_model(given, "Engine")
         before = Sight(model)
-        self._model = model
         self.packed = proven(model, block_size)
         again = checksum if outlives else None
         layout = self.packed.layout
-        self.identity = Identity(model, layout, before, lambda: proven(model, block_size), again)
+        self.identity = Identity(
+            model, layout, before, lambda: proven(model, block_size), again, given=given
+        )
 
     def scope(self, scope: Scope | None = None) -> Scope:
         """Return a scope bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""
-        with locked(self._model):  # another engine's step shows it with that one's attention
+        with locked(self.model):  # another engine's step shows it with that one's attention
             return self.identity.scope(scope)
 
     def computed(self, bound: Scope, compute: Compute[_T], seen: Sight | None = None) -> _T | None:
         """Do what `Identity.computed` does, while no other engine changes how the model computes."""
-        with locked(self._model):
+        with locked(self.model):
             return self.identity.computed(bound, compute, seen)
 
     def outdated(self, bound: Iterable[Scope]) -> Collection[ScopePart]:
@@ -44,7 +48,7 @@ class BoundModel:
         scopes = {scope.model: scope for scope in bound}
         if len(scopes) == 1:
             (only,) = scopes.values()
-            with locked(self._model):
+            with locked(self.model):
                 if self.identity.is_unchanged(only, by_itself=True):
                     return set()
         try:

@@ -15,6 +15,7 @@ from weakref import ref
 
 import torch
 
+from quire.engines.hf.folded import is_folded
 from quire.engines.hf.sight import Sight, only_looks
 from quire.engines.packed.attention import AttentionPlan
 from quire.engines.packed.attention.step import runs_on_device
@@ -214,7 +215,8 @@ def _has(module: Any, kinds: Mapping[str, str | None], dtype: torch.dtype) -> bo
                 _is_unchanged(parts[name])
                 and type(parts[name]).__name__.removesuffix("Activation").endswith(kind)
                 and all(
-                    each is None or (each.dtype == dtype and each.is_contiguous())
+                    each is None
+                    or (not is_folded(each) and each.dtype == dtype and each.is_contiguous())
                     for each in parts[name]._parameters.values()
                 )
             )

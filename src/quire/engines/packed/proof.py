@@ -10,6 +10,7 @@ import torch
 from quire.engines.hf.battery import twin_of
 from quire.engines.hf.distance import limit_for, relative
 from quire.engines.hf.models import num_embeddings
+from quire.engines.hf.quantized import rounds_activations, why_far
 from quire.engines.hf.twin import MAX_DISTANCE, distances
 from quire.engines.packed.attention import Packed
 from quire.engines.packed.decoder import is_plain
@@ -51,7 +52,10 @@ def _refusal(model: Any, *, plain: bool) -> str | None:
     """Return what is wrong with the packed rows of a model, computed as a plain decoder or by itself; None: nothing."""
     name = f"{model_type(model.config)} ({type(model).__name__})"
     if (far := _distance(model, _SHORT, plain=plain)) is not None:
-        return f"{name} does not compute packed rows as it does plain ones: {far}; call model.generate instead"
+        return (
+            f"{name} does not compute packed rows as it does plain ones: {far}; call model.generate "
+            f"instead{why_far(model)}"
+        )
     values, config = repr(model.config.to_dict()), _Unread(model.config)
     refused = _of_kind(cast("Any", type(model)), values, config, plain=plain)
     return refused and f"{name}: a tiny twin of its config with random weights {refused}"
@@ -130,7 +134,7 @@ def _distance(model: Any, num_tokens: int, *, plain: bool) -> str | None:
             plan.update(rows)
         found.append(packed.forward(ids, positions, None, plans, pools))
         expected += [whole[text][start:stop] for text, start, stop in parts]
-    limit = limit_for(whole[0].dtype, _LIMITS)
+    limit = limit_for(whole[0].dtype, _LIMITS, coarse=rounds_activations(model))
     if not (far := _far(torch.cat(found), torch.cat(expected))) <= limit:
         return f"their logits are {far:.2g} from them (limit {limit:g}, {num_tokens} tokens)"
     return None

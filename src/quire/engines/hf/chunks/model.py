@@ -14,7 +14,7 @@ from quire.engines.hf.chunks.gate import relocation_of
 from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.weighing import masses_of
-from quire.engines.hf.models import check_model
+from quire.engines.hf.models import checked_model
 from quire.engines.hf.working import WorkingCache
 from quire.errors import TokensError
 from quire.tensors.kinds import layer_kinds
@@ -61,7 +61,7 @@ class ChunkModel:
         sample: Sequence[Sequence[int]] | None = None,
         positions: int | None = None,
     ) -> None:
-        check_model(model, "ChunkModel")
+        model = checked_model(model, "ChunkModel")
         kinds = layer_kinds(model.config)
         self._runs = Runs(model, kinds)
         self.relocation: Relocation = relocation_of(model, kinds, sample, positions)
