@@ -31,6 +31,46 @@ def mounted(folder, kind):
         command("umount", "-l", str(path))
 
 
+@contextmanager
+def bound_read_only(path):
+    """Mount a folder once more, to read only; skips the test where that is not allowed."""
+    bound = path.with_name(f"{path.name}-bound")
+    bound.mkdir()
+    done = command("mount", "--bind", str(path), str(bound))
+    if not done or not command("mount", "-o", "remount,ro,bind", str(bound)):
+        command("umount", "-l", str(bound))
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield bound
+    finally:
+        command("umount", "-l", str(bound))
+
+
+@contextmanager
+def mounted_at(path):
+    """Mount an empty file system at a folder; skips the test where that is not allowed."""
+    if not command("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)):
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield
+    finally:
+        command("umount", "-l", str(path))
+
+
+@contextmanager
+def unmounted(path):
+    """Take a file system away from its folder for a while, with the files that are open there."""
+    aside = path.with_name("aside")
+    aside.mkdir(exist_ok=True)
+    assert command("mount", "--bind", str(path), str(aside))
+    assert command("umount", "-l", str(path))
+    try:
+        yield
+    finally:
+        assert command("mount", "--bind", str(aside), str(path))
+        command("umount", "-l", str(aside))
+
+
 def fill(path, num_left=0):
     """Write a file until nothing more fits, and give so many bytes of it back."""
     with (path / "other").open("wb", buffering=0) as file:

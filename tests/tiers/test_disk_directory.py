@@ -1,20 +1,25 @@
 """What others do to a directory while a disk tier has it: links, deletion, files without end, forks."""
 
+import errno
+import fcntl
 import os
 import resource
-import shutil
+import stat
 import subprocess
 import sys
 import warnings
 
 import pytest
 from disk_help import filled, found, get, put
+from file_systems import mounted_at, unmounted
 from processes import forked, wait_until
+from upheavals import emptied, removed, replaced
 
 from quire.errors import TierBusy, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, names_of, records_of
 from quire.tiers.disk import Disk, DiskReader
+from quire.tiers.files import Files
 
 HIT, STORED = Outcome.HIT, Outcome.STORED
 
@@ -45,14 +50,113 @@ def test_the_probe_for_direct_writes_follows_no_link(tmp_path):
     assert victim.read_bytes() == b"precious"
 
 
-def test_what_is_put_into_a_directory_that_was_deleted_is_not_stored(tmp_path):
+@pytest.mark.parametrize("upheaval", [emptied, removed, replaced])
+def test_a_directory_that_was_emptied_or_removed_is_begun_anew_and_says_so(
+    tmp_path, upheaval, caplog
+):
     with filled(tmp_path / "tier") as disk:
-        shutil.rmtree(tmp_path / "tier")
-        keys = names_of(range(30, 33))
-        assert disk.put(keys, records_of(keys), 10) == [Outcome.ERROR] * 3
-        assert disk.put(keys, records_of(keys, 5000), 10) == [Outcome.ERROR] * 3
-        assert disk.contains(keys) == [False] * 3
+        for times in (1, 2):
+            upheaval(tmp_path / "tier")
+            keys = names_of(range(30, 33))
+            assert put(disk, range(20, 23)) == [STORED] * 3
+            assert disk.put(keys, records_of(keys, 5000), 10) == [STORED] * 3
+            assert disk.get(keys, buffers_like(records_of(keys, 5000)), 10) == [HIT] * 3
+            assert get(disk, range(20)) == [Outcome.ABSENT] * 20
+            assert disk.num_renewed == times
+            assert "it is a new, empty tier" in disk.last_failure
+            disk.check()
+            disk.flush()
+        with pytest.raises(TierBusy):
+            Disk(tmp_path / "tier", "1MiB")
+    assert caplog.text.count("it is a new, empty tier") == 2, (
+        "the first time, and when twice as many"
+    )
+    assert found(tmp_path / "tier", 23)[20:] == [HIT] * 3
+
+
+@pytest.mark.parametrize("name", ["slab-1216.quire", "index-1216.quire"])
+def test_a_file_that_was_removed_costs_its_own_records_and_puts_go_on(tmp_path, name):
+    with filled(tmp_path) as disk:
+        large = names_of(range(30, 33))
+        assert disk.put(large, records_of(large, 5000), 10) == [STORED] * 3
+        (tmp_path / name).unlink()
+        assert put(disk, range(20, 23)) == [STORED] * 3
+        assert get(disk, range(23)) == [Outcome.ABSENT] * 20 + [HIT] * 3
+        assert disk.get(large, buffers_like(records_of(large, 5000)), 10) == [HIT] * 3
         disk.check()
+    assert found(tmp_path, 23) == [Outcome.ABSENT] * 20 + [HIT] * 3
+
+
+@pytest.mark.parametrize("name", ["slab-1216.quire", "index-1216.quire"])
+@pytest.mark.parametrize("length", [0, 700, 1216 * 7 + 100])
+def test_a_file_that_was_cut_while_it_is_open_gives_no_wrong_record_and_puts_go_on(
+    tmp_path, name, length
+):
+    with filled(tmp_path) as disk:
+        os.truncate(tmp_path / name, length)
+        outcomes = get(disk, range(20))
+        assert set(outcomes) <= {HIT, Outcome.CORRUPT, Outcome.ABSENT}
+        assert put(disk, range(40)).count(STORED) >= 20
+        assert get(disk, range(40)) == [HIT] * 40
+        disk.check()
+    assert found(tmp_path, 40) == [HIT] * 40
+
+
+def test_a_disk_that_lost_its_lock_file_keeps_others_out(tmp_path):
+    with filled(tmp_path) as disk:
+        for _ in range(2):
+            (tmp_path / "lock").unlink(missing_ok=True)
+            with pytest.raises(TierBusy):
+                Disk(tmp_path, "1MiB")
+        assert put(disk, range(20, 25)) == [STORED] * 5
+    assert found(tmp_path, 25) == [HIT] * 25
+
+
+def test_where_no_directory_can_be_locked_a_disk_stops_once_another_has_the_file(
+    tmp_path, monkeypatch
+):
+    flock = fcntl.flock
+
+    def files_only(descriptor, operation):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", files_only)
+    with filled(tmp_path) as disk:
+        with pytest.raises(TierBusy):
+            Disk(tmp_path, "1MiB")
+        (tmp_path / "lock").unlink()
+        with Disk(tmp_path, "1MiB", ahead=1) as other:
+            assert put(disk, range(20, 25)) == [Outcome.ERROR] * 5
+            assert f"in process {os.getpid()};" in disk.last_failure
+            disk.delete(names_of(range(5)))
+            disk.check()
+            assert put(other, range(30, 35)) == [STORED] * 5
+            assert get(other, range(20)) == [HIT] * 20
+        assert put(disk, range(20, 25)) == [STORED] * 5
+        disk.check()
+
+
+def test_a_mount_that_went_is_not_filled_from_below(tmp_path):
+    path = tmp_path / "kv"
+    keys = names_of(range(3))
+    for opens in (lambda: filled(path / "disk", 3), lambda: Files(path / "files")):
+        path.mkdir(exist_ok=True)
+        with mounted_at(path), opens() as tier:
+            tier.put(keys, records_of(keys), 10)
+            with unmounted(path):
+                outcomes = tier.put(
+                    names_of(range(50, 53)), records_of(names_of(range(50, 53)), 3000), 10
+                )
+                assert outcomes == [Outcome.ERROR] * 3
+                assert "mount what was mounted" in tier.last_failure
+                assert not any(path.iterdir())
+            outcomes = tier.put(
+                names_of(range(50, 53)), records_of(names_of(range(50, 53)), 3000), 10
+            )
+            assert outcomes == [STORED] * 3
+            assert tier.get(keys, buffers_like(records_of(keys)), 10) == [HIT] * 3
 
 
 def test_a_directory_that_was_moved_is_used_where_it_is_and_nothing_is_made_in_its_successor(

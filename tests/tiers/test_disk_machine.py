@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from upheavals import UPHEAVALS
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, record_of
@@ -14,6 +15,7 @@ from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import record_bytes
 from turns import lived
 
+STORED, PRESENT = Outcome.STORED, Outcome.PRESENT
 PAYLOADS = (100, 1000, 9000, 70_000)
 CAPACITY = 240_000
 
@@ -33,6 +35,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.path = self.root / "0"
         self.held = {}
         self.generation = 0
+        self.is_damaged = False
         self.disk = None
 
     @initialize(direct=st.sampled_from([None, False]))
@@ -48,7 +51,10 @@ class DiskMachine(RuleBasedStateMachine):
             ahead=20_000,
         )
         self.disk.evicting = self.evicted
-        assert self.disk.recovered.is_clean
+        assert self.disk.recovered.is_clean or self.is_damaged
+        if self.is_damaged:
+            left = {entry.key for entry in self.disk.scan()}
+            self.held = {key: state for key, state in self.held.items() if key in left}
 
     def evicted(self, gone, records):
         for key, record in zip(gone, records, strict=True):
@@ -110,8 +116,40 @@ class DiskMachine(RuleBasedStateMachine):
         self.path = again
         self.open()
 
+    @rule(upheaval=st.sampled_from(UPHEAVALS), some=keys)
+    def upheave(self, upheaval, some):
+        """Others change the directory: what was there may be gone, and what is put from then on is there."""
+        if not self.path.exists():
+            return
+        upheaval(self.path)
+        self.is_damaged = True
+        self.disk.evicting = None
+        self.generation += 1
+        for size in PAYLOADS:  # of each slab it is seen
+            records = [record_of(key, size, self.generation) for key in some]
+            outcomes = self.disk.put(some, records, 60)
+            assert set(outcomes) <= {STORED, PRESENT, Outcome.FULL}, self.disk.last_failure
+            for key, outcome in zip(some, outcomes, strict=True):
+                if outcome is STORED:
+                    self.held[key] = (size, self.generation)
+        self.forget_lost()
+        self.disk.evicting = self.evicted
+
+    def forget_lost(self):
+        """Read all that may be there: what is found is right."""
+        for key, state in list(self.held.items()):
+            record = record_of(key, *state)
+            (buffer,) = buffers_like([record])
+            (outcome,) = self.disk.get([key], [buffer], 60)
+            assert outcome in (Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.FOREIGN)
+            assert outcome is not Outcome.HIT or buffer == record
+            if outcome is not Outcome.HIT:
+                del self.held[key]
+
     @rule()
     def look(self):
+        if self.is_damaged:
+            return
         with DiskReader(self.path) as reader:
             assert {entry.key for entry in reader.scan()} == set(self.held)
 

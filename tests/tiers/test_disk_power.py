@@ -8,6 +8,7 @@ from lossy_files import LossyFiles, left
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import name_of, names_of, record_of
+from quire.tiers.directory import MARKER
 from quire.tiers.disk import Disk
 from quire.tiers.format import new_buffer
 from turns import few
@@ -73,6 +74,7 @@ def test_what_was_flushed_is_there_after_a_loss_of_power_at_any_write(tmp_path, 
     for end in range(1, len(files.changes) + 1, 3):
         path = tmp_path / "left"
         path.mkdir()
+        shutil.copy(tmp_path / "tier" / MARKER, path)  # synced before anything else
         for name, content in left(files.changes[:end], chance).items():
             (path / name).write_bytes(content)
         there = {key: state for key, *state, since, until in promises if since <= end <= until}

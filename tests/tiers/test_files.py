@@ -110,15 +110,36 @@ def test_a_directory_without_rights_is_refused_when_it_is_opened(folder):
         Files(folder)
 
 
+@contextmanager
+def as_nobody(folder):
+    """Be a user whom modes bind, and who owns the folder."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.chown(folder, NOBODY, -1)
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
 def test_rights_that_are_taken_away_are_errors_of_single_calls(folder):
     keys = names_of(range(3))
-    with Files(folder) as tier:
+    with as_nobody(folder), Files(folder) as tier:
         tier.put(keys[:1], records_of(keys[:1]))
-        with without_rights(folder / "unfinished"):
-            assert tier.put(keys, records_of(keys)) == [Outcome.PRESENT] + [Outcome.ERROR] * 2
-            assert tier.get(keys, buffers_like(records_of(keys))) == [HIT, ABSENT, ABSENT]
-            tier.delete(keys[:1])
+        (folder / "unfinished").chmod(0o500)
+        assert tier.put(keys, records_of(keys)) == [Outcome.PRESENT] + [Outcome.ERROR] * 2
+        assert "Permission denied" in tier.last_failure
+        assert tier.get(keys, buffers_like(records_of(keys))) == [HIT, ABSENT, ABSENT]
+        tier.delete(keys[:1])
+        (folder / "unfinished").chmod(0o700)
         assert tier.put(keys[1:], records_of(keys[1:])) == [STORED] * 2
+        folder.chmod(0o000)
+        assert tier.put(keys[:1], records_of(keys[:1])) == [Outcome.ERROR]
+        assert tier.get(keys[1:], buffers_like(records_of(keys[1:]))) == [Outcome.ERROR] * 2
+        folder.chmod(0o700)
+        assert tier.get(keys[1:], buffers_like(records_of(keys[1:]))) == [HIT] * 2
 
 
 def test_a_disk_that_is_full_refuses_a_record_and_keeps_no_part_of_it(tmp_path):
@@ -165,7 +186,7 @@ def die_at(num_calls):
         return counted
 
     write = os.write
-    for name in ("stat", "open", "write", "utime", "close", "rename", "unlink", "makedirs"):
+    for name in ("stat", "open", "write", "utime", "close", "rename", "unlink", "mkdir"):
         setattr(os, name, dying(getattr(os, name)))
 
 
@@ -200,7 +221,8 @@ def test_a_writer_killed_at_any_call_leaves_whole_records_only(tmp_path, capacit
 
 def test_what_dead_writers_left_is_deleted_after_an_hour(tmp_path):
     with Files(tmp_path) as tier:
-        old, young = (tier.path / "unfinished" / name for name in ("old", "young"))
+        names = (f"{name_of(number).hex()}.{number:016x}" for number in range(2))
+        old, young = (tier.path / "unfinished" / name for name in names)
         for path in (old, young):
             path.write_bytes(b"part")
         hour_ago = time.time() - files.STALE_S - 60
@@ -307,7 +329,7 @@ def test_what_is_used_between_listing_and_deleting_stays(tmp_path, monkeypatch):
         assert tier.contains([*keys, new]) == [True] * 6 + [False] + [True] * 2
 
 
-def test_a_pipe_in_the_place_of_a_record_is_corrupt_and_nobody_waits_for_it(tmp_path):
+def test_a_pipe_in_the_place_of_a_record_stays_and_nobody_waits_for_it(tmp_path):
     key = name_of(1)
     with Files(tmp_path) as tier:
         tier.put([key], [record_of(key)])
@@ -320,7 +342,11 @@ def test_a_pipe_in_the_place_of_a_record_is_corrupt_and_nobody_waits_for_it(tmp_
         )
         reading.start()
         reading.join(5)
-        assert outcomes == [Outcome.CORRUPT]
+        assert outcomes == [ABSENT]
+        assert tier.put([key], [record_of(key)]) == [Outcome.ERROR]
+        assert f"{file_of(tier, key)} is in the way" in tier.last_failure
+        assert file_of(tier, key).is_fifo()
+        file_of(tier, key).unlink()
         assert tier.put([key], [record_of(key)]) == [STORED]
         assert verified(tier) == 1
 
@@ -363,12 +389,12 @@ def test_a_file_that_is_just_being_deleted_to_make_room_is_not_called_present(
     told = []
     unlink = os.unlink
 
-    def delete(path):
+    def delete(path, **words):
         if str(path).endswith(f"{key.hex()}.quire"):
             monkeypatch.undo()
             putting.start()
             putting.join(0.1)
-        unlink(path)
+        unlink(path, **words)
 
     with Files(tmp_path, "1MiB") as tier:
         assert tier.put([key], [record]) == [STORED]

@@ -151,6 +151,41 @@ def test_what_stands_there_and_is_no_file_has_no_names_and_is_not_waited_for(tmp
     assert (added, books) == ([False], [{}])
 
 
+@pytest.mark.parametrize("kind", ["link", "other name", "other content"])
+def test_a_file_of_somebody_else_is_not_written(tmp_path, kind):
+    path, other = tmp_path / FILE_NAME, tmp_path / "other"
+    other.write_bytes(b"")
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "other name":
+        path.hardlink_to(other)
+    else:
+        path.write_text("Alice\nBob\n")
+    before = path.read_bytes()
+    assert not NamesFile(tmp_path).add(NamespaceName(FULL))
+    assert (path.read_bytes(), other.read_bytes()) == (before, b"")
+
+
+def test_a_book_is_written_beside_what_links_say(tmp_path, monkeypatch):
+    book, other = NameBook(), tmp_path / "other"
+    other.write_bytes(b"precious")
+    book.add(NamespaceName(FULL))
+    (tmp_path / f"{FILE_NAME}.{os.getpid()}.tmp").symlink_to(other)
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0")
+    (tmp_path / f"{FILE_NAME}.0.tmp").symlink_to(other)
+    with pytest.raises(TierError, match="cannot write"):
+        write_names(book, tmp_path)
+    monkeypatch.undo()
+    assert (tmp_path / f"{FILE_NAME}.0.tmp").is_symlink()
+    write_names(book, tmp_path)
+    assert list(NameBook.read(tmp_path).namespaces.values()) == [FULL]
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / FILE_NAME).symlink_to(other)
+    with pytest.raises(TierError, match=f"{FILE_NAME} is in the way"):
+        write_names(book, tmp_path)
+    assert other.read_bytes() == b"precious"
+
+
 def test_a_file_that_cannot_be_read_is_said(tmp_path):
     (tmp_path / FILE_NAME).symlink_to(FILE_NAME)
     with pytest.raises(TierError, match="cannot read"):

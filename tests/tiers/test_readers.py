@@ -22,7 +22,7 @@ def keys(tmp_path):
         return store(tier, FULL, BLOCKS)
 
 
-def read(tier, keys, size=384):
+def read(tier, keys, size=448):
     return tier.get(keys, [new_buffer(size) for _ in keys])
 
 
@@ -103,7 +103,7 @@ def test_dropping_what_is_damaged_has_what_is_left_of_the_time_of_the_read():
     tier = Slow()
     (key,) = store(tier, FULL, BLOCKS[:1])
     tier.records[key] = tier.records[key][:-1] + b"x"
-    assert tier.get([key], [new_buffer(384)], timeout_s=1.0) == [Outcome.CORRUPT]
+    assert tier.get([key], [new_buffer(448)], timeout_s=1.0) == [Outcome.CORRUPT]
     assert 0.0 < tier.had_s <= 0.8
 
 

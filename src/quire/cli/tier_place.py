@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SLAB = re.compile(r"slab-\d+\.quire")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):")
-_FOLDER = re.compile(r"[0-9a-f]{2}")
+_KINDS = ("disk", "files")
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,11 @@ class OpenedTier:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return "disk" or "files" for a directory that such a tier has made, else None."""
-    try:
-        names = [entry.name for entry in path.iterdir()]
-    except OSError:
-        return None
-    if "lock" in names or any(map(_SLAB.fullmatch, names)):
-        return "disk"
-    if "unfinished" in names or any(
-        _FOLDER.fullmatch(name) and next((path / name).glob("*.quire"), None) for name in names
-    ):
-        return "files"
-    return None
+    """Return "disk" or "files" for a directory that has the marker of such a tier, else None."""
+    from quire.tiers.directory import kind_marked
+
+    kind = kind_marked(path)
+    return kind if kind in _KINDS else None
 
 
 def check_installed() -> None:
@@ -78,7 +71,7 @@ def writing(place: str, capacity_bytes: int | None = None) -> Generator[OpenedTi
     elif _checked_kind(place, path) == "files":
         tier = Files(path)
     else:
-        held = sum(file.stat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
+        held = sum(file.lstat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
         tier = Disk(path, max(held if capacity_bytes is None else capacity_bytes, 1))
         if tier.is_read_only:
             tier.close()
@@ -103,7 +96,7 @@ def path_of(place: str) -> Path | None:
         path = Path(place).expanduser()
         below = path / "records"
         return below if kind_of(path) is None and kind_of(below) is not None else path
-    if match[1] not in ("disk", "files"):
+    if match[1] not in _KINDS:
         return None
     return Path(place[match.end() :].partition("?")[0].removeprefix("//")).expanduser()
 
@@ -121,13 +114,18 @@ def _placed(tier: "Tier", path: Path | None) -> Generator[OpenedTier]:
 
 
 def _checked_kind(place: str, path: Path) -> str:
+    from quire.tiers.directory import MARKER
+
     kind = kind_of(path)
+    named = _ADDRESS.match(place)
+    if kind is None and named is not None and path.is_dir():
+        return named[1]
     if kind is None:
         hint = f"to begin one give its kind, 'disk:{place}?capacity=200GiB' or 'files:{place}'"
         if not path.exists():
             reason = "there is no such directory"
         elif path.is_dir():
-            reason = "it holds neither slabs (disk) nor folders of records (files)"
+            reason = f"it has no marker {MARKER!r}"
         else:
             reason, hint = "it is no directory", "give the directory"
         raise ConfigError(f"{place!r} is not the directory of a tier: {reason}; {hint}")

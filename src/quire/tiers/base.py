@@ -272,10 +272,10 @@ class Tier(Purgeable):
             failed = Outcome.TIMEOUT
         except BaseException as error:
             self.cut_off("a call", error)
-            if not isinstance(error, (TierError, OSError)):
-                if isinstance(error, InvariantError) or not isinstance(error, Exception):
-                    raise
-                self.last_failure = f"{type(error).__name__}: {error}"
+            if isinstance(error, InvariantError) or not isinstance(error, Exception):
+                raise
+            is_known = isinstance(error, (TierError, OSError)) and str(error)
+            self.last_failure = str(error) if is_known else f"{type(error).__name__}: {error}"
             failed = Outcome.ERROR
         else:
             return outcomes

@@ -2,7 +2,7 @@
 
     host:8GiB
     disk:/var/kv?capacity=200GiB
-    files:/mnt/shared/kv                       files:/mnt/shared/kv?capacity=2TiB
+    files:/mnt/shared/kv                       files:/mnt/shared/kv?capacity=2TiB&group=kv
     redis://user:password@host:6379/0          rediss:// redis+cluster:// rediss+cluster:// unix://
     s3://bucket/prefix?region=eu-central-1     gs://bucket/prefix memory://
     az://container/prefix?account_name=mine
@@ -81,16 +81,19 @@ class _TierKind(msgspec.Struct, frozen=True):
 
 
 _SIZE = int | str
+_OF_DIRECTORIES: dict[str, Any] = {"group": str, "read_only": bool}
 _KINDS = {
     "host": _TierKind("host.tier:Host", "host:8GiB", {"capacity": _SIZE}),
     "disk": _TierKind(
         "disk.tier:Disk",
         "disk:/var/kv?capacity=200GiB",
-        {"path": str, "capacity": _SIZE, "direct": bool, "ahead": _SIZE},
+        {"path": str, "capacity": _SIZE, "direct": bool, "ahead": _SIZE} | _OF_DIRECTORIES,
         needed=2,
     ),
     "files": _TierKind(
-        "files.tier:Files", "files:/mnt/shared/kv", {"path": str, "capacity": _SIZE}
+        "files.tier:Files",
+        "files:/mnt/shared/kv",
+        {"path": str, "capacity": _SIZE} | _OF_DIRECTORIES,
     ),
     "redis": _TierKind(
         "redis.tier:Redis",
@@ -132,19 +135,25 @@ def open_tier(spec: Spec) -> Tier:
     return tier
 
 
-def open_tiers(specs: Sequence[Spec | Tier], *, strict: bool = False) -> list[Tier]:
+def open_tiers(
+    specs: Sequence[Spec | Tier], *, strict: bool = False, read_only: bool = False
+) -> list[Tier]:
     """Open several tiers, the fastest first; tiers that are open already are taken as they are.
+
+    `read_only` opens directories so that nothing in them is written.
 
     One that is down is a tier that fails, and is tried again (`Late`); `strict` raises its error. An error of what was
     written, or of a directory that another process has, is raised in any case, and those opened here are closed.
     """
     with ExitStack() as opened:
-        tiers = [
-            spec
-            if isinstance(spec, Tier)
-            else opened.enter_context(open_tier(spec) if strict else _open_or_later(spec))
-            for spec in specs
-        ]
+        tiers: list[Tier] = []
+        for spec in specs:
+            if isinstance(spec, Tier):
+                tiers.append(spec)
+                continue
+            wanted = _to_read(spec) if read_only else spec
+            tier = open_tier(wanted) if strict else _open_or_later(wanted)
+            tiers.append(opened.enter_context(tier))
         opened.pop_all()
     return tiers
 
@@ -157,6 +166,15 @@ def _open_or_later(spec: Spec) -> Tier:
     except TierError as error:
         kind, options = _parsed(spec)
         return Late(str(options.get("name", kind)), partial(open_tier, spec), error)
+
+
+def _to_read(spec: Spec) -> Spec:
+    """Return what opens a directory to read only; any other tier as it is."""
+    kind, options = _parsed(spec)
+    known = _KINDS.get(kind)
+    if known is None or "read_only" not in known.options:
+        return spec
+    return {"kind": kind, **options, "read_only": True}
 
 
 def _parsed(spec: Spec) -> tuple[str, dict[str, Any]]:
@@ -231,7 +249,8 @@ def _open_known(kind: str, known: _TierKind, options: dict[str, Any]) -> Tier:
                 f"{kind} has no option {name!r}{_meant(name, known.options)}; options: "
                 f"{', '.join([*known.options, 'name'])}"
             )
-    for name in [*known.options][: known.needed]:
+    needed = 1 if arguments.get("read_only") else known.needed
+    for name in [*known.options][:needed]:
         if arguments.get(name, "") == "":
             raise ConfigError(f"{kind} needs {name}, for example {known.example!r}")
     if others:

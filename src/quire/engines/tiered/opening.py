@@ -33,7 +33,8 @@ def open_stack(
             raise ConfigError(f"settings of the tiers: {unquoted(error)}") from None
     if isinstance(tiers, str | Mapping) or not isinstance(tiers, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"tiers are a list, fastest first, got {type(tiers).__name__}")
-    opened = open_tiers(tiers, strict=settings is not None and settings.strict)
+    chosen = settings or StackSettings()
+    opened = open_tiers(tiers, strict=chosen.strict, read_only=chosen.read_only)
     try:
         return TierStack(opened, settings)
     except BaseException:
@@ -51,7 +52,7 @@ def open_free(specs: Sequence[Spec], settings: Mapping[str, object] | None) -> T
     opened: list[Tier | Spec] = []
     try:
         for spec in specs:
-            if _is_disk(spec):
+            if _is_disk(spec) and not (settings or {}).get("read_only"):
                 try:
                     opened.append(open_tier(spec))
                 except TierBusy as error:

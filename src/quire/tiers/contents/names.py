@@ -8,8 +8,10 @@ be read are left out and counted, so that several writers, or one that was kille
 from __future__ import annotations
 
 import os
-import stat
+import secrets
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -17,6 +19,7 @@ import msgspec
 
 from quire.errors import TierError
 from quire.exchange.hashing import tag_of
+from quire.tiers.directory import InTheWay, access_of, open_file
 from quire.tiers.format import KEY_BYTES, Namespace, record_key
 
 FILE_NAME = "names.jsonl"
@@ -51,6 +54,7 @@ class ChainName(msgspec.Struct, frozen=True, tag="blocks"):
 
 Name: TypeAlias = NamespaceName | ScopeName | ChainName
 
+_BEGINNING = b'{"type":"'
 _decoder = msgspec.json.Decoder(Name)
 
 
@@ -71,14 +75,17 @@ class NameBook:
         """
         book = cls()
         try:
-            with open(Path(directory) / FILE_NAME, "rb", opener=_open_at_once) as file:
-                for line in file if _is_file(file.fileno()) else ():
+            with open(Path(directory) / FILE_NAME, "rb", opener=open_file) as file:
+                for line in file:
                     try:
                         book.add(_decoder.decode(line))
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                         book.num_bad_lines += 1
-        except (FileNotFoundError, IsADirectoryError):
+        except FileNotFoundError:
             pass
+        except InTheWay as error:
+            if Path(error.filename).is_symlink():
+                raise TierError(f"cannot read {error.filename!r}: links are not followed") from None
         except OSError as error:
             raise TierError(f"cannot read {error.filename!r}: {error.strerror}") from error
         return book
@@ -145,10 +152,11 @@ class NamesFile:
         fresh = [each for each in names if isinstance(each, ChainName) or each not in self._written]
         data = _lines(fresh)
         try:
-            file = _open_at_once(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+            file = open_file(os.fspath(self.path), flags, access=access_of(self.path.parent))
             try:
-                if not _is_file(file):
-                    return False
+                if not _BEGINNING.startswith(os.pread(file, len(_BEGINNING), 0)):
+                    return False  # somebody else's
                 size = os.fstat(file).st_size
                 if size + len(data) > self.limit_bytes or os.write(file, data) < len(data):
                     return False
@@ -163,23 +171,21 @@ class NamesFile:
 def write_names(book: NameBook, directory: str | os.PathLike[str]) -> None:
     """Replace a directory's file by a book. Raises `TierError` where that fails."""
     path = Path(directory) / FILE_NAME
-    unfinished = path.with_name(f"{FILE_NAME}.{os.getpid()}.tmp")
+    unfinished = path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}.tmp")
+    is_made = False
     try:
-        unfinished.touch(mode=0o600)
-        unfinished.write_bytes(_lines(book.names()))
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InTheWay(os.fspath(path))
+        with open(unfinished, "xb", opener=partial(open_file, access=access_of(directory))) as file:
+            is_made = True
+            file.write(_lines(book.names()))
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise TierError(f"cannot write {str(path)!r}: {error.strerror}") from error
-
-
-def _open_at_once(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file, or what stands there instead: of a pipe the other end is not waited for."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o600)
-
-
-def _is_file(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if is_made:
+            with suppress(OSError):
+                unfinished.unlink()
+        reason = error if isinstance(error, InTheWay) else error.strerror
+        raise TierError(f"cannot write {str(path)!r}: {reason}") from error
 
 
 def _lines(names: Sequence[Name] | Iterator[Name]) -> bytes:

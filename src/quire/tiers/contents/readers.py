@@ -39,12 +39,8 @@ class ReadOnlyTier(Tier):
 class FilesReader(ReadOnlyTier, Files):
     """The directory of a `Files` tier, which others may be writing to. Raises `TierError` where it cannot be listed."""
 
-    def _open(self) -> None:
-        """List the directory instead of making it."""
-        try:
-            os.listdir(self._root)  # noqa: PTH208 - as the tier does
-        except OSError as error:
-            raise TierError(f"cannot list {self._root!r}: {error.strerror}") from error
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path, read_only=True)
 
 
 class ReadOnlyView(ReadOnlyTier, Wrapped):

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 import sys
 import tempfile
 import threading
@@ -20,11 +19,14 @@ from weakref import WeakSet
 import numpy as np
 
 from quire.errors import TierBusy, TierError
-from quire.tiers.addresses import directory_of
+from quire.tiers.directory import Access, InTheWay, open_file
 from quire.tiers.format import PAGE_BYTES
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 """The flag of files that are read and written past the page cache; 0 where there is none."""
+
+_DIGITS = bytes(range(ord("0"), ord("9") + 1)) + b" \n"
+"""What a lock has in it, if anything."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -59,20 +61,18 @@ _call_system = _system_call()
 
 
 class DiskFiles:
-    """Reads and writes, whole or with an error. Without a state of its own, so threads share one."""
+    """Reads and writes, whole or with an error. Threads share one: it knows only the rights of new files, `access`."""
+
+    access = Access()
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file, never what a link leads to; new ones are readable by their owner only: KV holds prompts.
-
-        Raises `TierError` where something else has its name.
-        """
-        with suppress(FileNotFoundError):
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise TierError(
-                    f"{path} is in the way of a file of the tier: move it elsewhere; where an index is missing, "
-                    "records are found by their own headers"
-                )
-        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+        """Open a file, never what a link leads to. Raises `OSError`, and `TierError` where something else has its name."""
+        try:
+            return open_file(os.fspath(path), flags, access=self.access)
+        except InTheWay as error:
+            raise TierError(
+                f"{error}; where an index is missing, records are found by their own headers"
+            ) from None
 
     def close(self, descriptor: int) -> None:
         """Close a file."""
@@ -192,48 +192,100 @@ def zero(buffer: memoryview) -> None:
 class DirectoryLock:
     """A directory that one process writes to: held until `release`, or until the process is gone.
 
-    A forked process has no share in it: whether that lives on makes no difference to who opens the directory next.
+    The directory itself is locked, so that it stays so when somebody removes the file `lock`; and that file, for file
+    systems that lock no directories. It says the number of the process. A forked process has no share in it: whether
+    that lives on makes no difference to who opens the directory next.
 
     Raises `TierBusy` where another process holds it, `OSError` where it cannot be had.
     """
 
     def __init__(self, directory: Path, files: DiskFiles) -> None:
+        self._directory = directory
         self._path = directory / "lock"
-        self._descriptor = files.open(self._path, os.O_RDWR | os.O_CREAT)
+        self._files = files
+        self._descriptors = [os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         _held.add(self)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
+            self.locks_directory = self._locks(self._descriptors[0])
+            self._take_file()
+        except BaseException:
             self.forget()
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            raise TierBusy(
-                f"{directory} is open for writing in process {owner or 'unknown'}; give each "
-                "process its own directory, share a Files tier, or open this one with DiskReader"
-            ) from None
-        with suppress(OSError):  # on a full disk nobody is told the number
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+            raise
 
     def check(self) -> None:
         """Raise `OSError` where the directory that has this name now is another one: this one was moved or removed."""
-        if not os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._path))
+        if not self.is_here:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._directory))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the directory still has its name. Raises `OSError`."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._descriptors[0]), self._directory.stat())
+        return False
+
+    def renew(self) -> None:
+        """Make the file anew, if somebody removed or replaced it. Raises `OSError`, and `TierBusy` where another process has it."""
+        if not self._has_file:
+            os.close(self._descriptors.pop())
+            self._take_file()
 
     def release(self) -> None:
         """Let another process have the directory. Twice does nothing."""
-        if self._descriptor >= 0:
-            fcntl.flock(
-                self._descriptor, fcntl.LOCK_UN
-            )  # though forked processes still have the file open
-            self.forget()
+        for descriptor in self._descriptors:
+            with suppress(OSError):  # though forked processes still have the files open
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        self.forget()
 
     def forget(self) -> None:
-        """Close the file. The lock is held as long as any other process has it open. Twice does nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        """Close the files. The lock is held as long as any other process has them open. Twice does nothing."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def check_file(self) -> None:
+        """Raise `OSError` where another process may have the directory, as the file that is locked is another one now."""
+        if not self.locks_directory and not self._has_file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self._path))
+
+    @property
+    def _has_file(self) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._descriptors[1]), self._path.lstat())
+        return False
+
+    def _take_file(self) -> None:
+        descriptor = self._files.open(self._path, os.O_RDWR | os.O_CREAT)
+        self._descriptors.append(descriptor)
+        if os.pread(descriptor, 64, 0).strip(_DIGITS):
+            raise TierError(str(InTheWay(str(self._path))))
+        if not self._locks(descriptor) and not self.locks_directory:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(self._path))
+        with suppress(OSError):  # on a full disk nobody is told the number
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+
+    def _locks(self, descriptor: int) -> bool:
+        """Lock an open file or directory; return False where the system locks none."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise TierBusy(
+                f"{self._directory} is open for writing in process {self._owner()}; give each "
+                "process its own directory, share a Files tier, or open this one with DiskReader"
+            ) from None
+        return True
+
+    def _owner(self) -> str:
+        """Return the number of the process that has the directory, as far as the file says it."""
+        with suppress(OSError, TierError):
+            descriptor = self._files.open(self._path, os.O_RDONLY)
+            try:
+                return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            finally:
+                os.close(descriptor)
+        return "unknown"
 
 
 _held: WeakSet[DirectoryLock] = WeakSet()
@@ -269,15 +321,3 @@ def takes_direct(directory: Path) -> bool:
             return bool(O_DIRECT)
     except OSError as error:
         return bool(O_DIRECT) and is_full(error)
-
-
-def opened_directory(path: str | Path) -> Path:
-    """Make a directory if need be. Raises `TierError` where there can be none, or none to read."""
-    directory = directory_of(path)
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise TierError(f"{directory} cannot be a tier's directory: {error}") from error
-    if not os.access(directory, os.R_OK | os.X_OK):
-        raise TierError(f"{directory} is not readable for this user")
-    return directory

@@ -186,6 +186,11 @@ class IndexFile:
         """Return when what was written would survive a loss of power."""
         self._files.sync(self._descriptor)
 
+    @property
+    def descriptor(self) -> int:
+        """Number of the open file; -1 where there is none."""
+        return self._descriptor
+
     def is_removed(self) -> bool:
         """Return whether somebody removed the file, so that nobody will find what it says."""
         return self._files.is_removed(self._descriptor)

@@ -6,13 +6,15 @@ import logging
 import os
 import re
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.errors import RecordError
+from quire.errors import RecordError, TierError
+from quire.tiers.directory import InTheWay, open_file
 from quire.tiers.disk.index_file import (
     ENTRY,
     KEY_AT,
@@ -20,14 +22,18 @@ from quire.tiers.disk.index_file import (
     ROW_BYTES,
     SIZE_UNIT,
     IndexContents,
+    checksums,
 )
 from quire.tiers.disk.slab import Slab, Slabs
-from quire.tiers.format import TAG_AT, read_header, record_bytes
+from quire.tiers.format import HEADER_BYTES, TAG_AT, read_header, record_bytes
 from quire.tiers.places.key_table import KEY_WORDS, as_words, later_duplicates
 
 _NAME = re.compile(r"(slab|index)-(\d+)\.quire")
 
 _NO_WORDS = np.zeros((0, KEY_WORDS), np.uint64)
+
+_LOOKED_AT = 64
+"""Rows of an index, or records, that are looked at to see whose a file is."""
 
 _log = logging.getLogger(__name__)
 
@@ -167,6 +173,36 @@ def _by_headers(slab: Slab, contents: IndexContents) -> NDArray[Any]:
 
 def _key_words(entries: NDArray[Any]) -> NDArray[np.uint64]:
     return entries.view(np.uint64).reshape(-1, ROW_BYTES // 8)[:, KEY_AT // 8 :]
+
+
+def check_strangers(slabs: Slabs) -> None:
+    """Raise `TierError` where files of a directory without a marker only have names of slabs or indexes.
+
+    Those of a tier that lost its marker say by their content whose they are: one is enough.
+    """
+    indexes = [(slabs.index_path(size), ROW_BYTES) for size in _sizes(slabs, "index")]
+    files = [*indexes, *((slabs.slab_path(size), size) for size in _sizes(slabs, "slab"))]
+    strangers = [path for path, step in files if not _is_own(path, step)]
+    if len(strangers) == len(files) and strangers:
+        raise TierError(
+            f"{strangers[0]} is in the way of a file of the tier, and no marker says that it is one: move it elsewhere"
+        )
+
+
+def _is_own(path: Path, step: int) -> bool:
+    """Whether a file is empty, or has a row of an index or a record among the first, so many bytes each."""
+    with suppress(OSError, InTheWay), open(path, "rb", opener=open_file) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return True
+        for place in range(_LOOKED_AT):
+            head = os.pread(file.fileno(), HEADER_BYTES, place * step)
+            row = np.frombuffer(head[:ROW_BYTES].ljust(ROW_BYTES, b"\0"), ENTRY)
+            if any(head) and checksums(row)[0] == row["checksum"][0]:
+                return True
+            with suppress(RecordError):
+                read_header(head)
+                return True
+    return False
 
 
 def remove_empty(slabs: Slabs) -> None:

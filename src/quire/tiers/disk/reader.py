@@ -23,10 +23,7 @@ class DiskReader(Disk):
         directory = directory_of(path)
         if not directory.is_dir():
             raise TierError(f"{path} cannot be read as a disk tier: it is no directory")
-        super().__init__(directory, 1, name=name)
-
-    def _locked(self) -> None:
-        """Leave the directory to who has it."""
+        super().__init__(directory, read_only=True, name=name)
 
     def _size(self) -> tuple[int, int, int]:
         return *super()._size()[:2], -1

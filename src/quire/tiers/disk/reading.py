@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
 
@@ -22,13 +23,23 @@ class RecordReader:
     """Reads the records of a call from their places.
 
     `drops`  whether a record is forgotten that is not what it should be: not where another process writes
+    `note`   told what fails
     """
 
-    def __init__(self, records: DiskRecords, crew: Crew, clock: Clock, *, drops: bool) -> None:
+    def __init__(
+        self,
+        records: DiskRecords,
+        crew: Crew,
+        clock: Clock,
+        *,
+        drops: bool,
+        note: Callable[[OSError], None],
+    ) -> None:
         self._records = records
         self._crew = crew
         self._clock = clock
         self._drops = drops
+        self._note = note
 
     def get(self, keys: Keys, buffers: Buffers, until: float, answers: Answers) -> None:
         """Fill buffers and settle the answer of each key; where reading does not begin before `until`, as `TIMEOUT`."""
@@ -84,7 +95,8 @@ class RecordReader:
                         outcome = self._outcome(spot, key, buffer)
                     else:
                         outcome = self._damaged
-                except OSError:
+                except OSError as error:
+                    self._note(error)
                     outcome = Outcome.ERROR
                 answers.settle(index, outcome)
 

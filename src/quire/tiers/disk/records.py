@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -161,7 +159,11 @@ class DiskRecords:
             ]
             try:
                 for slab, own in by_slab:
-                    _write_entries(slab, own)
+                    self.slabs.check_own(slab)
+                    slab.index_file.write(
+                        [(each.place, each.tag, each.stamp, each.key) for each in own]
+                    )
+                    self.slabs.check_own(slab)
             except OSError:
                 for slab, own in by_slab:
                     with suppress(OSError):
@@ -309,6 +311,20 @@ class DiskRecords:
             if slabs and len(later_duplicates(np.concatenate(words))):
                 raise InvariantError("a key lies in two slabs")
 
+    def forget(self, slabs: Sequence[Slab]) -> None:
+        """Forget slabs, and close their files when no call uses them any more."""
+        with self._changes, self.lock:
+            for slab in slabs:
+                if self.slabs.get(slab.record_bytes) is slab:
+                    del self.slabs[slab.record_bytes]
+                    slab.close_later()
+
+    def take_over(self, slabs: Slabs) -> None:
+        """Let the records of other slabs be found, under the lock of their directory."""
+        with self._changes, self.lock:
+            self.slabs.lock = slabs.lock
+            self.slabs.update(slabs)
+
     def close(self) -> None:
         """Close all files."""
         for slab in self._all():
@@ -365,13 +381,6 @@ def cached(spots: Sequence[Spot]) -> list[bool]:
         else:
             found.append(False)
     return found
-
-
-def _write_entries(slab: Slab, batch: Sequence[Written]) -> None:
-    """Write what lies in places of a slab from here on into its index's file."""
-    slab.index_file.write([(each.place, each.tag, each.stamp, each.key) for each in batch])
-    if slab.is_removed():
-        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(slab.path))
 
 
 def is_there(spot: Spot) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -65,22 +65,24 @@ class DiskRoom:
     def _slabs(self) -> list[Slab]:
         return list(self._records.slabs.values())
 
-    def reserve(self, record_bytes: int, count: int, before: int, until: float) -> list[int]:
-        """Take up to `count` places for records of a size, making room if there is none: [] where none is to be made.
+    def reserve(
+        self, record_bytes: int, count: int, before: int, until: float
+    ) -> tuple[Slab | None, list[int]]:
+        """Take up to `count` places of a slab, for records of a size, making room if there is none: none where none is to be made.
 
         Records with stamps from `before` on make none. Raises `OSError`, as `TimeoutError` where others take
         longer than `until` to make room.
         """
         if record_bytes > self.capacity:
-            return []
+            return None, []
         slab = self._slab(record_bytes)
         with self._records.lock:
             if places := slab.index.reserve_some(count):
-                return places
+                return slab, places
         try:
             if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
                 raise TimeoutError
-            return self._make(slab, count, before)
+            return slab, self._make(slab, count, before)
         finally:
             with suppress(RuntimeError):  # others have it; a signal may come right behind `acquire`
                 self.lock.release()
@@ -113,14 +115,16 @@ class DiskRoom:
     def _slab(self, record_bytes: int) -> Slab:
         """Return the slab of a record size, made if need be."""
         slabs = self._records.slabs
-        if record_bytes not in slabs:
+        slab = slabs.get(record_bytes)
+        if slab is None:
             with self.lock:
-                if record_bytes not in slabs:
+                slab = slabs.get(record_bytes)
+                if slab is None:
                     slab = slabs.open(record_bytes)
                     slab.cut()  # its index may be left of one that somebody removed
                     with self._records.lock:
                         slabs[record_bytes] = slab
-        return slabs[record_bytes]
+        return slab
 
     def is_behind(self, slab: Slab) -> bool:
         """Return whether less than half of what should be ahead of a slab is."""
@@ -129,14 +133,21 @@ class DiskRoom:
     def prewrite(self) -> bool:
         """Write some of a slab ahead; return whether there may be more to do."""
         for size in sorted(self.wanted):
-            slab = self._records.slabs[size]
             self.wanted.discard(size)  # before the look: it may be wanted again right behind that
+            slab = self._records.slabs.get(size)
+            if slab is None:
+                continue
             with self.lock, suppress(OSError):  # a put that needs room finds out why there is none
                 is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
                 if is_short and self._adds(slab, slab.prewrite):
                     self.wanted.add(size)
                     return True
         return False
+
+    def forget(self, slabs: Sequence[Slab]) -> None:
+        """Give out nothing more of slabs, whose records are forgotten. The lock is held."""
+        self._chosen, self._chosen_from = np.zeros(0, _CHOSEN), []
+        self._records.forget(slabs)
 
     def _may_grow(self, slab: Slab) -> bool:
         return self.capacity - self.used >= slab.record_bytes

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from weakref import finalize
 
 from quire.errors import InvariantError
 from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DirectoryLock, DiskFiles, zero
@@ -35,9 +36,9 @@ class Slab:
     """
 
     def __init__(self, slabs: Slabs, record_bytes: int) -> None:
-        files, directory, flags = slabs.files, slabs.directory, slabs.flags
+        files, flags = slabs.files, slabs.flags
         self.record_bytes = record_bytes
-        self.path = directory / f"slab-{record_bytes}.quire"
+        self.path = slabs.slab_path(record_bytes)
         self.pins: dict[int, int] = {}
         self.leaving: set[int] = set()
         self.moved: dict[int, int] = {}
@@ -256,10 +257,18 @@ class Slab:
 
     def close(self) -> None:
         """Close the files."""
-        self._files.close(self._descriptor)
-        if self._cache is not None:
-            self._files.close(self._cached)
-        self.index_file.close()
+        for descriptor in self._descriptors:
+            self._files.close(descriptor)
+
+    def close_later(self) -> None:
+        """Close the files when no call uses them any more: until then no other file may get their numbers."""
+        for descriptor in self._descriptors:
+            finalize(self, self._files.close, descriptor)
+
+    @property
+    def _descriptors(self) -> list[int]:
+        descriptors = [self._descriptor, self._cached, self.index_file.descriptor]
+        return [each for each in descriptors if each >= 0]
 
 
 class Slabs(dict[int, Slab]):
@@ -284,12 +293,29 @@ class Slabs(dict[int, Slab]):
         self.files = files
         self.flags = flags
         self.cache = cache
-        self._lock = lock
+        self.lock = lock
+
+    def beside(self, lock: DirectoryLock) -> Slabs:
+        """Return slabs of a directory that has the name of this one now, none of them open yet."""
+        slabs = Slabs(self.files, self.directory, self.flags, self.cache, lock)
+        slabs.recency = self.recency
+        return slabs
 
     def open(self, record_bytes: int) -> Slab:
         """Open a slab, which is in nobody's way yet. Raises `OSError`."""
         self._check_lock()
         return Slab(self, record_bytes)
+
+    def check_own(self, slab: Slab) -> None:
+        """Raise `OSError` where what is written to a slab would be found by nobody, or by another process."""
+        if self.lock is not None:
+            self.lock.check_file()
+        if self.get(slab.record_bytes) is not slab or slab.is_removed():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(slab.path))
+
+    def slab_path(self, record_bytes: int) -> Path:
+        """Return where a slab is."""
+        return self.directory / f"slab-{record_bytes}.quire"
 
     def index_path(self, record_bytes: int) -> Path:
         """Return where the index of a slab is."""
@@ -308,5 +334,5 @@ class Slabs(dict[int, Slab]):
         self.files.sync_directory(self.directory)
 
     def _check_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.check()
+        if self.lock is not None:
+            self.lock.check()

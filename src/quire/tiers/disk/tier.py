@@ -3,6 +3,7 @@
 A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it. A forked process has
 no part in it.
 
+    quire-tier            the marker (`quire.tiers.directory`)
     lock                  locked by the process that writes, which leaves its number there
     slab-<bytes>.quire    places of that many bytes, one behind the other (`slab.py`)
     index-<bytes>.quire   which record lies in which of these places (`index_file.py`)
@@ -27,10 +28,12 @@ from typing import Self
 from weakref import WeakSet
 
 from quire.config import parse_bytes
-from quire.errors import InvariantError, TierError
+from quire.errors import ConfigError, InvariantError, TierError
 from quire.interrupts import mutating
+from quire.tiers.addresses import directory_of
 from quire.tiers.background import Background
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.directory import TierDirectory
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import (
     O_DIRECT,
@@ -38,14 +41,14 @@ from quire.tiers.disk.files import (
     DiskFiles,
     is_forbidden,
     is_full,
-    opened_directory,
     takes_direct,
 )
-from quire.tiers.disk.opening import open_slabs, remove_empty
+from quire.tiers.disk.opening import check_strangers, open_slabs
 from quire.tiers.disk.page_cache import PageCache, limit_here
 from quire.tiers.disk.purging import DiskPurge
 from quire.tiers.disk.reading import RecordReader
 from quire.tiers.disk.records import DiskRecords
+from quire.tiers.disk.renewal import Renewal, prepare
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slabs
 from quire.tiers.disk.writing import DiskWriter
@@ -86,8 +89,9 @@ class Disk(Tier):
 
     `evicting` is called while room is made: it must not put into this tier.
 
-    Where nothing may be written (a read-only file system, no permission), what is there is found, and every put
-    is `SKIPPED`.
+    `group`         name or number of a group that may read and write the files; None: as its marker says, at first the owner alone
+    `read_only`     nothing is written, every put is `SKIPPED`, and no other process is kept out; so it is in any case where
+                    nothing may be written (a read-only file system, no permission)
 
     Raises `TierBusy` where another process has the directory open, `TierError` where it cannot
     be read or a later version wrote it.
@@ -98,8 +102,10 @@ class Disk(Tier):
     def __init__(
         self,
         path: str | Path,
-        capacity: int | str,
+        capacity: int | str | None = None,
         *,
+        group: str | int | None = None,
+        read_only: bool = False,
         direct: bool | None = None,
         ahead: int | str = "128MiB",
         clock: Clock = time.monotonic,
@@ -108,8 +114,13 @@ class Disk(Tier):
     ) -> None:
         super().__init__()
         self.name = name
-        num_bytes = parse_bytes(capacity)
-        self._directory = opened_directory(path)
+        if capacity is None and not read_only:
+            raise ConfigError(
+                "a disk tier needs a capacity, as '200GiB', unless it is opened to read only"
+            )
+        num_bytes = 1 if capacity is None else parse_bytes(capacity)
+        self._home = TierDirectory(directory_of(path), "disk", group)
+        self._directory = self._home.path
         self._clock = clock
         self._files = files if files is not None else DiskFiles()
         self._calls: WeakSet[_CallInProgress] = WeakSet()
@@ -117,7 +128,9 @@ class Disk(Tier):
         self._process = os.getpid()
         ahead_bytes = min(parse_bytes(ahead), num_bytes // 4)
         try:
-            self._lock = self._locked()
+            self._lock = None if read_only else self._locked()
+            if self._lock is None:
+                self._home.look()
             try:
                 self._open(num_bytes, ahead_bytes, direct)
             except BaseException:
@@ -131,6 +144,8 @@ class Disk(Tier):
     def _locked(self) -> DirectoryLock | None:
         """Take the directory to write in; None where nothing can be written."""
         try:
+            self._home.begin()
+            self._files.access = self._home.access
             return DirectoryLock(self._directory, self._files)
         except OSError as error:
             if not is_forbidden(error) and not is_full(error):
@@ -150,29 +165,31 @@ class Disk(Tier):
         by_cache = self.is_direct and direct is None
         self._cache = PageCache(limit_here()) if by_cache else None
         slabs = Slabs(self._files, self._directory, self._flags, self._cache, self._lock)
-        self.recovered = open_slabs(slabs, capacity)
+        if not self.is_read_only and not self._home.was_marked:
+            check_strangers(slabs)
+        opens = open_slabs if self.is_read_only else prepare
+        self.recovered = opens(slabs, capacity)
         self._records = DiskRecords(slabs)
         self._room = DiskRoom(self, self._records, capacity, ahead, self._clock)
+        self._renewal = Renewal(self._home, self._records, self._room)
         self._crew = Crew(_HELPERS if self.is_direct else 0, f"quire-{self.name}")
         self._reader = RecordReader(
-            self._records, self._crew, self._clock, drops=not self.is_read_only
+            self._records, self._crew, self._clock, drops=not self.is_read_only, note=self._note
         )
-        self._writer = DiskWriter(self._records, self._room, self._crew, self._clock)
-        if self.is_read_only:
-            return
-        remove_empty(slabs)
-        with suppress(OSError):  # on a full or failing disk it stays as it is
-            for slab in slabs.values():
-                slab.cut()
-                slab.index_file.reserve(slab.index.num_places)
-            if not self.recovered.is_clean:
-                self._records.write_all()
-            self._room.fit()
+        self._writer = DiskWriter(self._records, self._room, self._crew, self._clock, self._note)
+        if not self.is_read_only:
+            with suppress(OSError):
+                self._room.fit()
 
     @property
     def path(self) -> Path:
         """The directory."""
         return self._directory
+
+    @property
+    def num_renewed(self) -> int:
+        """How often the directory was emptied, replaced or robbed of files while it was open, and begun anew."""
+        return self._home.num_renewed
 
     @property
     def is_direct(self) -> bool:
@@ -204,6 +221,8 @@ class Disk(Tier):
             return
         try:
             with self._call():
+                if self._lacks(list(self._records.slabs)):
+                    self._renews()
                 self._records.slabs.sync()
         except OSError as error:
             raise TierError(f"{self._directory} cannot be synced: {error}") from error
@@ -238,12 +257,15 @@ class Disk(Tier):
         if self._records.num_touches and not self.is_read_only:
             with suppress(OSError):  # then the files say what they said
                 self._records.write_all()
+        if not self.is_read_only and len(self._records):
+            with suppress(OSError):  # a cleaner may have taken the marker
+                self._home.renew()
         self._close_files()
 
     def _close_files(self) -> None:
         self._records.close()
-        if self._lock is not None:
-            self._lock.release()
+        if (lock := self._records.slabs.lock) is not None:
+            lock.release()
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
@@ -255,8 +277,40 @@ class Disk(Tier):
             return
         until = self._clock() + timeout_s
         with self._call():
-            self._writer.put(keys, records, until, done)
+            try:
+                self._writer.put(keys, records, until, done)
+                is_lost = Outcome.ERROR in done or self._lacks(set(map(len, records)))
+            except TimeoutError:
+                raise
+            except OSError:
+                if not self._renews():
+                    raise
+                is_lost = True
+            else:
+                is_lost = is_lost and self._renews()
+            if is_lost:
+                before = list(done)
+                self._writer.put(keys, records, until, done)
+                for index, outcome in enumerate(before):
+                    if outcome is Outcome.STORED and done[index] is Outcome.PRESENT:
+                        done[index] = outcome
         self._wake(set(map(len, records)))
+
+    def _lacks(self, sizes: Iterable[int]) -> bool:
+        """Whether files of records of these sizes were removed, so that what they hold is lost with this process."""
+        slabs = map(self._records.slabs.get, sizes)
+        return any(slab is not None and slab.is_removed() for slab in slabs)
+
+    def _renews(self) -> bool:
+        """Make anew what others removed of the directory; return whether there was anything. Raises `OSError` and `TierError`."""
+        what = self._renewal.renew()
+        if what:
+            self.last_failure = self._home.say_renewed(what)
+        return bool(what)
+
+    def _note(self, error: OSError) -> None:
+        """Say what failed last, for people."""
+        self.last_failure = str(error)
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
         with self._call():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 
 from quire.tiers.base import Buffers, Keys, Outcome
@@ -10,19 +11,28 @@ from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import is_full
 from quire.tiers.disk.records import RUN_BYTES, DiskRecords, Written, runs_of, tag_of
 from quire.tiers.disk.room import Clock, DiskRoom
+from quire.tiers.disk.slab import Slab
 
 _BATCH_BYTES = 16 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
 
 
 class DiskWriter:
-    """Writes the records of a call into places of `room` and lets them be found in `records`."""
+    """Writes the records of a call into places of `room` and lets them be found in `records`; `note` is told what fails."""
 
-    def __init__(self, records: DiskRecords, room: DiskRoom, crew: Crew, clock: Clock) -> None:
+    def __init__(
+        self,
+        records: DiskRecords,
+        room: DiskRoom,
+        crew: Crew,
+        clock: Clock,
+        note: Callable[[OSError], None],
+    ) -> None:
         self._records = records
         self._room = room
         self._crew = crew
         self._clock = clock
+        self._note = note
 
     def put(self, keys: Keys, records: Buffers, until: float, done: list[Outcome]) -> None:
         """Keep records, each key once, in place of those of another size, and set `done[i]` for each.
@@ -36,21 +46,23 @@ class DiskWriter:
         done[:] = [Outcome.PRESENT if each else Outcome.SKIPPED for each in there]
         waiting = [index for index, is_there in enumerate(there) if not is_there]
         left = Counter(len(records[index]) for index in waiting)
-        spare: dict[int, list[int]] = {size: [] for size in left}
+        spare: dict[int, tuple[Slab | None, list[int]]] = {size: (None, []) for size in left}
         batch: dict[int, Written] = {}
         num_bytes, refused = 0, None
         try:
             for index in waiting:
                 size = len(records[index])
-                if not spare[size]:
+                slab, places = spare[size]
+                if not places:
                     count = min(left[size], max(1, _BATCH_BYTES // size))
-                    spare[size] = self._room.reserve(size, count, oldest, until)[::-1]
-                if not spare[size]:
+                    slab, places = self._room.reserve(size, count, oldest, until)
+                    places.reverse()
+                    spare[size] = slab, places
+                if slab is None or not places:
                     refused = Outcome.FULL
                     break
-                slab, place = self._records.slabs[size], spare[size].pop()
                 batch[index] = Written(
-                    slab, place, keys[index], tag_of(records[index]), newest - index
+                    slab, places.pop(), keys[index], tag_of(records[index]), newest - index
                 )
                 left[size] -= 1
                 num_bytes += size
@@ -61,9 +73,9 @@ class DiskWriter:
                         break
         finally:
             with self._records.lock:
-                for size, places in spare.items():
-                    if places:
-                        self._records.slabs[size].index.release(*places)
+                for slab, places in spare.values():
+                    if slab is not None and places:
+                        slab.index.release(*places)
             refused = self._write(batch, records, until, done) or refused
         for index in waiting:
             if done[index] is Outcome.SKIPPED and refused:
@@ -94,7 +106,7 @@ class DiskWriter:
                 try:
                     slab.write(places[at].place, data[at])
                 except OSError as error:
-                    failed[at] = _outcome_of(error)
+                    failed[at] = self._outcome_of(error)
                     return
 
         # A run keeps the device busy, and the page cache takes one write at a time: more threads would only be in a model's way.
@@ -107,7 +119,7 @@ class DiskWriter:
         try:
             late = self._records.commit(places[:first])
         except OSError as error:
-            outcome = _outcome_of(error)
+            outcome = self._outcome_of(error)
         with self._records.lock:
             for written in places[first:]:
                 written.slab.index.release(written.place)
@@ -115,6 +127,6 @@ class DiskWriter:
             done[index] = Outcome.PRESENT if is_late else Outcome.STORED
         return outcome
 
-
-def _outcome_of(error: OSError) -> Outcome:
-    return Outcome.FULL if is_full(error) else Outcome.ERROR
+    def _outcome_of(self, error: OSError) -> Outcome:
+        self._note(error)
+        return Outcome.FULL if is_full(error) else Outcome.ERROR

@@ -1,7 +1,6 @@
 """Room of a directory of record files: a count of them, and the oldest go where they exceed the capacity."""
 
 # A Path per record would cost more than the system call.
-# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH120
 
 from __future__ import annotations
 
@@ -9,11 +8,15 @@ import contextlib
 import math
 import os
 import re
+import stat
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+from weakref import WeakSet
 
 from quire.tiers.background import Background
+from quire.tiers.directory import InTheWay, open_folder
 from quire.tiers.format import KEY_BYTES
 
 SUFFIX = ".quire"
@@ -24,23 +27,37 @@ _ENOUGH_SWEEPS = 3
 """A sweep may have listed too early, or all it chose may have been used before it came to delete."""
 
 _NAME = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})\{SUFFIX}")
+_FOLDER = re.compile("[0-9a-f]{2}")
+
+
+def folder_of(root: str, key: bytes) -> str:
+    """Return the path of a record's folder: one of 256, by the first byte of its key."""
+    return f"{root}/{key[:1].hex()}"
+
+
+def name_of(key: bytes) -> str:
+    """Return the name of a record's file."""
+    return f"{key.hex()}{SUFFIX}"
 
 
 def file_of(root: str, key: bytes) -> str:
-    """Return the path of a record: one of 256 folders, by the first byte of its key."""
-    name = key.hex()
-    return f"{root}/{name[:2]}/{name}{SUFFIX}"
+    """Return the path of a record."""
+    return f"{folder_of(root, key)}/{name_of(key)}"
 
 
 def walk(root: str) -> Iterator[tuple[int, int, bytes]]:
-    """List modification time in ns, size and key of each record file. Raises `OSError`."""
-    for folder in entries(root):
-        if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
-            for entry in entries(folder.path):
-                if match := _NAME.fullmatch(entry.name):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        yield status.st_mtime_ns, status.st_size, bytes.fromhex(match[1])
+    """List modification time in ns, size and key of each record file; what only has such a name is none. Raises `OSError`."""
+    with os.scandir(root) as found:
+        folders = sorted(entry.name for entry in found if _FOLDER.fullmatch(entry.name))
+    for name in folders:
+        try:
+            folder = open_folder(f"{root}/{name}")
+        except (FileNotFoundError, InTheWay):
+            continue
+        try:
+            yield from _records_in(folder, name)
+        finally:
+            os.close(folder)
 
 
 def keys_in(root: str) -> Iterator[tuple[bytes, int]]:
@@ -48,39 +65,78 @@ def keys_in(root: str) -> Iterator[tuple[bytes, int]]:
     return ((key, size) for _, size, key in walk(root))
 
 
-def sync_folder(folder: str) -> None:
-    """Return when what was deleted in a folder stays so after a loss of power. Raises `OSError`."""
+def _records_in(folder: int, name: str) -> list[tuple[int, int, bytes]]:
+    listed: list[tuple[int, int, bytes]] = []
+    with os.scandir(folder) as found:
+        for entry in found:
+            match = _NAME.fullmatch(entry.name)
+            if match and entry.name.startswith(name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        listed.append((status.st_mtime_ns, status.st_size, bytes.fromhex(match[1])))
+    return listed
+
+
+def status_of(root: str, key: bytes) -> os.stat_result | None:
+    """Return the status of a record's file, None where it is gone. Raises `InTheWay` and `OSError`."""
     with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        folder = open_folder(folder_of(root, key))
         try:
-            os.fsync(descriptor)
+            status = os.stat(name_of(key), dir_fd=folder, follow_symlinks=False)
         finally:
-            os.close(descriptor)
-
-
-def entries(folder: str) -> list[os.DirEntry[str]]:
-    """List a folder; one that is gone has nothing in it."""
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except FileNotFoundError:
-        return []
-
-
-def size_of(file: str) -> int | None:
-    """Return the size of a file, None where it is gone. Raises `OSError`."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.stat(file).st_size
+            os.close(folder)
+        if not stat.S_ISREG(status.st_mode):
+            raise InTheWay(file_of(root, key))
+        return status
     return None
 
 
-def move(unfinished: str, file: str) -> None:
-    """Rename a file to its place, in a folder that is made if it is not there. Raises `OSError`."""
-    try:
-        os.rename(unfinished, file)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(file), exist_ok=True)
-        os.rename(unfinished, file)
+def size_of(root: str, key: bytes) -> int | None:
+    """Return the size of a record's file, None where it is gone. Raises `InTheWay` and `OSError`."""
+    status = status_of(root, key)
+    return None if status is None else status.st_size
+
+
+def unlink(root: str, key: bytes, is_meant: Callable[[os.stat_result], bool]) -> int | None:
+    """Delete a record's file, if it is one that is meant; return its size, None where none was. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError, InTheWay):
+        folder = open_folder(folder_of(root, key))
+        try:
+            status = os.stat(name_of(key), dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and is_meant(status):
+                os.unlink(name_of(key), dir_fd=folder)
+                return status.st_size
+        finally:
+            os.close(folder)
+    return None
+
+
+class Movable(Protocol):
+    """A file that is renamed to its place when it is written."""
+
+    def move(self, root: str, key: bytes) -> None:
+        """Rename it. Raises `InTheWay` and `OSError`."""
+
+
+class Reserved:
+    """Room for a file that is being written, until it is placed, given back, or forgotten: a signal may cut its call off."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+
+class _Spared:
+    """Keys that make no room while a call uses them, or until its frames are gone."""
+
+    def __init__(self, keys: Sequence[bytes], room: FilesRoom) -> None:
+        self.keys = frozenset(keys)
+        self._room = room
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._room.spare_no_more(self)
 
 
 class FilesRoom:
@@ -90,86 +146,121 @@ class FilesRoom:
     a sweep, in a thread of its own: it lists the directory and deletes what is too much.
 
         held == bytes of files that this process knows + bytes of files that it is writing
+
+    A file is as old as its modification time says. One from the future is as old as this process has seen it
+    so: another's clock makes nothing new for ever.
     """
 
-    def __init__(self, root: str, capacity: int) -> None:
+    def __init__(self, root: str, capacity: int, now_ns: Callable[[], int]) -> None:
         self.capacity = capacity
         self._root = root
+        self._now_ns = now_ns
         self._lock = threading.Lock()
         self._sweeper = Background(self._sweep, "quire-files")
         self._meanwhile: dict[bytes, int] = {}
         """What was written since the last sweep began, by size, or deleted: -1."""
-        self._floors: list[int] = []
-        self._wanted = self._since_listed = self._in_flight = 0
-        self.records = self.held = 0
-        for stamp_ns, key in self._settle(sorted(walk(root))):
+        self._from_future: dict[bytes, tuple[int, int]] = {}
+        """Modification time of a file, and when it was first seen to have it, before that."""
+        self._spared: WeakSet[_Spared] = WeakSet()
+        self._reserved: WeakSet[Reserved] = WeakSet()
+        self._wanted = self._since_listed = self._known = 0
+        self.records = 0
+        for stamp_ns, key in self._settle(list(walk(root))):
             with contextlib.suppress(OSError):  # a put that finds no room says so
-                self.remove(key, stamp_ns)
+                self.remove(key, listed_ns=stamp_ns)
 
-    def reserve(self, num_bytes: int, deadline: float) -> bool:
-        """Take room for a file; return whether there is any. Raises `TimeoutError`."""
+    @property
+    def _held(self) -> int:
+        """Bytes of the files there are, and of those that are being written. The lock is held."""
+        return self._known + sum(each.num_bytes for each in list(self._reserved))
+
+    def reserve(self, num_bytes: int, deadline: float) -> Reserved | None:
+        """Take room for a file; None where there is none. Raises `TimeoutError`."""
         slack = self.capacity * WATERMARK
         for _ in range(_ENOUGH_SWEEPS + 1):
             if num_bytes > self.capacity:
                 break
             with self._lock:
-                if self.held + num_bytes <= self.capacity and self._since_listed <= 2 * slack:
-                    self.held += num_bytes
-                    self._in_flight += num_bytes
+                if self._held + num_bytes <= self.capacity and self._since_listed <= 2 * slack:
+                    reserved = Reserved(num_bytes)
+                    self._reserved.add(reserved)
                     self._since_listed += num_bytes
                     if self._since_listed > slack:
                         self._sweeper.wake()
-                    return True
+                    return reserved
                 self._wanted = max(self._wanted, num_bytes)
             self._sweeper.wake()
             if not self._sweeper.settle(max(deadline - time.monotonic(), 0.0)):
                 raise TimeoutError
-        return False
+        return None
 
-    def give_back(self, num_bytes: int) -> None:
+    def give_back(self, reserved: Reserved) -> None:
         """Return room whose file was not written."""
         with self._lock:
-            self.held -= num_bytes
-            self._in_flight -= num_bytes
+            self._reserved.discard(reserved)
 
     def size_of(self, key: bytes) -> int | None:
         """Return the size of a file, None where it is gone: never one that is just being deleted. Raises `OSError`."""
         with self._lock:
-            return size_of(file_of(self._root, key))
+            return size_of(self._root, key)
 
-    def place(self, unfinished: str, key: bytes, num_bytes: int) -> None:
+    def place(self, unfinished: Movable, key: bytes, reserved: Reserved) -> None:
         """Rename a file whose room was reserved to its place, and count it. Raises `OSError`."""
-        file = file_of(self._root, key)
         with self._lock:  # what it replaces may have been deleted since, to make this room
-            before = size_of(file)
-            move(unfinished, file)
-            self._in_flight -= num_bytes
-            self.held -= before or 0
+            before = size_of(self._root, key)
+            unfinished.move(self._root, key)
+            self._reserved.discard(reserved)
+            self._known += reserved.num_bytes - (before or 0)
             self.records += before is None
-            self._meanwhile[key] = num_bytes
+            self._meanwhile[key] = reserved.num_bytes
 
     def remove(
-        self, key: bytes, used_until_ns: float = math.inf, only: os.stat_result | None = None
+        self,
+        key: bytes,
+        used_until_ns: float = math.inf,
+        only: os.stat_result | None = None,
+        *,
+        listed_ns: int | None = None,
     ) -> None:
-        """Delete a file, unless it is gone, was used later than that or is another than `only`, and count it. Raises `OSError`."""
-        file = file_of(self._root, key)
-        with self._lock, contextlib.suppress(FileNotFoundError):
-            status = os.stat(file)
-            is_meant = only is None or os.path.samestat(status, only)
-            if is_meant and status.st_mtime_ns <= used_until_ns:
-                os.unlink(file)
-                self.held -= status.st_size
+        """Delete a file, and count it. Raises `OSError`.
+
+        Not one that was used later than `used_until_ns` or at another time than `listed_ns`, or another than `only`.
+        """
+
+        def is_meant(status: os.stat_result) -> bool:
+            return (
+                (only is None or os.path.samestat(status, only))
+                and status.st_mtime_ns <= used_until_ns
+                and listed_ns in (None, status.st_mtime_ns)
+            )
+
+        with self._lock:
+            size = unlink(self._root, key, is_meant)
+            if size is not None:
+                self._known -= size
                 self.records -= 1
                 self._meanwhile[key] = -1
 
-    @contextlib.contextmanager
-    def sparing(self, floor_ns: int) -> Generator[None]:
-        """While entered, delete no file used at that time or later: a call that still writes."""
-        self._floors.append(floor_ns)
-        try:
-            yield
-        finally:
-            self._floors.remove(floor_ns)
+    def sparing(self, keys: Sequence[bytes]) -> _Spared:
+        """Return what is entered while a call writes a prompt: no file of it makes room for the rest."""
+        spared = _Spared(keys, self)
+        with self._lock:
+            self._spared.add(spared)
+        return spared
+
+    def spare_no_more(self, spared: _Spared) -> None:
+        """Let the keys of a call make room again."""
+        with self._lock:
+            self._spared.discard(spared)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return records, bytes held and capacity in bytes."""
+        with self._lock:
+            return self.records, self._held, self.capacity
+
+    def recount(self) -> None:
+        """List the directory soon: others changed it."""
+        self._sweeper.wake()
 
     def close(self) -> None:
         """Sweep no more; return when no sweep is running."""
@@ -180,11 +271,11 @@ class FilesRoom:
             self._since_listed, self._meanwhile = 0, {}
         # What cannot be listed or deleted now is a put that finds no room.
         with contextlib.suppress(OSError):
-            listed = sorted(walk(self._root))
+            listed = list(walk(self._root))
             with self._lock:
                 victims = self._settle(listed)
             for stamp_ns, key in victims:
-                self.remove(key, stamp_ns)
+                self.remove(key, listed_ns=stamp_ns)
         return False
 
     def _settle(self, listed: list[tuple[int, int, bytes]]) -> list[tuple[int, bytes]]:
@@ -192,16 +283,32 @@ class FilesRoom:
         settled = [each for each in listed if each[2] not in self._meanwhile]
         written = [size for size in self._meanwhile.values() if size >= 0]
         self.records = len(settled) + len(written)
-        self.held = sum(size for _, size, _ in settled) + sum(written) + self._in_flight
+        self._known = sum(size for _, size, _ in settled) + sum(written)
+        ages = self._ages(settled)
         wanted, self._wanted = self._wanted, 0
-        if self.held + wanted <= self.capacity:
+        if self._held + wanted <= self.capacity:
             return []
-        excess = self.held + max(wanted, int(self.capacity * WATERMARK)) - self.capacity
-        floor_ns = min(self._floors, default=None)
+        excess = self._held + max(wanted, int(self.capacity * WATERMARK)) - self.capacity
+        spared = frozenset[bytes]().union(*(each.keys for each in list(self._spared)))
         victims: list[tuple[int, bytes]] = []
-        for stamp_ns, size, key in settled:
-            if excess <= 0 or (floor_ns is not None and stamp_ns >= floor_ns):
+        for _, stamp_ns, size, key in sorted(ages):
+            if excess <= 0:
                 break
-            victims.append((stamp_ns, key))
-            excess -= size
+            if key not in spared:
+                victims.append((stamp_ns, key))
+                excess -= size
         return victims
+
+    def _ages(self, settled: list[tuple[int, int, bytes]]) -> list[tuple[int, int, int, bytes]]:
+        """Return of each file since when it counts as used, its modification time, size and key."""
+        now_ns = self._now_ns()
+        before, self._from_future = self._from_future, {}
+        ages: list[tuple[int, int, int, bytes]] = []
+        for stamp_ns, size, key in settled:
+            said_ns, since_ns = before.get(key, (-1, 0))
+            if said_ns != stamp_ns:  # used since
+                since_ns = min(stamp_ns, now_ns)
+            if since_ns < stamp_ns:
+                self._from_future[key] = (stamp_ns, since_ns)
+            ages.append((since_ns, stamp_ns, size, key))
+        return ages

@@ -1,15 +1,14 @@
 """A tier of one file per record, named by its key: for directories that many processes share."""
 
 # A Path per record would cost more than the system call.
-# ruff: noqa: PTH103, PTH105, PTH108, PTH110, PTH116, PTH120, PTH123
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,25 +17,39 @@ from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
 from quire.tiers.addresses import directory_of
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.directory import (
+    InTheWay,
+    TierDirectory,
+    create_file,
+    make_folder,
+    open_file,
+    open_folder,
+)
+from quire.tiers.files import unfinished
+from quire.tiers.files.clock import STEP_NS, SharedClock
 from quire.tiers.files.room import (
     FilesRoom,
-    entries,
-    file_of,
+    folder_of,
     keys_in,
-    move,
+    name_of,
     size_of,
-    sync_folder,
+    status_of,
+    unlink,
     walk,
 )
-from quire.tiers.format import HEADER_BYTES, KEY_BYTES, TENANT_AT, read_header
+from quire.tiers.files.unfinished import Unfinished
+from quire.tiers.format import HEADER_BYTES, read_header
 from quire.tiers.in_time import in_time
 from quire.tiers.purging import ROUNDS, Purge
 
 STALE_S = 3600.0
 """Unfinished files that are this old have lost their writer."""
 
-_STEP_NS = 1000
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_GONE = {errno.ENOENT, errno.ESTALE, errno.EXDEV}
+_READ_ONLY = {errno.EROFS}
+
+_log = logging.getLogger(__name__)
 
 
 class Files(Tier):
@@ -48,14 +61,19 @@ class Files(Tier):
 
     With a `capacity` each process deletes the files used longest ago, 5 % in one go. It learns of the
     others' files by listing the directory each time it has written 5 % itself: one process never exceeds
-    the capacity, each other one may add 10 % of it and a record. Uses are kept as modification times,
-    the head of a prompt newest; without a capacity they are not written.
+    the capacity, each other one may add 10 % of it and a record. Uses are kept as modification times in the time
+    of the file system, the head of a prompt newest; without a capacity they are not written.
+
+    A directory that is emptied while it is open becomes a new, empty tier: a put makes anew what is missing.
+    Names that are not quire's are never read, written or deleted (`quire.tiers.directory`).
 
     A system call that hangs on a dead server cannot be interrupted; timeouts are looked at between records.
 
-    `path`      a directory; it is made if it is not there. Raises `TierError` where it cannot be written
-    `capacity`  "200GiB" or a number of bytes; None: as much as there is room for
-    `clock`     seconds since the epoch, as those who share the directory count them
+    `path`       a directory; it is made if it is not there. Raises `TierError` where it cannot be written
+    `capacity`   "200GiB" or a number of bytes; None: as much as there is room for
+    `group`      name or number of a group whose members share the directory; None: as its marker says, at first the owner alone
+    `read_only`  nothing is written, every put is `SKIPPED`; so it is on a read-only file system in any case
+    `clock`      seconds since the epoch, between what the file system says
     """
 
     is_local = False
@@ -66,6 +84,8 @@ class Files(Tier):
         path: str | os.PathLike[str],
         capacity: str | int | None = None,
         *,
+        group: str | int | None = None,
+        read_only: bool = False,
         clock: Callable[[], float] = time.time,
         name: str = "files",
     ) -> None:
@@ -75,21 +95,37 @@ class Files(Tier):
         self.path = directory_of(path)
         self._root = os.fspath(self.path)
         self._unfinished = f"{self._root}/unfinished"
-        self._clock = clock
+        self._directory = TierDirectory(self.path, "files", group)
+        self._clock = SharedClock(clock)
         self._closed = False
-        self._lock = threading.Lock()
-        self._stamp_ns = 0
+        self._renewing = threading.Lock()
+        self.is_read_only = read_only
         self._open()
-        self._room = None if num_bytes is None else FilesRoom(self._root, num_bytes)
+        self.drops_damaged = not self.is_read_only
+        self._room = None
+        if num_bytes is not None and not self.is_read_only:
+            try:
+                self._room = FilesRoom(self._root, num_bytes, self._clock.now_ns)
+            except OSError as error:
+                raise TierError(f"cannot list {self._root}: {error.strerror or error}") from error
+
+    @property
+    def num_renewed(self) -> int:
+        """How often the directory was emptied or replaced while it was open, and begun anew."""
+        return self._directory.num_renewed
 
     def touch(self, keys: Keys) -> None:
         if self._room is None or self._closed:
             return
-        newest = self._stamps(len(keys))
+        newest = self._clock.stamps(len(keys))
         for index, key in enumerate(keys):
-            stamp = newest - index * _STEP_NS
+            stamp = newest - index * STEP_NS
             with contextlib.suppress(OSError):
-                os.utime(file_of(self._root, key), ns=(stamp, stamp))
+                folder = open_folder(folder_of(self._root, key))
+                try:
+                    os.utime(name_of(key), ns=(stamp, stamp), dir_fd=folder, follow_symlinks=False)
+                finally:
+                    os.close(folder)
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the files, those used last first. Raises `TierError` where that fails."""
@@ -110,14 +146,15 @@ class Files(Tier):
             self._read(keys[index], index, buffers[index], answers)
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
+        if self.is_read_only:
+            return
         deadline = time.monotonic() + timeout_s
-        newest = self._stamps(len(keys))
-        floor = newest - len(keys) * _STEP_NS
-        with self._room.sparing(floor) if self._room else contextlib.nullcontext():
+        newest = self._clock.stamps(len(keys))
+        with self._room.sparing(keys) if self._room else contextlib.nullcontext():
             # What is there of this prompt already must not make room for the rest of it.
             self.touch(keys)
             for index in self._each(keys, timeout_s):
-                stamp = newest - index * _STEP_NS
+                stamp = newest - index * STEP_NS
                 done[index] = self._write(keys[index], records[index], stamp, deadline)
         if Outcome.PRESENT in done:
             self.touch(keys)
@@ -126,10 +163,13 @@ class Files(Tier):
         found = [False] * len(keys)
         with contextlib.suppress(TimeoutError):
             for index in self._each(keys, timeout_s):
-                found[index] = os.path.exists(file_of(self._root, keys[index]))
+                with contextlib.suppress(InTheWay):
+                    found[index] = status_of(self._root, keys[index]) is not None
         return found
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
+        if self.is_read_only:
+            return
         for index in self._each(keys, timeout_s):
             self._unlink(keys[index])
 
@@ -143,7 +183,7 @@ class Files(Tier):
             own = [(key, size) for key, size in keys_in(self._root) if purge.owns(key)]
             for key, size in own:
                 self._unlink(key)
-                folders.add(os.path.dirname(file_of(self._root, key)))
+                folders.add(folder_of(self._root, key))
                 purge.count += 1
                 purge.num_bytes += size
                 assert purge.left_s
@@ -151,40 +191,27 @@ class Files(Tier):
                 break
         else:
             purge.reasons.append("others keep writing records of the tenant")
-        for entry in entries(self._unfinished):
-            if entry.name[TENANT_AT * 2 : KEY_BYTES * 2] == purge.tag.hex():
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
+        unfinished.delete_of(self._unfinished, purge.tag)
         for folder in (*folders, self._unfinished):
-            sync_folder(folder)
+            unfinished.sync(folder)
 
     def _read_mark(self, name: str, timeout_s: float) -> bytes:
-        try:
-            with open(f"{self._unfinished}/purged.{name}", "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return b""
+        return unfinished.read_mark(self._unfinished, name)
 
     def _set_mark(self, name: str, timeout_s: float) -> None:
-        """Write a mark where `STALE_S` later it is deleted: no write takes so long."""
-        fresh = f"{self._unfinished}/{secrets.token_hex(8)}"
-        with open(fresh, "xb") as file:
-            file.write(secrets.token_bytes(16))
-        os.replace(fresh, f"{self._unfinished}/purged.{name}")
+        if self.is_read_only:
+            raise TierError(f"{self._root} is opened to read only: nothing of it is purged")
+        unfinished.set_mark(self._unfinished, name, self._directory.access)
 
     def _unlink(self, key: bytes, only: os.stat_result | None = None) -> None:
         """Delete a file, unless it is gone or another than `only`. Raises `OSError`."""
         if self._room is not None:
             self._room.remove(key, only=only)
-            return
-        file = file_of(self._root, key)
-        with contextlib.suppress(FileNotFoundError):
-            if only is None or os.path.samestat(os.stat(file), only):
-                os.unlink(file)
+        else:
+            unlink(self._root, key, lambda status: only is None or os.path.samestat(status, only))
 
     def _size(self) -> tuple[int, int, int]:
-        room = self._room
-        return (room.records, room.held, room.capacity) if room else (-1, -1, -1)
+        return self._room.counts() if self._room else (-1, -1, -1)
 
     def _each(self, keys: Keys, timeout_s: float) -> Iterator[int]:
         if self._closed:
@@ -194,88 +221,158 @@ class Files(Tier):
     def _read(self, key: bytes, index: int, buffer: memoryview, answers: Answers) -> None:
         """Fill a buffer and settle its answer; a file that is damaged is deleted, and none that replaced it."""
         try:
-            file = os.open(file_of(self._root, key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
+            file = _opened(self._root, key)
+        except (FileNotFoundError, InTheWay):
             answers.settle(index, Outcome.ABSENT)
             return
-        except OSError:
-            answers.settle(index, Outcome.ERROR)
+        except OSError as error:
+            answers.settle(index, self._failed(error))
             return
         try:
-            answers.settle(index, _read_whole(file, buffer))
+            answers.settle(index, self._read_whole(file, buffer))
             if answers.claims_drop(index):
                 with contextlib.suppress(OSError):
                     self._unlink(key, os.fstat(file))  # open, so no other has its number
         finally:
             os.close(file)
 
-    def _write(self, key: bytes, record: memoryview, stamp_ns: int, deadline: float) -> Outcome:
-        file, size, room = file_of(self._root, key), len(record), self._room
+    def _read_whole(self, file: int, buffer: memoryview) -> Outcome:
+        """Fill a buffer from a file of its size."""
         try:
-            before = size_of(file) if room is None else room.size_of(key)
-        except OSError:
-            return Outcome.ERROR
+            return _read_whole(file, buffer)
+        except OSError as error:
+            return self._failed(error)
+
+    def _write(self, key: bytes, record: memoryview, stamp_ns: int, deadline: float) -> Outcome:
+        try:
+            try:
+                return self._write_once(key, record, stamp_ns, deadline)
+            except OSError as error:
+                if isinstance(error, TimeoutError) or error.errno not in _GONE:
+                    raise
+            self._renew()
+            return self._write_once(key, record, stamp_ns, deadline)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            return self._failed(error)
+
+    def _write_once(
+        self, key: bytes, record: memoryview, stamp_ns: int, deadline: float
+    ) -> Outcome:
+        """Write a record, unless it is there. Raises `OSError`."""
+        size, room = len(record), self._room
+        before = size_of(self._root, key) if room is None else room.size_of(key)
         if before == size:
             return Outcome.PRESENT
-        if room is not None and not room.reserve(size, deadline):
+        reserved = None if room is None else room.reserve(size, deadline)
+        if room is not None and reserved is None:
             return Outcome.FULL
-        unfinished = f"{self._unfinished}/{key.hex()}.{secrets.token_hex(8)}"
+        name = f"{key.hex()}.{secrets.token_hex(8)}"
+        folder = -1
+        is_written = False
         try:
-            _write_whole(unfinished, record, stamp_ns)
-            if room is None:
-                move(unfinished, file)
+            folder = open_folder(self._unfinished)
+            self._write_whole(folder, name, record, stamp_ns)
+            written = Unfinished(folder, name, self._directory.access)
+            if room is None or reserved is None:
+                written.move(self._root, key)
             else:
-                room.place(unfinished, key, size)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
-            if room is not None:
-                room.give_back(size)
-            return Outcome.FULL if error.errno in _NO_ROOM else Outcome.ERROR
+                room.place(written, key, reserved)
+            is_written = True
+        finally:
+            if not is_written:
+                if room is not None and reserved is not None:
+                    room.give_back(reserved)
+                with contextlib.suppress(OSError):
+                    if folder >= 0:
+                        os.unlink(name, dir_fd=folder)
+            if folder >= 0:
+                os.close(folder)
         return Outcome.STORED
 
-    def _stamps(self, count: int) -> int:
-        """Return the newest of so many time stamps, all above any before, whatever the clock says."""
-        with self._lock:
-            after = self._stamp_ns + (count + 1) * _STEP_NS
-            self._stamp_ns = max(int(self._clock() * 1e9), after)
-            return self._stamp_ns
+    def _write_whole(self, folder: int, name: str, record: memoryview, stamp_ns: int) -> None:
+        file = create_file(name, folder, self._directory.access)
+        try:
+            written = 0
+            while written < len(record):
+                written += os.write(file, record[written:])
+            self._clock.set(os.fstat(file).st_mtime_ns)
+            os.utime(file, ns=(stamp_ns, stamp_ns))
+        finally:
+            os.close(file)
+
+    def _failed(self, error: OSError) -> Outcome:
+        """Return the outcome of an error, which is noted for people."""
+        self.last_failure = str(error)
+        return Outcome.FULL if error.errno in _NO_ROOM else Outcome.ERROR
+
+    def _renew(self) -> None:
+        """Make anew what others deleted of the directory. Raises `OSError` where it cannot be."""
+        with self._renewing:
+            is_new = self._directory.renew()
+            os.close(make_folder(self._unfinished, self._directory.access))
+            if is_new:
+                self.last_failure = self._directory.say_renewed("it was emptied or replaced")
+        if self._room is not None:
+            self._room.recount()
 
     def _open(self) -> None:
         """Make the directory, see that it can be written, and delete what writers left that died."""
-        probe = f"{self._unfinished}/{secrets.token_hex(8)}"
+        if self.is_read_only:
+            self._look()
+            return
         try:
-            os.makedirs(self._unfinished, exist_ok=True)
-            with open(probe, "xb"):
-                now = os.stat(probe).st_mtime
-            os.unlink(probe)
-            for entry in entries(self._unfinished):
-                with contextlib.suppress(OSError):
-                    if entry.stat().st_mtime < now - STALE_S:
-                        os.unlink(entry.path)
+            self._directory.begin()
+            now_ns = unfinished.begin(
+                self._unfinished,
+                self._directory.access,
+                STALE_S if self._directory.was_marked else None,
+            )
+            self._clock.set(now_ns)
         except OSError as error:
+            if error.errno in _READ_ONLY:
+                _log.warning("%s is opened to read only, nothing is stored: %s", self._root, error)
+                self.is_read_only = True
+                self._look()
+                return
             raise TierError(
-                f"cannot keep files in {self._root}: {error.strerror or error}; give a directory "
+                f"cannot keep files in {self._root}: {_reason(error)}; give a directory "
                 "that this user may read and write"
             ) from error
 
+    def _look(self) -> None:
+        """See that the directory is there and can be read. Raises `TierError`."""
+        try:
+            self._directory.look()
+            os.listdir(self._root)  # noqa: PTH208 - as the tier does
+        except OSError as error:
+            raise TierError(f"cannot list {self._root!r}: {error.strerror}") from error
+
+
+def _reason(error: OSError) -> str:
+    return str(error) if isinstance(error, InTheWay) else error.strerror or str(error)
+
+
+def _opened(root: str, key: bytes) -> int:
+    """Open the file of a record to read. Raises `InTheWay` and `OSError`."""
+    folder = open_folder(folder_of(root, key))
+    try:
+        return open_file(name_of(key), os.O_RDONLY, folder)
+    finally:
+        os.close(folder)
+
 
 def _read_whole(file: int, buffer: memoryview) -> Outcome:
-    """Fill a buffer from a file of its size."""
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
+    """Fill a buffer from a file of its size. Raises `OSError`."""
+    if os.fstat(file).st_size != len(buffer):
+        return _of_another_size(file)
+    position = 0
+    while position < len(buffer):
+        count = os.preadv(file, [buffer[position:]], position)
+        if not count:
             return Outcome.CORRUPT
-        if status.st_size != len(buffer):
-            return _of_another_size(file)
-        position = 0
-        while position < len(buffer):
-            count = os.preadv(file, [buffer[position:]], position)
-            if not count:
-                return Outcome.CORRUPT
-            position += count
-    except OSError:
-        return Outcome.ERROR
+        position += count
     return Outcome.HIT
 
 
@@ -286,14 +383,3 @@ def _of_another_size(file: int) -> Outcome:
     except RecordError as error:
         return Outcome.FOREIGN if error.is_foreign else Outcome.CORRUPT
     return Outcome.FOREIGN
-
-
-def _write_whole(path: str, record: memoryview, stamp_ns: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        written = 0
-        while written < len(record):
-            written += os.write(file, record[written:])
-        os.utime(file, ns=(stamp_ns, stamp_ns))
-    finally:
-        os.close(file)

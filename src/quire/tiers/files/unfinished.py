@@ -1,0 +1,118 @@
+"""The folder `unfinished` of a directory: files that are being written, and marks of purges."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable
+
+from quire.tiers.directory import Access, InTheWay, create_file, make_folder, open_file, open_folder
+from quire.tiers.files.room import folder_of, name_of
+from quire.tiers.format import KEY_BYTES, TENANT_AT
+
+_RECORD = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.[0-9a-f]{{16}}")
+_OWN = re.compile(rf"{_RECORD.pattern}|[0-9a-f]{{16}}|purged\.[0-9a-f]{{32}}")
+
+
+def begin(path: str, access: Access, stale_s: float | None) -> int:
+    """Make the folder, see that it can be written, and delete files that are older than `stale_s`; return the time there, in ns.
+
+    Raises `OSError`.
+    """
+    folder = make_folder(path, access)
+    try:
+        probe = secrets.token_hex(8)
+        os.close(create_file(probe, folder, access))
+        now_ns = os.stat(probe, dir_fd=folder).st_mtime_ns
+        os.unlink(probe, dir_fd=folder)
+        if stale_s is not None:
+            before_ns = now_ns - int(stale_s * 1e9)
+            _delete(folder, _OWN, lambda _, status: status.st_mtime_ns < before_ns)
+    finally:
+        os.close(folder)
+    return now_ns
+
+
+def delete_of(path: str, tag: bytes) -> None:
+    """Delete the files of a tenant tag that are being written. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        folder = open_folder(path)
+        try:
+            part = slice(TENANT_AT * 2, KEY_BYTES * 2)
+            _delete(folder, _RECORD, lambda name, _: name[part] == tag.hex())
+        finally:
+            os.close(folder)
+
+
+def _delete(
+    folder: int, pattern: re.Pattern[str], is_meant: Callable[[str, os.stat_result], bool]
+) -> None:
+    """Delete files as far as they are quire's: of a pattern, regular, and with no other name. Raises `OSError`."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if pattern.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    is_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+                    if is_own and is_meant(entry.name, status):
+                        os.unlink(entry.name, dir_fd=folder)
+
+
+def read_mark(path: str, name: str) -> bytes:
+    """Return the mark of a purge, empty where there is none. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError, InTheWay):
+        folder = open_folder(path)
+        try:
+            file = open_file(f"purged.{name}", os.O_RDONLY, folder)
+        finally:
+            os.close(folder)
+        try:
+            return os.read(file, 64)
+        finally:
+            os.close(file)
+    return b""
+
+
+def set_mark(path: str, name: str, access: Access) -> None:
+    """Write a mark where it is deleted when it is stale: no write takes so long. Raises `OSError`."""
+    folder = make_folder(path, access)
+    try:
+        fresh = secrets.token_hex(8)
+        file = create_file(fresh, folder, access)
+        try:
+            os.write(file, secrets.token_bytes(16))
+        finally:
+            os.close(file)
+        os.rename(fresh, f"purged.{name}", src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def sync(path: str) -> None:
+    """Return when what was deleted in a folder stays so after a loss of power. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError, InTheWay):
+        folder = open_folder(path)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class Unfinished:
+    """A file that is being written: the open folder, its name, and the rights of the folder it goes to."""
+
+    def __init__(self, folder: int, name: str, access: Access) -> None:
+        self.folder = folder
+        self.name = name
+        self.access = access
+
+    def move(self, root: str, key: bytes) -> None:
+        """Rename it to its place, in a folder that is made if it is not there. Raises `InTheWay` and `OSError`."""
+        folder = make_folder(folder_of(root, key), self.access)
+        try:
+            os.rename(self.name, name_of(key), src_dir_fd=self.folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,115 @@
+"""Clocks of machines that share a directory: none of them decides what others can store."""
+
+import os
+import random
+import tempfile
+import time
+from unittest.mock import patch
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from quire.tiers.base import Outcome
+from quire.tiers.contract.samples import name_of, names_of, record_of, records_of
+from quire.tiers.files import Files
+from quire.tiers.files.clock import SharedClock
+from quire.tiers.files.room import file_of
+from quire.tiers.format import record_bytes
+
+STORED, HOUR = Outcome.STORED, 3600.0
+SIZE = record_bytes(1000)
+PLACES = 40
+
+skews = st.sampled_from([-1e9, -HOUR, -1.0, 0.0, 1.0, HOUR, 1e8])
+
+
+class Machine:
+    """A process whose clock is wrong, and wrong by something else after each jump."""
+
+    def __init__(self, path, skew, *, is_told):
+        self.skew = skew
+        self.told = is_told
+        self.tier = Files(path, PLACES * SIZE, clock=lambda: time.time() + self.skew)
+
+    def put(self, keys):
+        # A file system that takes the writer's word for the time tells nobody that a clock is wrong.
+        with patch.object(SharedClock, "set", SharedClock.set if self.told else lambda *_: None):
+            return self.tier.put(keys, records_of(keys), timeout_s=30)
+
+
+@given(
+    machines=st.lists(skews, min_size=2, max_size=4),
+    is_told=st.booleans(),
+    jumps=st.lists(st.tuples(st.integers(0, 3), skews), max_size=6),
+    seed=st.integers(0, 9),
+)
+@example(machines=[HOUR, 0.0], is_told=False, jumps=[], seed=0)
+@example(machines=[0.0, -1e9], is_told=False, jumps=[(0, -1e9)], seed=0)
+@settings(max_examples=12)
+def test_every_machine_can_store_within_the_capacity_whatever_its_clock_says(
+    machines, is_told, jumps, seed
+):
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as path:
+        made = [Machine(path, skew, is_told=is_told) for skew in machines]
+        numbers = iter(range(10_000))
+        for at, skew in [*jumps, *((number, None) for number in range(len(made) * 2))]:
+            machine = made[at % len(made)]
+            machine.skew = machine.skew if skew is None else skew
+            for _ in range(12):
+                prompt = names_of([next(numbers) for _ in range(chance.randint(1, 5))])
+                assert machine.put(prompt) == [STORED] * len(prompt)
+                assert machine.tier.contains(prompt) == [True] * len(prompt)
+        held = sum(entry.num_bytes for entry in made[0].tier.scan())
+        each_other = PLACES * SIZE // 10 + 5 * SIZE
+        assert held <= PLACES * SIZE + (len(made) - 1) * each_other
+        for machine in made:
+            machine.tier.close()
+
+
+def test_files_from_the_future_and_from_1970_make_room_for_all_puts(tmp_path):
+    old = names_of(range(PLACES))
+    with Files(tmp_path, PLACES * SIZE) as tier:
+        tier.put(old, records_of(old))
+    for number, key in enumerate(old):
+        stamp = time.time() + HOUR if number % 2 else 0.0
+        os.utime(file_of(str(tmp_path), key), (stamp, stamp))
+    with Files(tmp_path, PLACES * SIZE) as tier:
+        keys = names_of(range(1000, 1200))
+        for key in keys:
+            assert tier.put([key], [record_of(key)], timeout_s=30) == [STORED]
+        assert tier.contains(old) == [False] * PLACES
+        assert tier.contains(keys[-PLACES // 2 :]) == [True] * (PLACES // 2)
+
+
+def test_what_was_from_the_future_is_new_again_once_it_is_used(tmp_path):
+    old = names_of(range(10))
+    with Files(tmp_path, PLACES * SIZE) as tier, Files(tmp_path, PLACES * SIZE) as other:
+        tier.put(old, records_of(old))
+        for key in old:
+            os.utime(file_of(str(tmp_path), key), (time.time() + HOUR,) * 2)
+        for number in range(60):
+            key = name_of(1000 + number)
+            assert tier.put([key], [record_of(key)], timeout_s=30) == [STORED]
+            other.touch(old)
+        assert tier.contains(old) == [True] * 10
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("skew", [-HOUR, HOUR])
+def test_the_head_of_a_prompt_outlives_its_tail_beside_a_machine_with_another_clock(
+    tmp_path, skew, is_told
+):
+    prompt = names_of(range(20))
+    wrong = Machine(tmp_path, skew, is_told=is_told)
+    assert wrong.put(prompt[:10]) == [STORED] * 10
+    assert wrong.put(prompt) == [Outcome.PRESENT] * 10 + [STORED] * 10
+    right = Machine(tmp_path, 0.0, is_told=is_told)
+    for number in range(60):
+        assert right.put([name_of(1000 + number)]) == [STORED]
+        there = right.tier.contains(prompt)
+        assert there == sorted(there, reverse=True)
+    assert not all(there)
+    for each in (wrong, right):
+        each.tier.close()
