@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import re
@@ -21,14 +22,19 @@ from quire.tiers.waiting import Bell
 
 try:
     import obstore
+    from obstore.exceptions import InvalidPathError
     from obstore.store import MemoryStore, from_url
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise ConfigError(lacking("an object store", "obstore", "objects")) from error
+
+from quire.tiers.objects.refused import is_listable, is_refused, list_names
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 _RETRIES = {
     "max_retries": 8,
@@ -153,6 +159,8 @@ class Client:
         self._store = store
         self._loop = asyncio.new_event_loop()
         self._permits = asyncio.Semaphore(concurrency)
+        self.num_refused = 0
+        """Objects of names that obstore cannot read: the most that a listing has found."""
         self._is_closed = False
         self._process = os.getpid()
         thread = threading.Thread(
@@ -246,10 +254,43 @@ class Client:
         """Show all (path, size) under a prefix, behind `offset` where it is given."""
         stream = obstore.list(self._store, prefix, offset=offset, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType] - another overload needs pyarrow
         pages = stream.__aiter__()
-        with suppress(StopAsyncIteration):
-            while True:
-                for item in await asyncio.wait_for(pages.__anext__(), _PAGE_TIMEOUT_S):
-                    see(item["path"], item["size"])
+        try:
+            with suppress(StopAsyncIteration):
+                while True:
+                    for item in await asyncio.wait_for(pages.__anext__(), _PAGE_TIMEOUT_S):
+                        see(item["path"], item["size"])
+        except InvalidPathError as error:
+            await self._names_past(error, prefix, offset, see)
+
+    async def _names_past(
+        self,
+        error: InvalidPathError,
+        prefix: str,
+        offset: str | None,
+        see: Callable[[str, int], object],
+    ) -> None:
+        """Show what `names` does where obstore refuses a whole page over one name that anybody wrote there."""
+        if not is_listable(self._store):
+            raise TierError(
+                f"{reason_of(error)}; nothing is listed beside an object of such a name: delete it"
+            ) from None
+        refused: list[str] = []
+
+        def show(path: str, size: int) -> None:
+            if is_refused(path):
+                refused.append(path)
+            else:
+                see(path, size)
+
+        await asyncio.to_thread(list_names, self._store, prefix, offset, show, _PAGE_TIMEOUT_S)
+        if len(refused) > self.num_refused:
+            _log.warning(
+                "%d objects beside the records have names that obstore cannot read, as %r: they are passed over, and "
+                "cost each listing a request; delete them",
+                len(refused),
+                refused[0],
+            )
+        self.num_refused = max(self.num_refused, len(refused))
 
     def check_open(self) -> None:
         """Raise `TierError` after `close`, and in a forked process: the thread is the parent's."""

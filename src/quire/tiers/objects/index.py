@@ -66,8 +66,11 @@ class BundleIndex:
         self._num_bytes = 0
 
     def learn(self, path: str, object_bytes: int) -> BundleName | BurialName | None:
-        """Take an object's name and size into account; return what it says. Learning twice changes nothing."""
-        name = parse_name(path.rpartition("/")[2])
+        """Take an object's name and size into account; return what it says. Learning twice changes nothing.
+
+        What lies in a folder below the others is none of ours, whatever its name.
+        """
+        name = parse_name(path.rpartition("/")[2]) if path.count("/") < 2 else None
         if isinstance(name, BundleName):
             size = record_size(object_bytes, len(name.shorts))
             if size is None:
