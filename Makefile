@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
 SYSTEM := redis-server prometheus openssl g++ libibverbs1 libnuma1 libcurl4
 
-.PHONY: help setup system demo test test-long test-families test-vllm check bench docs format clean
+.PHONY: help setup system real-models demo test test-long test-families test-vllm check bench docs format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -38,6 +38,7 @@ $(VENV)/.for-demo: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.for-test: $(VENV)/.for-demo
 	$(PIP) --editable '.[all]' --group test
+	$(BIN)/python tests/real_models.py
 	@touch $@
 
 $(VENV)/.for-check: $(VENV)/.for-test
@@ -48,6 +49,9 @@ $(VENV)/.for-check: $(VENV)/.for-test
 $(VENV)/.for-docs: $(VENV)/.made pyproject.toml
 	$(PIP) --group docs
 	@touch $@
+
+real-models: $(VENV)/.for-test  ## install and convert the models with real weights that some tests need
+	$(BIN)/python tests/real_models.py
 
 demo: $(VENV)/.for-demo  ## run the main job: conversations with and without quire
 	$(BIN)/quire demo

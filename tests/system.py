@@ -1,4 +1,4 @@
-"""Servers and system libraries that some tests need and a fresh machine lacks.
+"""Servers, system libraries and real models that some tests need and a fresh machine lacks.
 
 A test says what it needs: `@pytest.mark.system("redis-server")`. It is skipped where that is missing, with the
 command that installs it; with `--require-system` it fails instead. `conftest.py` counts both.
@@ -7,9 +7,11 @@ command that installs it; with `--require-system` it fails instead. `conftest.py
 import shutil
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 
 import pytest
+
+import real_models
 
 MENDED_BY = "`make system` installs it, as root or through sudo"
 
@@ -44,6 +46,10 @@ def mooncake() -> str | None:
     return loaded.stdout.strip() or None
 
 
+def real(name: str) -> str | None:
+    return None if real_models.missing(name) else str(real_models.kept_at(name))
+
+
 NEEDS = {
     "redis-server": (redis_server, "redis-server"),
     "prometheus": (prometheus, "prometheus"),
@@ -52,6 +58,7 @@ NEEDS = {
     "mooncake": (mooncake, "libibverbs1 libnuma1 libcurl4"),
 }
 """By name: what finds it, and Debian's packages that have it."""
+NEEDS |= {name: (partial(real, name), "") for name in real_models.MODELS}
 
 
 def missing(name: str) -> str | None:
@@ -59,6 +66,8 @@ def missing(name: str) -> str | None:
     find, packages = NEEDS[name]
     if find() is not None:
         return None
+    if name in real_models.MODELS:
+        return real_models.missing(name)
     return f"{name} is missing: {MENDED_BY} (apt-get install {packages})"
 
 
