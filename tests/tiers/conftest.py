@@ -3,8 +3,18 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    "quire.tiers.contract.every", "quire.tiers.contract.bounded", "quire.tiers.contract.purging"
+    "quire.tiers.contract.every",
+    "quire.tiers.contract.bounded",
+    "quire.tiers.contract.purging",
+    "quire.tiers.contract.poisoned",
 )
+
+
+def pytest_generate_tests(metafunc):
+    """Draw ten times as many poisoned records for each store in the long run."""
+    if "num_poisoned" in metafunc.fixturenames:
+        counts = [100, pytest.param(1000, marks=pytest.mark.long)]
+        metafunc.parametrize("num_poisoned", counts)
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import numpy as np
 
 from quire.bench.timing import Progress, Row
 from quire.errors import ConfigError, TierError
-from quire.tiers import Tier
+from quire.tiers import Tier, TierKey
 from quire.tiers.base import Outcome
 from quire.tiers.format import Header, new_buffer, payload_of, record_bytes, seal
 from quire.tiers.opening import open_tier
+from quire.tiers.trust import Trust
 
 BATCH_KEYS = 32
 """Keys of one call, as a prompt of 512 tokens at 16 per block has."""
@@ -26,6 +27,7 @@ LOOKUP_KEYS = 256
 LOOKUP_SECONDS = 0.15
 CALL_TIMEOUT_S = 60.0
 FINGERPRINT = sha256(b"quire bench tiers").digest()
+SIGNING = Trust(TierKey(sha256(b"a tier key").digest()))
 
 
 class Records:
@@ -46,15 +48,15 @@ class Records:
         self._round = 0
         self.keys: list[bytes] = []
 
-    def fresh(self) -> None:
-        """Seal all records under keys that were never used before."""
+    def fresh(self, signer: TierKey | None = None) -> None:
+        """Seal all records under keys that were never used before, signed with a tier key."""
         self._round += 1
         self.keys = [
             sha256(b"%d %d %d" % (self.payload_bytes, self._round, index)).digest()
             for index in range(len(self.records))
         ]
         for key, record in zip(self.keys, self.records, strict=True):
-            seal(record, Header(key, FINGERPRINT, self.payload_bytes, 16))
+            seal(record, Header(key, FINGERPRINT, self.payload_bytes, 16), signer)
 
     @property
     def num_bytes(self) -> int:
@@ -77,7 +79,8 @@ def rows(
     """Measure tiers, one row per tier and block size: wall time, medians of rounds, MB/s (10^6 bytes of payload).
 
     `lines` say which, as `open_tier` takes them; without any: memory, and a disk tier among the temporary files. A round
-    puts and gets `round_bytes` of payload and then deletes them, which is not timed; the first one does not count. A tier
+    puts and gets `round_bytes` of payload and then deletes them, which is not timed; the first one does not count. Every
+    second round is of records that are signed with a tier key, verified when they are read; signing counts as putting. A tier
     that fails has one row with the `reason`. Raises `ConfigError` for tiers and sizes that cannot be.
     """
     if not block_bytes or min(block_bytes) < 1:
@@ -112,29 +115,46 @@ def _row(tier: Tier, records: Records, rounds: int) -> Row:
     if any(got != put for got, put in zip(records.buffers, records.records, strict=True)):
         raise TierError(f"{tier.name} read other bytes than were put")
     lookups_s = lookups(tier, records)
-    rates: dict[str, list[float]] = {"put": [], "get": []}
+    rates: dict[str, list[float]] = {"put": [], "get": [], "signed_put": [], "signed_get": []}
     for _ in range(rounds):
-        tier.delete(records.keys, CALL_TIMEOUT_S)
-        for way, seconds in _round(tier, records).items():
-            rates[way].append(records.num_bytes / seconds / 1e6)
+        for kind, trust in (
+            ("", None),
+            ("signed_", SIGNING),
+        ):  # in turn, so that both meet the same machine
+            tier.delete(records.keys, CALL_TIMEOUT_S)
+            tier.trust = trust
+            for way, seconds in _round(tier, records).items():
+                rates[kind + way].append(records.num_bytes / seconds / 1e6)
+    tier.trust = None
     tier.delete(records.keys, CALL_TIMEOUT_S)
     return {
         "tier": tier.name,
         "block_bytes": records.payload_bytes,
         "put_mb_s": median(rates["put"]),
         "get_mb_s": median(rates["get"]),
+        "signed_put_mb_s": median(rates["signed_put"]),
+        "signed_get_mb_s": median(rates["signed_get"]),
         "lookups_s": lookups_s,
     }
 
 
 def _round(tier: Tier, records: Records) -> dict[str, float]:
-    """Put all records under new keys, then get them, `BATCH_KEYS` a call; return the seconds of each."""
+    """Put all records under new keys, then get them, `BATCH_KEYS` a call; return the seconds of each.
+
+    Sealing is timed for a tier with a tier key alone, where it is most of the price.
+    """
+    key = None if tier.trust is None else tier.trust.key
+    began = time.perf_counter()
     records.fresh()
+    sealed = time.perf_counter()
+    records.fresh(key)
+    signing_s = max(0.0, time.perf_counter() - sealed - (sealed - began)) if key else 0.0
     gc.collect()
-    started = time.perf_counter()
+    started = time.perf_counter() - signing_s
     for part in records.batches():
         check_all(
-            tier.put(records.keys[part], records.records[part], CALL_TIMEOUT_S), Outcome.STORED
+            tier.put_sealed(records.keys[part], records.records[part], CALL_TIMEOUT_S),
+            Outcome.STORED,
         )
     stored = time.perf_counter()
     for part in records.batches():

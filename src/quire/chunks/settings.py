@@ -25,6 +25,7 @@ class Chunks:
     worth           chunks are reused where that takes at most this share of what a plain prefill takes
     warm            a tier for isolated captures in eight bits, which outlives the store and may outlive the
                     process: "host:4GiB", "disk:/var/passages?capacity=50GiB"; None: none
+    warm_key        the path of a file of tier keys that sign what goes to `warm`; nothing else is accepted from it
     gates           a directory where what the relocation gate finds of a model is kept for the next process; None:
                     it is tried once in each
 
@@ -38,6 +39,7 @@ class Chunks:
     min_tokens: int = 16
     worth: float = 0.9
     warm: str | None = None
+    warm_key: str | Path | None = None
     gates: str | Path | None = None
 
     def __post_init__(self) -> None:

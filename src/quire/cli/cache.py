@@ -12,7 +12,9 @@ from rich.text import Text
 from quire.cli.options import AsJson
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
+from quire.cli.tier_keys import key
 from quire.cli.tier_place import check_installed, kind_of, path_of, reading, shown, writing
+from quire.cli.tiers import TierKeyFile
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
@@ -57,8 +59,12 @@ def cache() -> None:
 
       quire cache verify /var/cache/quire
       quire cache evict /var/cache/quire --to 10GiB
+      quire cache key /etc/quire/tier.key
     """
     check_installed()
+
+
+app.command("key")(key)
 
 
 @app.command()
@@ -66,6 +72,7 @@ def verify(
     place: Place,
     *,
     repair: Annotated[bool, typer.Option("--repair", help="Drop the damaged records.")] = False,
+    tier_key_file: TierKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every record and check every byte of it.
@@ -78,7 +85,8 @@ def verify(
 
     Without --repair nothing is changed; with it, the damaged ones are dropped,
     which is what a read in use does, and what is lost is forgotten. Records of a later version of quire are
-    counted as foreign and left alone.
+    counted as foreign and left alone. With --tier-key-file every record needs a signature of one of these keys as well:
+    one with a false signature is damaged, one without any, or of another key, is counted as untrusted and left alone.
 
     [bold]Examples[/bold]
 
@@ -86,13 +94,18 @@ def verify(
       quire cache verify /var/cache/quire --repair --json
     """
     from quire.tiers.base import Outcome
+    from quire.tiers.keys import TierKey
+    from quire.tiers.stack.vouching import vouch
 
+    key = None if tier_key_file is None else TierKey.from_file(tier_key_file)
     with reading(place) as held:
+        vouch([held.tier], key)
         damaged, counts, num_bytes = read_all(held.tier)
         lost = num_lost(held.tier)
     if damaged or lost:
         # Somebody may have been writing them just then: what is damaged stays so.
         with reading(place) as held:
+            vouch([held.tier], key)
             suspects = frozenset(bytes.fromhex(each["key"]) for each in damaged)
             still, again, _ = read_all(held.tier, suspects)
             lost = min(lost, num_lost(held.tier))
@@ -116,6 +129,7 @@ def verify(
         "dropped": dropped,
         "lost": lost,
         "foreign": counts[Outcome.FOREIGN],
+        "untrusted": counts[Outcome.UNTRUSTED],
         "gone": counts[Outcome.ABSENT],
         "unread": counts[Outcome.ERROR] + counts[Outcome.TIMEOUT] + counts[Outcome.SKIPPED],
     }
@@ -242,6 +256,8 @@ def _judged(key: bytes, record: memoryview, outcome: "Outcome") -> "tuple[Outcom
     from quire.tiers.base import Outcome
     from quire.tiers.format import verify as verify_record
 
+    if outcome is Outcome.FORGED:
+        return Outcome.CORRUPT, "its signature does not hold"
     if outcome not in (Outcome.CORRUPT, Outcome.ABSENT) or (
         outcome is Outcome.ABSENT and not any(record[:8])
     ):
@@ -266,7 +282,7 @@ def show_verified(found: dict[str, Any]) -> None:
     ]
     facts += [
         (name, f"{found[name]:,}")
-        for name in ("dropped", "lost", "foreign", "gone", "unread")
+        for name in ("dropped", "lost", "foreign", "untrusted", "gone", "unread")
         if found[name]
     ]
     console.print(facts_table(facts))

@@ -16,7 +16,7 @@ from quire.cli.files import check_new, check_writable
 from quire.cli.models import TINY, load, source_of
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.talks import SAMPLED_QUESTION
-from quire.cli.tiers import TierFile, TierLines, opened
+from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 from quire.extras import require
@@ -49,6 +49,7 @@ def demo(
     block_size: options.BlockSize = 16,
     tier: TierLines = None,
     tier_file: TierFile = None,
+    tier_key_file: TierKeyFile = None,
     seed: options.Seed = 0,
     save: options.SaveTo = None,
     record: options.RecordTo = None,
@@ -94,11 +95,12 @@ def demo(
         words = ["--model", model, "--kv-memory", capacity, "--block-size", str(block_size)]
         words += ["--dtype", dtype, *(word for line in tier or () for word in ("--tier", line))]
         words += [] if tier_file is None else ["--tier-file", str(tier_file)]
+        words += [] if tier_key_file is None else ["--tier-key-file", str(tier_key_file)]
         found: dict[str, Any] = _served(words, size, model) | {"model": model, "dtype": dtype}
         found["pool"]["num_bytes"] = parse_bytes(capacity)
     else:
         with (
-            opened(tier, tier_file) as stack,
+            opened(tier, tier_file, tier_key_file) as stack,
             output.progress(f"loading {model}", total=num_conversations * num_turns + 1) as say,
         ):
             started = time.perf_counter()

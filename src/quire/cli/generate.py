@@ -12,7 +12,7 @@ from rich.text import Text
 from quire.cli import chat, options, output
 from quire.cli.files import check_new, check_writable, read_text
 from quire.cli.models import TINY, load
-from quire.cli.tiers import TierFile, TierLines, in_words, opened
+from quire.cli.tiers import TierFile, TierKeyFile, TierLines, in_words, opened
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TokensError
 
@@ -57,6 +57,7 @@ def generate(
     kv_memory: options.KvMemory = "256MiB",
     tier: TierLines = None,
     tier_file: TierFile = None,
+    tier_key_file: TierKeyFile = None,
     block_size: options.BlockSize = 16,
     dtype: options.Dtype = "float32",
     as_json: options.AsJson = False,
@@ -90,7 +91,7 @@ def generate(
     foreseen = _hint(reuse)
     images = [chat.read_image(path) for path in image or ()]
     with ExitStack() as opening, output.progress(f"loading {model}"):
-        stack = opening.enter_context(opened(tier, tier_file))
+        stack = opening.enter_context(opened(tier, tier_file, tier_key_file))
         loaded, reader = load(model, dtype, images=bool(images), lora=lora)
         from quire.core import Scope
         from quire.engines.hf import PrefixCache

@@ -13,7 +13,7 @@ import typer
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, load, name_of
-from quire.cli.tiers import TierFile, TierLines, opened
+from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 from quire.extras import require
@@ -72,6 +72,7 @@ def serve(
     block_size: options.BlockSize = 16,
     tier: TierLines = None,
     tier_file: TierFile = None,
+    tier_key_file: TierKeyFile = None,
     dtype: options.Dtype = "auto",
     chunks: Annotated[
         str | None,
@@ -164,7 +165,9 @@ def serve(
     if chunks is not None:
         gates = default_kept_at().with_name("gates")
         rows = named_selector(chunk_rows)
-        kept = Chunks(parse_bytes(chunks), rows, warm=chunk_tier, gates=gates)
+        kept = Chunks(
+            parse_bytes(chunks), rows, warm=chunk_tier, warm_key=tier_key_file, gates=gates
+        )
     elif chunk_tier is not None:
         raise ConfigError("--chunk-tier is given without --chunks, which switches reuse on")
     whole = size + (0 if chunks is None else parse_bytes(chunks))
@@ -177,6 +180,7 @@ def serve(
         max_body=limit,
         tiers=tier,
         tier_file=tier_file,
+        tier_key_file=tier_key_file if tier or tier_file or chunk_tier is None else None,
         engine={
             "kv_memory": size,
             "block_size": block_size,
@@ -243,6 +247,7 @@ class Wanted(NamedTuple):
     max_body: int
     tiers: Sequence[str] | None
     tier_file: Path | None
+    tier_key_file: Path | None
     engine: Mapping[str, Any]
 
     def service(self, running: "AsyncEngine") -> "ServedModel":
@@ -261,7 +266,9 @@ def opened_engine(
     for name, value in OF_SHAPES.items():
         os.environ.setdefault(name, value)
     with (
-        opened(wanted.tiers, wanted.tier_file, close_timeout_s=SAVING_S) as stack,
+        opened(
+            wanted.tiers, wanted.tier_file, wanted.tier_key_file, close_timeout_s=SAVING_S
+        ) as stack,
         ExitStack() as publishing,
     ):
         with output.progress(f"loading {wanted.model}"):

@@ -28,13 +28,26 @@ TierFile = Annotated[
         show_default=False,
     ),
 ]
+TierKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tier-key-file",
+        help="A file of tier keys, from quire cache key: it signs what goes to tiers, and nothing else is accepted.",
+        show_default=False,
+    ),
+]
 
 
 @contextmanager
-def opened(lines: Sequence[str] | None, file: Path | None, **defaults: object) -> Generator[Any]:
+def opened(
+    lines: Sequence[str] | None,
+    file: Path | None,
+    key_file: Path | None = None,
+    **defaults: object,
+) -> Generator[Any]:
     """Open the tiers that a command names, as a `TierStack`, and close them; None for none.
 
-    Those of the file come first. `defaults`: settings that hold where the file says nothing. Raises `ConfigError` and `TierError`.
+    Those of the file come first. `key_file`: tier keys, instead of the file's own `key_file`. `defaults`: settings that hold where the file says nothing. Raises `ConfigError` and `TierError`.
     """
     specs: list[Any] = []
     settings: dict[str, object] = {}
@@ -42,8 +55,14 @@ def opened(lines: Sequence[str] | None, file: Path | None, **defaults: object) -
         specs, settings = _read(file)
     specs += lines or ()
     if not specs:
+        if key_file is not None:
+            raise ConfigError(
+                "--tier-key-file is given without a tier; name one with --tier or --tier-file"
+            )
         yield None
         return
+    if key_file is not None:
+        settings["key_file"] = str(key_file)
     try:
         from quire.engines.tiered.opening import open_stack
     except ModuleNotFoundError as error:

@@ -13,6 +13,7 @@ from quire.errors import ConfigError, InvariantError, QuireError, RecordError, S
 from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
 from quire.tiers.outcomes import ListedRecord, Outcome, TierStats
 from quire.tiers.purging import Purgeable, tag_of_key
+from quire.tiers.trust import Trust
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Tier(Purgeable):
 
     Who asks first (`worth_telling`) reads only what somebody wants."""
 
+    trust: Trust | None = None  # what a stack with a tier key accepts of it
+
     def __init__(self) -> None:
         super().__init__()
         self._outcomes: Counter[str] = Counter()
@@ -77,7 +80,8 @@ class Tier(Purgeable):
         """
         check_keys(keys, buffers)
         deadline = time.monotonic() + timeout_s
-        answers = Answers(keys, buffers, came, may_drop=self.drops_damaged)
+        trust = None if self.in_memory else self.trust
+        answers = Answers(keys, buffers, came, may_drop=self.drops_damaged, trust=trust)
         outcomes = self._guarded(
             answers.outcomes, lambda _: self._get(keys, buffers, timeout_s, answers)
         )
@@ -85,16 +89,21 @@ class Tier(Purgeable):
             if left := [keys[index] for index in sorted(answers.damaged - answers.dropped)]:
                 left_s = max(deadline - time.monotonic(), 0.0)
                 self._guarded([], lambda _: self._delete(left, left_s))
-            self._say_damaged([keys[index] for index in sorted(answers.damaged)])
+            damaged = [at for at in sorted(answers.damaged) if outcomes[at] is Outcome.CORRUPT]
+            self._say_damaged([keys[at] for at in damaged])
+        if trust is not None:
+            trust.note(self.name, keys, outcomes)
         self._outcomes.update(outcomes)
         return outcomes
 
     def put(self, keys: Keys, records: Buffers, timeout_s: float = 1.0) -> list[Outcome]:
         """Keep sealed records: `STORED` or `PRESENT`, else why not. The records stay the caller's.
 
-        Raises `RecordError` where a record is not sealed under its key.
+        Raises `RecordError` where a record is not sealed under its key, or not signed with a tier key that it needs.
         """
         check_sealed(keys, records)
+        if self.trust is not None:
+            self.trust.check(records)
         return self.put_sealed(keys, records, timeout_s)
 
     def put_sealed(self, keys: Keys, records: Buffers, timeout_s: float) -> list[Outcome]:
@@ -106,8 +115,14 @@ class Tier(Purgeable):
         for key, record in zip(keys, records, strict=True):
             first.setdefault(key, record)
         once, kept = list(first), list(first.values())
+        doubted = self.trust.doubted(once) if self.trust is not None else []
+        if doubted:  # what is kept as present would else be what was not accepted
+            timeout_s /= 2
+            self.delete(doubted, timeout_s)
         skipped = [Outcome.SKIPPED] * len(once)
         outcomes = self._guarded(skipped, lambda done: self._write_all(once, kept, timeout_s, done))
+        if doubted and self.trust is not None:
+            self.trust.replaced(doubted, once, outcomes)
         if Outcome.FULL in outcomes:
             self._say_full()
         if len(once) < len(keys):
@@ -128,6 +143,8 @@ class Tier(Purgeable):
             [], lambda _: found.__setitem__(slice(None), self._contains(keys, timeout_s))
         )
         self._outcomes.update(failures)
+        if self.trust is not None and (doubted := set(self.trust.doubted(keys))):
+            found = [here and key not in doubted for here, key in zip(found, keys, strict=True)]
         return found, failures
 
     def touch(self, keys: Keys) -> None:
@@ -244,7 +261,7 @@ class Tier(Purgeable):
         """Warn of damaged records: of the first, and each time that they have become twice as many."""
         before = self._outcomes[Outcome.CORRUPT]
         count = before + len(keys)
-        if count.bit_length() > before.bit_length():
+        if keys and count.bit_length() > before.bit_length():
             _log.warning(
                 "%s has given %d damaged records so far, the last of key %s; they read as misses and "
                 "are dropped, but what it stands on changes bytes",
@@ -288,7 +305,7 @@ class Answers:
     """Outcomes of the keys of one `get`, `SKIPPED` until they are settled.
 
     `outcomes`  by index
-    `damaged`   indices of records that are `CORRUPT`
+    `damaged`   indices of records that are `CORRUPT` or `FORGED`
     `dropped`   of these, those that the tier has claimed to drop; the others' keys are deleted by `Tier.get`
     `came`      to be called where a part of a record has come: who waits gives up a tier of which nothing comes
     """
@@ -300,12 +317,13 @@ class Answers:
         came: Callable[[], None] | None = None,
         *,
         may_drop: bool = True,
+        trust: Trust | None = None,
     ) -> None:
         self.came = came or _nobody
         self.outcomes = [Outcome.SKIPPED] * len(keys)
         self.damaged: set[int] = set()
         self.dropped: set[int] = set()
-        self._keys, self._buffers, self._may_drop = keys, buffers, may_drop
+        self._keys, self._buffers, self._may_drop, self._trust = keys, buffers, may_drop, trust
 
     def claims_drop(self, index: int) -> bool:
         """Claim to drop just what was read of a damaged key, nothing put since; return whether the tier may, and then must."""
@@ -322,7 +340,9 @@ class Answers:
         self.damaged.discard(index)
         if outcome is Outcome.HIT:
             outcome = checked(self._keys[index], self._buffers[index])
-        if outcome is Outcome.CORRUPT:
+            if self._trust is not None and outcome is Outcome.HIT:
+                outcome = self._trust.judge(self._buffers[index])
+        if outcome in (Outcome.CORRUPT, Outcome.FORGED):
             self.damaged.add(index)
         self.outcomes[index] = outcome
 

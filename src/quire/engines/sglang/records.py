@@ -21,6 +21,7 @@ from quire.tiers.format import (
     record_key,
     seal,
 )
+from quire.tiers.keys import TierKey
 from quire.tiers.opening import Spec
 
 AT_ONCE_BYTES = 64 << 20
@@ -64,9 +65,9 @@ class PageRecords:
         record = new_buffer(self.record_bytes)
         return record, payload_of(record, self.payload_bytes)
 
-    def seal(self, record: memoryview, key: bytes) -> None:
-        """Make a record of what lies in its payload."""
-        seal(record, replace(self._header, key=key))
+    def seal(self, record: memoryview, key: bytes, signer: TierKey | None = None) -> None:
+        """Make a record of what lies in its payload, signed with a tier key."""
+        seal(record, replace(self._header, key=key), signer)
 
     def payload(self, record: memoryview | None) -> memoryview | None:
         """Return the payload of a verified record; None where it is not one of these."""
@@ -129,7 +130,7 @@ class PageStack:
         if chosen:
             fill(chosen, [payload for _, payload in made])
         for at, (record, _) in zip(chosen, made, strict=True):
-            records.seal(record, names[at])
+            records.seal(record, names[at], self._stack.settings.key)
         taken = [names[at] for at in chosen]
         outcomes = self._stack.store(taken, [record for record, _ in made], wanted[chosen])
         for at, outcome in zip(chosen, outcomes, strict=True):

@@ -2,15 +2,21 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from quire.errors import ConfigError, TierBusy
 from quire.tiers.addresses import unquoted
 from quire.tiers.base import Tier
+from quire.tiers.keys import TierKey
 from quire.tiers.opening import Spec, open_tier, open_tiers
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
+
+KEY_FILE = "key_file"
+"""The setting, in text, that names a file of tier keys."""
 
 _log = logging.getLogger(__name__)
 
@@ -23,12 +29,12 @@ def open_stack(
 ) -> TierStack:
     """Open tiers, fastest first, as one stack.
 
-    `settings`: as a mapping, as a TOML file has it. Raises `ConfigError`, with no tier left open,
+    `settings`: as a mapping, as a TOML file has it; there `key_file` is the path of a file of tier keys. Raises `ConfigError`, with no tier left open,
     and with `strict` what `open_tier` raises; else a tier that is down is left alone until it can be opened.
     """
     if settings is not None and not isinstance(settings, StackSettings):
         try:
-            settings = msgspec.convert(dict(settings), StackSettings)
+            settings = _settings_of(dict(settings))
         except (msgspec.ValidationError, TypeError) as error:
             raise ConfigError(f"settings of the tiers: {unquoted(error)}") from None
     if isinstance(tiers, str | Mapping) or not isinstance(tiers, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -65,6 +71,24 @@ def open_free(specs: Sequence[Spec], settings: Mapping[str, object] | None) -> T
             if isinstance(tier, Tier):
                 tier.close()
         raise
+
+
+def _settings_of(given: dict[str, object]) -> StackSettings:
+    """Return settings from plain values. Tier keys come by the path of their file, never as text: text is shown and logged."""
+    if "key" in given:
+        raise ConfigError(
+            "settings of the tiers: a tier key is not written into settings, which logs, process lists and errors show; "
+            f"write it to a file that only its owner reads, and give {KEY_FILE!r}, its path (`quire cache key FILE` makes one)"
+        )
+    file = given.pop(KEY_FILE, None)
+    settings = msgspec.convert(given, StackSettings)
+    if file is None:
+        return settings
+    if not isinstance(file, (str, Path)) or not str(file):
+        raise ConfigError(
+            f"settings of the tiers: {KEY_FILE} is the path of a file, got {type(file).__name__}"
+        )
+    return replace(settings, key=TierKey.from_file(file))
 
 
 def _is_disk(spec: Spec) -> bool:

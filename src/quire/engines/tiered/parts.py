@@ -24,6 +24,7 @@ from quire.tiers.format import (
     record_key,
     seal,
 )
+from quire.tiers.keys import TierKey
 
 REMEMBERED_KEYS = 1 << 15
 """Keys that a part remembers by block digest: hashing each one anew is most of a lookup."""
@@ -86,13 +87,17 @@ class BlockPart:
         return known
 
     def encode(
-        self, pool: Pool, blocks: Sequence[NamedBlock], buffers: Sequence[memoryview]
+        self,
+        pool: Pool,
+        blocks: Sequence[NamedBlock],
+        buffers: Sequence[memoryview],
+        signer: TierKey | None = None,
     ) -> None:
-        """Write blocks of the pool into sealed records."""
+        """Write blocks of the pool into sealed records, signed with a tier key."""
         size = self.codec.payload_bytes
 
         def filled(at: int) -> None:
-            seal(buffers[at], replace(self._header, key=self.key(blocks[at].digest)))
+            seal(buffers[at], replace(self._header, key=self.key(blocks[at].digest)), signer)
 
         payloads = [payload_of(each, size) for each in buffers]
         self.codec.encode(pool, [each.block for each in blocks], payloads, filled)

@@ -379,7 +379,7 @@ class TieredStore:
             for group, indices in by_group.items():
                 chosen = [blocks[index] for index in indices]
                 out = [records[index] for index in indices]
-                self.parts[group].encode(self.pools[group], chosen, out)
+                self.parts[group].encode(self.pools[group], chosen, out, self.stack.settings.key)
         except BaseException:
             self.stack.give_back(records)
             raise

@@ -20,6 +20,7 @@ from quire.tiers.format import (
     record_key,
     seal,
 )
+from quire.tiers.keys import TierKey
 
 REMEMBERED_KEYS = 1 << 15
 
@@ -91,10 +92,12 @@ class GroupPart:
             known = self._keys[digest] = record_key(self._digest, digest, tag_of(digest))
         return known
 
-    def write(self, record: memoryview, payload: memoryview, key: bytes) -> None:
-        """Make a sealed record of a payload."""
+    def write(
+        self, record: memoryview, payload: memoryview, key: bytes, signer: TierKey | None = None
+    ) -> None:
+        """Make a sealed record of a payload, signed with a tier key."""
         payload_of(record, self.payload_bytes)[:] = payload
-        seal(record, replace(self._header, key=key))
+        seal(record, replace(self._header, key=key), signer)
 
     def reads(self, record: memoryview) -> bool:
         """Return whether a verified record says that it is of this group."""

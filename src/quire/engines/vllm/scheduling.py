@@ -338,7 +338,8 @@ class SchedulerSide:
             for part, slot, record, key in zip(
                 saved.parts, slots, records, saved.keys, strict=True
             ):
-                part.write(record, self._arena.view(slot, part.payload_bytes), key)
+                payload = self._arena.view(slot, part.payload_bytes)
+                part.write(record, payload, key, self.stack.settings.key)
         finally:
             self._arena.give_back(slots)
         self.stack.store(saved.keys, records)

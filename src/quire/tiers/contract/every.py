@@ -23,6 +23,7 @@ import pytest
 
 from quire.errors import ConfigError, RecordError, TierError
 from quire.tiers.base import ListedRecord, Outcome, Tier
+from quire.tiers.contract.poisoned import PoisonedContract
 from quire.tiers.contract.purging import PurgeContract
 from quire.tiers.contract.samples import (
     PAYLOADS,
@@ -50,7 +51,7 @@ def read(tier: Tier, key: bytes, payload_bytes: int = 1000) -> tuple[Outcome, me
     return outcome, buffer
 
 
-class TierContract(ThreadsContract, PurgeContract):
+class TierContract(ThreadsContract, PurgeContract, PoisonedContract):
     """Holds for every tier."""
 
     payloads: tuple[int, ...] = PAYLOADS

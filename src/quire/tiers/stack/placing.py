@@ -75,9 +75,16 @@ class Placing:
         return [] if below is None else np.flatnonzero(self._lacks(below, keys)).tolist()
 
     def demote(self, above: Level, keys: list[bytes], records: list[memoryview]) -> None:
-        """Give what a tier lets go to the next one that is written, unless that has it. Copies."""
+        """Give what a tier lets go to the next one that is written, unless that has it. Copies.
+
+        With a tier key, nothing goes on that others have put there: the next one may be this process's memory.
+        """
+        trust = above.tier.trust
+        if trust is not None and not above.in_memory:
+            own = [at for at, record in enumerate(records) if trust.judge(record) is Outcome.HIT]
+            keys, records = [keys[at] for at in own], [records[at] for at in own]
         below = self._below(above, keys)
-        if below is not None:
+        if below is not None and keys:
             self._give([below], keys, Chain(self._shared, records, is_lent=True))
 
     def _below(self, above: Level, gone: list[bytes]) -> Level | None:

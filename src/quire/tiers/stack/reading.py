@@ -293,7 +293,8 @@ class Reader:
         if not level.answers_at_once:
             found = [chunk.keys[place] for place in hits]
             self._shared.whereabouts.mark(found, level.index)
-            lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in _GONE]
+            gone = _GONE if level.tier.trust is None else (*_GONE, Outcome.FOREIGN)  # put anew
+            lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in gone]
             self._shared.whereabouts.clear(lost, level.index)
         had_time = chunk.allowed_s >= level.patience_s or Outcome.TIMEOUT not in outcomes
         if had_time and any(ticket.is_first for ticket in chunk.tickets):
@@ -344,7 +345,7 @@ class Reader:
         return ticket.indices
 
 
-_GONE = (Outcome.ABSENT, Outcome.CORRUPT)
+_GONE = (Outcome.ABSENT, Outcome.CORRUPT, Outcome.UNTRUSTED, Outcome.FORGED)
 
 
 def _is_joinable(chunk: Chunk, left_s: float, size: int, place: int) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 
 from quire.config import parse_bytes
 from quire.errors import ConfigError
+from quire.tiers.keys import TierKey
 
 Write: TypeAlias = Literal["through", "back", "second_use"]
 """When records are written to a tier.
@@ -78,6 +79,8 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     `failures`            consecutive calls that time out or fail until a tier is left alone; one that hangs is at once
     `cool_down_s`         how long it is left alone at first; it doubles, up to 64 times as long
     `strict`              a tier that cannot be opened is an error; else it is left alone until it can be
+    `key`                 signs what is stored; nothing that none of its secrets signed is accepted. None: no record is
+                          signed, and all are read. As text it is given by the path of its file alone, `key_file`
     `tiers`               what differs for one tier, by its name
     """
 
@@ -95,6 +98,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     failures: int = 3
     cool_down_s: float = 1.0
     strict: bool = False
+    key: TierKey | None = None
     tiers: dict[str, TierSettings] = {}
 
     def of(self, tier: str) -> TierSettings:

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from quire.errors import ConfigError, InvariantError
-from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys, check_sealed
+from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.fetching import Fetch, check_sizes
 from quire.tiers.stack.gate import CostGate
@@ -26,6 +26,7 @@ from quire.tiers.stack.prefetch import Prefetch, Prefetching
 from quire.tiers.stack.reading import Reader
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import StackStats, counted
+from quire.tiers.stack.vouching import check_own, vouch
 from quire.tiers.stack.writing import STORE_TIMEOUT_S
 
 MOST_TIERS = 8
@@ -64,6 +65,7 @@ class TierStack:
         self.tiers = tuple(tiers)
         self.settings = settings or StackSettings()
         self.names = tier_names(tiers, self.settings)
+        vouch(tiers, self.settings.key)
         shared = self._shared = Shared(lanes or Lanes(), self.settings)
         self._levels = [
             Level(shared, index, tier, name)
@@ -223,10 +225,10 @@ class TierStack:
         """Keep sealed records, which become the stack's: the caller writes to them no more.
 
         `wanted` is what `wanted` has just said of these keys; without it the tiers are asked again.
-        Raises `RecordError` where a record does not carry its key. Never waits. `STORED` where a tier has the record or has
+        Raises `RecordError` where a record does not carry its key, or is not signed with the stack's tier key. Never waits. `STORED` where a tier has the record or has
         taken it into its queue, `PRESENT` where all that want it have it or are about to, `SKIPPED` where nobody took it. Behind a refused head no tail is stored.
         """
-        check_sealed(keys, records)
+        check_own(keys, records, self.settings.key)
         return self._placing.store(keys, records, wanted) if keys else []
 
     def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
@@ -234,7 +236,7 @@ class TierStack:
 
         A tier below another one gets what that one evicts, if it is a tier that tells (`Tier.evicting`).
         """
-        check_sealed(keys, records)
+        check_own(keys, records, self.settings.key)
         return self._placing.store_evicted(keys, records) if keys else []
 
     @property

@@ -38,6 +38,7 @@ from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, NotRelocatable
 from quire.tensors.kinds import LayerKind
+from quire.tiers.keys import TierKey
 from quire.tiers.opening import open_tiers
 
 _NONE = np.empty(0, np.int64)
@@ -73,8 +74,10 @@ class Passages:
         self._turn = turn
         self._warm = None
         if settings.warm is not None:
+            file, shared = settings.warm_key, settings.share_isolated
+            key = None if file is None else TierKey.from_file(file)
             (tier,) = open_tiers([settings.warm])
-            self._warm = WarmPassages(tier, runs.model, shared=settings.share_isolated)
+            self._warm = WarmPassages(tier, runs.model, shared=shared, key=key)
         self._gates = None if settings.gates is None else GateMemory(settings.gates)
         self._tried: dict[tuple[object, object], Blending | NotRelocatable] = {}
 

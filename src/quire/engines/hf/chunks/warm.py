@@ -33,6 +33,8 @@ from quire.tiers.format import (
     record_key,
     seal,
 )
+from quire.tiers.keys import TierKey
+from quire.tiers.stack.vouching import vouch
 
 _TIMEOUT_S = 5.0
 _MOST_REFUSED = 4096
@@ -45,10 +47,13 @@ class WarmPassages:
     """Isolated captures of one model in a tier; what it fails to give is computed.
 
     shared  whether all scopes of one model and adapter find each other's
+    key     signs what is stored; nothing else is accepted. None: all is
     """
 
-    def __init__(self, tier: Tier, model: Any, *, shared: bool) -> None:
+    def __init__(self, tier: Tier, model: Any, *, shared: bool, key: TierKey | None = None) -> None:
+        vouch([tier], key)
         self.tier = tier
+        self._signer = key
         self._model = model
         self._shapes = [
             ((each.kv_heads, each.k_width), (each.kv_heads, each.v_width))
@@ -69,10 +74,14 @@ class WarmPassages:
             payload_of(record, len(payload))[:] = payload
             key = self._key(bound, each.ids, each.before)
             digest = self._namespace(bound).digest
-            seal(record, Header(key, digest, len(payload), each.num_tokens, dtype=DType.INT8))
+            seal(
+                record,
+                Header(key, digest, len(payload), each.num_tokens, dtype=DType.INT8),
+                self._signer,
+            )
             keys.append(key)
             records.append(record)
-        outcomes = self.tier.put(keys, records, _TIMEOUT_S) if keys else []
+        outcomes = self.tier.put_sealed(keys, records, _TIMEOUT_S) if keys else []
         for key, outcome in zip(keys, outcomes, strict=True):
             self._refused.pop(key, None)
             if outcome not in _TAKEN:
