@@ -74,16 +74,16 @@ def belady_hits(trace: SmallTrace, capacity: int) -> list[int]:
 
 
 def best_possible(trace: SmallTrace, capacity: int, *, bypass: bool = True) -> int:
-    """The most blocks that any choice of what to keep after each request can find.
+    """The most tokens that any choice of what to keep after each request can find.
 
     Without bypass the first blocks of the request itself are kept, as far as there is room.
     """
     states = {frozenset[int](): 0}
-    for chain in trace.chains:
+    for chain, tokens in zip(trace.chains, trace.tokens, strict=True):
         after: dict[frozenset[int], int] = {}
         must = frozenset[int]() if bypass else frozenset(chain[:capacity])
         for held, found in states.items():
-            total = found + _prefix(chain, held)
+            total = found + min(_prefix(chain, held) * trace.block_size, tokens)
             may = sorted((held | set(chain) if bypass else held) - must)
             for size in range(min(capacity - len(must), len(may)) + 1):
                 for kept in combinations(may, size):

@@ -9,11 +9,13 @@ from curves_help import SmallTrace, belady_hits, best_possible, growing, lru_hit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.policies import policy_names
 from quire.errors import ConfigError
 from quire.sim import curves as curves_module
 from quire.sim import optimum, reuse
 from quire.sim.curves import curves, curves_of
 from quire.sim.executors import Processes
+from quire.sim.replay import replay
 from quire.sim.trace.rows import TraceRequest
 from quire.sim.workload import Chat, Traffic, Workload
 
@@ -44,7 +46,7 @@ def test_the_optimum_keeps_what_is_used_again_soonest_at_every_capacity(texts):
 @settings(max_examples=25, deadline=None)
 def test_no_choice_of_what_to_keep_beats_the_optimum_and_one_equals_it(texts, capacity):
     trace = SmallTrace(texts)
-    found = best_possible(trace, capacity) * trace.block_size
+    found = best_possible(trace, capacity)
     assert curves(trace).optimum.at(capacity) == found / sum(trace.tokens)
 
 
@@ -54,7 +56,7 @@ def test_what_is_reachable_is_the_best_choice_of_what_to_keep_beside_the_blocks_
     texts, capacity
 ):
     trace = SmallTrace(texts)
-    found = best_possible(trace, capacity, bypass=False) * trace.block_size
+    found = best_possible(trace, capacity, bypass=False)
     assert curves(trace).reachable.at(capacity) == found / sum(trace.tokens)
 
 
@@ -68,7 +70,45 @@ def test_last_blocks_that_are_partial_count_with_the_tokens_they_have(data, text
     for capacity in range(trace.num_unique + 2):
         assert both.lru.at(capacity) == trace.found_tokens(lru_hits(trace, capacity)) / total
         best = trace.found_tokens(belady_hits(trace, capacity))
-        assert both.optimum.at(capacity) == best / total
+        assert both.optimum.at(capacity) >= best / total
+
+
+@given(
+    st.data(),
+    st.lists(st.text("ab", max_size=4), min_size=1, max_size=7),
+    st.integers(0, 5),
+    st.integers(2, 9),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_choice_of_what_to_keep_finds_more_tokens_than_a_bound(data, texts, capacity, size):
+    lacking = [data.draw(st.integers(1 - size, 0)) if text else 1 for text in texts]
+    trace = SmallTrace(texts, size, lacking)
+    both, total = curves(trace), sum(trace.tokens)
+    assert best_possible(trace, capacity) / total <= both.optimum.at(capacity) <= both.ceiling
+    least = best_possible(trace, capacity, bypass=False) / total
+    assert least <= both.reachable.at(capacity) <= both.ceiling
+    for name in ("optimum", "reachable") if capacity else ():
+        (result,) = optimum.optimum_results(trace, [capacity], name)
+        assert result.token_hit == getattr(both, name).at(capacity)
+        assert result.hit_tokens + sum(result.missed.values()) == result.prompt_tokens
+
+
+@given(st.data(), tries, st.integers(2, 9), st.sampled_from(policy_names()))
+@settings(max_examples=60, deadline=None)
+def test_no_policy_finds_more_tokens_than_a_bound(data, texts, size, policy):
+    lacking = [data.draw(st.integers(1 - size, 0)) if text else 1 for text in texts]
+    trace = SmallTrace(texts, size, lacking)
+    both = curves(trace)
+    for capacity in (1, 2, 4, 7):
+        found = replay(trace, capacity, policy).token_hit
+        assert found <= both.reachable.at(capacity) <= both.optimum.at(capacity)
+
+
+def test_a_bound_counts_tokens_where_a_partial_block_would_be_kept_for_a_whole_one():
+    trace = SmallTrace(["a", "b", "a", "b"], 100, [-99, 0, -99, 0])
+    assert trace.found_tokens(belady_hits(trace, 1)) == 1  # in blocks it is as good
+    assert best_possible(trace, 1) == 100
+    assert curves(trace).optimum.at(1) == (100 + 1) / sum(trace.tokens)
 
 
 @given(tries, st.data())

@@ -64,8 +64,9 @@ def curve(
 ) -> None:
     """The hit ratio of a trace for every capacity, under LRU and at best.
 
-    Exact, from one pass over the file. The optimum knows the future: no policy finds
-    more, and no pool more than is reachable, which keeps what a request uses while it runs. Hits are prompt tokens in blocks that were cached, as a share of all.
+    From one pass over the file. No policy finds more than the optimum, and no pool more than is reachable, which
+    keeps what a request uses while it runs. All three are exact where blocks are whole; of last, partial blocks that
+    came before, the two bounds count all as found. Hits are prompt tokens in blocks that were cached, as a share of all.
 
     [bold]Examples[/bold]
 

@@ -73,7 +73,7 @@ def replay(
     """The hit ratio of a trace on the real cache, by capacity and policy.
 
     Drives the cache manager that serves requests, block by block; the optimum, which
-    knows the future, stands beside every row. Hits are prompt tokens found, as a share of all.
+    no policy exceeds, stands beside every row. Hits are prompt tokens found, as a share of all.
 
     [bold]Examples[/bold]
 
@@ -229,8 +229,9 @@ def _is_best(row: Row, rows: list[Row]) -> bool:
 
 def _notes(document: dict[str, Any]) -> list[str]:
     notes = [
-        "reachable: what a pool finds that knows the future; gap closed: of what is between LRU and that",
-        "optimum: knows the future, and may leave out at once what a request has used",
+        "reachable: no policy of a pool finds more; gap closed: of what is between LRU and that",
+        "optimum: no policy finds more, even if it may leave out at once what a request has used",
+        "both are exact where all blocks are whole; last, partial blocks that came before count as found",
         "gone: prompt tokens that were seen before and are not cached any more",
     ]
     if document["hints"] != "none":

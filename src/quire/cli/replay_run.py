@@ -89,8 +89,12 @@ class Replays:
         }
 
     def _gap_closed(self, result: "ReplayResult") -> float | None:
-        """Return what a row finds of that between LRU and what a pool can reach; None where nothing is between."""
+        """Return what a policy finds of that between LRU and what a pool can reach; None where nothing is between, and of bounds."""
+        from quire.sim.optimum import BOUNDS
+
         both, capacity = self.curves, result.capacity_blocks
+        if result.policy in BOUNDS:
+            return None
         lru, best = both.lru.at(capacity), both.reachable.at(capacity)
         return (result.token_hit - lru) / (best - lru) if best > lru else None
 

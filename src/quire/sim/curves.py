@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.errors import ConfigError
 from quire.sim.executors import Executor, Serial
-from quire.sim.optimum import optimum_steps, reachable_steps
+from quire.sim.optimum import BOUNDS, optimum_steps, reachable_steps, weighed
 from quire.sim.reuse import Counts, Reuses, Steps, lru_steps, reuses, sums
 from quire.sim.trace.rows import Trace
 
@@ -117,10 +117,11 @@ class Curve(msgspec.Struct, frozen=True, eq=False):
 
 
 class Curves(msgspec.Struct, frozen=True, eq=False):
-    """The curves of LRU and of what no policy exceeds, of one trace.
+    """The curves of LRU and of two upper bounds, which no policy exceeds, of one trace.
 
     `optimum`        Belady's rule; a block may be left out at once
     `reachable`      the same where a request holds its blocks while it runs, as in every pool
+                     Both are exact but for last, partial blocks, see `quire.sim.optimum.weighed`
     `num_unique`     different blocks: a capacity that never evicts
     `seconds`        CPU time to read the trace and compute both
     """
@@ -179,12 +180,18 @@ def curves_of(read: Reuses, *, count_from: int = 0, executor: Executor | None = 
 def _timed(read: Reuses, count_from: int, name: str) -> tuple[Curve, float]:
     """Return a curve of `STEPS`, and the CPU time that it took."""
     begun = time.process_time()
-    curve = _curve(STEPS[name](read), read, count_from)
+    ends = np.zeros(read.num_requests, np.int64)
+    if name in BOUNDS:
+        read, ends = weighed(read)
+    curve = _curve(STEPS[name](read), read, count_from, ends)
     return curve, time.process_time() - begun
 
 
-def _curve(parts: Iterable[Steps], read: Reuses, count_from: int) -> Curve:
-    """Add up steps: each is a slope of one block per block of capacity, for its width."""
+def _curve(parts: Iterable[Steps], read: Reuses, count_from: int, ends: Counts) -> Curve:
+    """Add up steps: each is a slope of one block per block of capacity, for its width.
+
+    `ends` are tokens of last blocks that are found from the capacity on that holds their prompt.
+    """
     corners, rises = np.zeros(1, np.int64), np.zeros(1, np.int64)
     found, whole = (np.zeros(read.num_requests, np.int64) for _ in range(2))
     for steps in parts:
@@ -195,6 +202,9 @@ def _curve(parts: Iterable[Steps], read: Reuses, count_from: int) -> Curve:
         np.maximum.at(whole, request, stop)
         corners, rises = _with_turns(corners, rises, below, stop)
     short_at, short_by = _partial_blocks(found, whole, read)
+    at = count_from + np.flatnonzero(ends[count_from:])
+    short_at = np.concatenate((short_at, read.prompt_blocks[at]))
+    short_by = np.concatenate((short_by, -ends[at]))
     rises_at, corners = corners, np.unique(np.concatenate((corners, short_at - 1, short_at)))
     slopes = np.zeros(len(corners), np.int64)
     slopes[corners.searchsorted(rises_at)] = rises

@@ -1,6 +1,6 @@
-"""What no policy exceeds: Belady's rule, with and without bypass, its stack distances and its rows beside replayed policies.
+"""Upper bounds of what policies find: Belady's rule, with and without bypass, its stack distances and its rows beside replays.
 
-The optimum may leave out blocks that a request has just used. A pool cannot, as a request holds its blocks while it
+They are the optimum where all blocks are whole; of last blocks that are partial see `weighed`. The optimum may leave out blocks that a request has just used. A pool cannot, as a request holds its blocks while it
 runs: what it can reach is the optimum without bypass.
 
 Its distances stay apart from those of LRU: LRU orders blocks by their last use, which a count of
@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heappushpop
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from quire.sim.replay import HitTally, Observer, ReplayResult, check_capacity
-from quire.sim.reuse import STEPS_AT_ONCE, Reuses, Steps, reuses
+from quire.sim.reuse import STEPS_AT_ONCE, Counts, Reuses, Steps, reuses
 from quire.sim.trace.rows import Trace
 
 OPTIMUM, REACHABLE = "optimum", "reachable"
@@ -52,29 +53,52 @@ def optimum_results(
     for capacity in capacities:
         check_capacity(capacity)
     begun = time.process_time()
-    read = reuses(trace, trace.block_size)
+    read, ends = weighed(reuses(trace, trace.block_size))
+    seen_blocks = read.seen_blocks + (ends > 0)
     hit_blocks = np.zeros((len(capacities), read.num_requests), np.int64)
     for steps in BOUNDS[bound](read):
         for row, capacity in zip(hit_blocks, capacities, strict=True):
             np.add.at(row, steps.request, steps.found(capacity))
     columns = [
         column[count_from:].tolist()
-        for column in (read.prompt_tokens, read.prompt_blocks, read.seen_blocks)
+        for column in (read.prompt_tokens, read.prompt_blocks, seen_blocks)
     ]
     reading = time.process_time() - begun
     results: list[ReplayResult] = []
     for number, capacity in enumerate(capacities):
         begun = time.process_time()
         hits = hit_blocks[number].tolist()
+        last = np.where(read.prompt_blocks <= capacity, ends, 0).tolist()
         tally = HitTally(read.block_size, capacity)
-        for row in zip(*columns, hits[count_from:], strict=True):
-            tally.add(*row)
-        for request, found in zip(trace, hits, strict=True) if observers else ():
+        for *row, found, end in zip(*columns, hits[count_from:], last[count_from:], strict=True):
+            tally.add(*row, found, end_tokens=end)
+        for request, found, end in zip(trace, hits, last, strict=True) if observers else ():
             for observe in observers[number]:
-                observe(request, min(found * read.block_size, request.prompt_tokens))
+                observe(request, min(found * read.block_size, request.prompt_tokens) + end)
         seconds = reading / len(capacities) + time.process_time() - begun
         results.append(tally.result(bound, None, seconds))
     return results
+
+
+def weighed(read: Reuses) -> tuple[Reuses, Counts]:
+    """Return the reuses of whole blocks, and the tokens of last, partial blocks that were seen before, int64 [requests].
+
+    Belady's rule counts blocks, and a partial one is worth fewer tokens than a whole one: it may find fewer tokens than
+    another choice. So the bounds choose among whole blocks alone. A last block that is partial takes no room in them and counts
+    as found where an earlier request had it and the cache holds as many blocks as its prompt has. Where there is none,
+    the bounds are exact.
+    """
+    tokens = read.prompt_tokens - (read.prompt_blocks - 1) * read.block_size
+    partial = (read.seen_blocks == read.prompt_blocks) & (tokens < read.block_size)
+    partial &= read.prompt_blocks > 0
+    deepest = np.flatnonzero(np.append(read.later[1:] != read.later[:-1], True)[: len(read.later)])
+    num_blocks = read.num_blocks.copy()
+    num_blocks[deepest] -= partial[read.later[deepest]]
+    left = num_blocks > 0
+    whole = msgspec.structs.replace(
+        read, earlier=read.earlier[left], later=read.later[left], num_blocks=num_blocks[left]
+    )
+    return whole, np.where(partial, tokens, 0)
 
 
 def optimum_steps(reuses: Reuses) -> Iterator[Steps]:

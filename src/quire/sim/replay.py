@@ -197,12 +197,22 @@ class HitTally:
         return self.add(request.prompt_tokens, num_blocks, num_seen, num_hit, num_computing)
 
     def add(
-        self, num_tokens: int, num_blocks: int, num_seen: int, num_hit: int, num_computing: int = 0
+        self,
+        num_tokens: int,
+        num_blocks: int,
+        num_seen: int,
+        num_hit: int,
+        num_computing: int = 0,
+        *,
+        end_tokens: int = 0,
     ) -> int:
-        """Count a request of so many blocks, of which so many were in an earlier one; return the tokens found."""
+        """Count a request of so many blocks, of which so many were in an earlier one; return the tokens found.
+
+        `end_tokens`  of a last block that counts as found beside the others
+        """
         size, missed = self._block_size, self._missed
         held = min(num_blocks, self._capacity)
-        hit_end = min(num_hit * size, num_tokens)
+        hit_end = min(num_hit * size, num_tokens) + end_tokens
         seen_end = min(min(held, num_seen) * size, num_tokens)
         computing_end = min(hit_end + num_computing * size, seen_end)
         held_end = min(held * size, num_tokens)
@@ -216,7 +226,7 @@ class HitTally:
         self._prompt_tokens += num_tokens
         self._hit_tokens += hit_end
         self._prompt_blocks += num_blocks
-        self._hit_blocks += num_hit
+        self._hit_blocks += num_hit + (end_tokens > 0)
         return hit_end
 
     def result(self, policy: str, evicted_blocks: int | None, seconds: float) -> ReplayResult:
