@@ -211,6 +211,26 @@ def test_a_hint_that_cannot_be_is_refused(number):
     assert stage.manager.end_session("a") == 1  # the other one is used by a request without it
 
 
+SECONDS = (-3, -1, 0, 0.0, NAN, float("inf"), -float("inf"), 1e10, True, "10", np.arange(2))
+
+
+@pytest.mark.parametrize("field", ["ttl_s", "returns_in_s"])
+@pytest.mark.parametrize("seconds", SECONDS, ids=repr)
+def test_a_hint_is_not_made_of_seconds_that_cannot_be(field, seconds):
+    with pytest.raises(ConfigError, match=f"{field} must be a number of seconds, above 0"):
+        Hint(**{field: seconds})
+    assert Hint(**{field: 3}) == Hint(**{field: 3.0})
+
+
+@pytest.mark.parametrize("seconds", SECONDS, ids=repr)
+def test_neither_pins_nor_retention_take_seconds_that_cannot_be(seconds):
+    stage = Stage(clock=lambda: 0.0)
+    with rejected(stage.manager, ConfigError, "ttl_s must be a number of seconds"):
+        ops.pin(stage.manager, CACHED, ttl_s=seconds)
+    with rejected(stage.manager, ConfigError, "retain_s must be a number of seconds"):
+        stage.manager.open([*CACHED, 7], retain_s=seconds)
+
+
 # -- calls ---------------------------------------------------------------------------------
 
 OF_A_SEQUENCE = {

@@ -149,6 +149,15 @@ def test_a_limit_is_refused_by_the_name_it_was_given_by():
     )
 
 
+@pytest.mark.parametrize("field", ["ttl_s", "returns_in_s"])
+@pytest.mark.parametrize("seconds", [-3, 0, 1e10])
+def test_seconds_of_a_hint_that_cannot_be_are_refused_with_400(field, seconds):
+    body = b'{"prompt": "a", "%s": %r}' % (field.encode(), seconds)
+    with pytest.raises(ConfigError, match=f"{field} must be a number of seconds") as caught:
+        read(CompletionRequest, body).options()
+    assert refused(caught.value).status == 400
+
+
 def test_hints_are_extension_fields():
     def hint(given):
         return read(CompletionRequest, b'{"prompt": "a", %s}' % given).options()["hint"]

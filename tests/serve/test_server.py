@@ -399,6 +399,12 @@ def test_the_operators_routes(server, client):
     )
     pin = server.post("/v1/cache/pin", {"prompt": prompt, "ttl_s": 60}).json()
     assert pin["num_tokens"] == 80
+    assert pin["missing_tokens"] < 16
+    pools = server.get("/v1/cache").json()["groups"]
+    assert sum(pool["pinned"] for pool in pools) >= 5
+    nothing = server.post("/v1/cache/pin", {"prompt": "never sent before " * 9, "ttl_s": 60}).json()
+    assert nothing["num_tokens"] == 0 < nothing["missing_tokens"]
+    plain_http.delete(f"{server.url}/v1/cache/pins/{nothing['id']}")
     assert server.manager.num_active == 5
     assert server.post("/v1/cache/evict", {"prompt": prompt}).json()["evicted_blocks"] == 0
     assert [each["id"] for each in server.get("/v1/cache/pins").json()["data"]] == [pin["id"]]
@@ -412,7 +418,8 @@ def test_the_operators_routes(server, client):
 
 
 def test_a_pin_made_while_the_pins_are_listed_is_not_lost():
-    made, over = (SimpleNamespace(num_tokens=16, is_held=held) for held in (True, False))
+    counts = {"num_tokens": 16, "missing_tokens": 0}
+    made, over = (SimpleNamespace(counts=counts, is_held=held) for held in (True, False))
 
     async def call(function):
         answer = function(None)
@@ -423,7 +430,7 @@ def test_a_pin_made_while_the_pins_are_listed_is_not_lost():
     operator = Operator(SimpleNamespace(running=SimpleNamespace(call=call, engine=engine)))
     operator._pins[1] = over
     asyncio.run(operator.pins(None, None))
-    assert asyncio.run(operator.pins(None, None)) == {"data": [{"id": 2, "num_tokens": 16}]}
+    assert asyncio.run(operator.pins(None, None)) == {"data": [{"id": 2} | counts]}
 
 
 @pytest.mark.parametrize(

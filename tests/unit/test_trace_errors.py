@@ -199,10 +199,11 @@ def test_a_time_before_the_beginning_is_refused(tmp_path):
         reading(path)
 
 
-def test_a_hint_that_cannot_be_is_an_error_of_the_row(tmp_path):
-    bad = {"t": 0, "in": 16, "out": 0, "runs": [[0, 1]], "hint": {"reuse": "session"}}
+@pytest.mark.parametrize("hint", [{"reuse": "session"}, {"ttl_s": -1}, {"returns_in_s": -3}])
+def test_a_hint_that_cannot_be_is_an_error_of_the_row(tmp_path, hint):
+    bad = {"t": 0, "in": 16, "out": 0, "runs": [[0, 1]], "hint": hint}
     path = write(tmp_path / "t", [{"quire_trace": 1, "block_size": 16}, bad])
-    with pytest.raises(TraceError, match=r"row 1: .*session_id"):
+    with pytest.raises(TraceError, match=r"row 1: .*(session_id|number of seconds)"):
         reading(path)
 
 

@@ -22,6 +22,7 @@ from quire.core.stats import Missed
 from quire.core.tokens import Key
 from quire.errors import QuireError
 from quire.foresight import LiveCurve
+from quire.ops import block_states
 
 Call: TypeAlias = Callable[[Callable[[Any], None]], Awaitable[None]]
 
@@ -78,14 +79,8 @@ class Overview:
         return {
             "block_size": manager.block_size,
             "groups": [
-                {
-                    "name": pool.name,
-                    "num_blocks": pool.num_blocks,
-                    "free": pool.num_free,
-                    "active": pool.num_active,
-                    "cached": pool.num_cached,
-                }
-                for pool in manager.pools
+                {"name": pool.name, "num_blocks": pool.num_blocks} | states
+                for pool, states in zip(manager.pools, block_states(manager), strict=True)
             ],
             "stats": msgspec.structs.asdict(stats) | {"hit_rate": stats.hit_rate},
             "branches": branches(manager),

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from quire.core import CacheManager
 from quire.errors import ConfigError, QuireError
 from quire.extras import lacking
+from quire.ops import block_states
 
 try:
     from prometheus_client import CollectorRegistry
@@ -55,7 +56,7 @@ METRICS = (
     _gauge("up", "1; 0 after a call was cut off half-way, until reset"),
     _gauge(
         "blocks",
-        "Blocks of a layer group's pool by state: free, active or cached",
+        "Blocks of a layer group's pool by state: free, active, pinned or cached",
         "group",
         "state",
     ),
@@ -248,14 +249,12 @@ class _Samples:
 
 def _of_manager(samples: _Samples, manager: CacheManager) -> None:
     stats = manager.stats
-    blocks = [
-        (pool.name, pool.num_free, pool.num_active, pool.num_cached) for pool in manager.pools
-    ]
+    blocks = list(zip(manager.pools, block_states(manager), strict=True))
     states = [seq.state for seq in list(manager.sequences.values())]
     samples.put("up", 1)
-    for group, *counts in blocks:
-        for state, count in zip(("free", "active", "cached"), counts, strict=True):
-            samples.put("blocks", count, group, state)
+    for pool, counts in blocks:
+        for state, count in counts.items():
+            samples.put("blocks", count, pool.name, state)
     for state in ("open", "suspended"):
         samples.put("sequences", states.count(state), state)
     samples.put("requests", stats.num_requests)

@@ -23,7 +23,7 @@ from quire.ops.dropping import clear, invalidate, reclaim
 from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
 from quire.ops.memory import Usage, compact, resize, usage
-from quire.ops.pins import Pin, pin
+from quire.ops.pins import Pin, block_states, pin
 from quire.ops.rollback import truncate
 from quire.ops.tables import blocks_at
 
@@ -37,6 +37,7 @@ __all__ = [
     "TokenMove",
     "Usage",
     "admit",
+    "block_states",
     "blocks_at",
     "check",
     "clear",

@@ -12,9 +12,10 @@ from quire.core.holds import Hold
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.node import FOREVER, Match, Node
+from quire.core.room import room_left
 from quire.core.scope import Scope
 from quire.core.terms import check_timed
-from quire.core.tokens import IntArray, TokenIds, array_of
+from quire.core.tokens import TOKEN_BYTES, IntArray, TokenIds, array_of
 from quire.errors import PinBudgetExceeded, PinError
 from quire.interrupts import mutating
 from quire.media import MediaItem
@@ -25,14 +26,17 @@ MEND = "close pins or raise pin_budget"
 class Pin(Hold):
     """A cached prefix of `num_tokens` tokens that is not evicted until the pin is closed.
 
+    `num_missing`  tokens of the prompt after them that are not pinned: not cached, or in no whole block
+
     Closed once, by `close` or at the end of a `with` block; twice raises `PinError`. A pin
     with a time to live counts as closed once that has run out, and may be closed then too.
     """
 
-    def __init__(self, manager: CacheManager, node: Node, due: float) -> None:
+    def __init__(self, manager: CacheManager, node: Node, due: float, num_asked: int) -> None:
         super().__init__(node, due)
         self._manager = manager
         self.num_tokens = node.end * manager.block_size
+        self.num_missing = num_asked - self.num_tokens
         self.open = True
 
     @property
@@ -41,6 +45,11 @@ class Pin(Hold):
         if self._manager.interrupted or self not in self._manager.kernel.holds:
             return False
         return self.due == FOREVER or self._manager.kernel.tree.order.now() < self.due
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The tokens of the prompt that are pinned and those that are not, as plain data."""
+        return {"num_tokens": self.num_tokens, "missing_tokens": self.num_missing}
 
     @property
     def tokens(self) -> IntArray:
@@ -69,7 +78,8 @@ class Pin(Hold):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Pin {self.num_tokens} tokens, {'open' if self.open else 'closed'}>"
+        asked = self.num_tokens + self.num_missing
+        return f"<Pin {self.num_tokens} of {asked} tokens, {'open' if self.open else 'closed'}>"
 
 
 @mutating
@@ -83,7 +93,8 @@ def pin(
 ) -> Pin:
     """Keep what is cached of these tokens, in whole blocks, until the pin is closed.
 
-    The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
+    `num_tokens` and `num_missing` of the pin say how many these are, maybe none: a `PrefixCache` and an `Engine` keep theirs
+    under the scope of their model (`PrefixCache.pin`, `Engine.scope`). The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so
     many seconds. Pins hold at most the share `pin_budget` of the smallest full group's blocks; in a sparse group, the
     windows or states at the ends of all pins take no more than that share of it. Raises `PinBudgetExceeded`,
     `ConfigError` and what `probe` raises.
@@ -96,9 +107,31 @@ def pin(
     due = tree.order.now() + seconds if seconds else FOREVER
     _check_budget(manager, found)
     kernel.holds.let_go_expired()
-    made = Pin(manager, tree.node_at(found), due)
+    made = Pin(manager, tree.node_at(found), due, len(key) // TOKEN_BYTES)
     kernel.holds.add(made)
     return made
+
+
+def block_states(manager: CacheManager) -> list[dict[str, int]]:
+    """Return the blocks of each layer group by state: free, active, pinned or cached; they sum to the pool's size.
+
+    `active`  requests, restores and holds use them
+    `pinned`  nobody but pins keeps them
+    `cached`  can be evicted, those of pins whose time is over among them
+    """
+    kernel = manager.kernel
+    expired = Counter(hold.node for hold in kernel.holds.expired())
+    kept = expired + Counter(pin.node for pin in _lasting(kernel))
+    rooms = room_left(kernel, None, expired), room_left(kernel, None, kept)
+    return [
+        {
+            "free": pool.num_free,
+            "active": pool.num_blocks - most,
+            "pinned": most - room,
+            "cached": room - pool.num_free,
+        }
+        for pool, room, most in zip(manager.pools, *rooms, strict=True)
+    ]
 
 
 def all_pins(kernel: Kernel) -> list[Pin]:

@@ -86,13 +86,13 @@ class Operator:
             made = ops.pin(engine.manager, ids, engine.scope(asked.scope()), ttl_s=asked.ttl_s)
             number = next(self._numbers)
             self._pins = self._held() | {number: made}
-            return {"id": number, "num_tokens": made.num_tokens, "ttl_s": asked.ttl_s}
+            return {"id": number, "ttl_s": asked.ttl_s} | made.counts
 
         return await self._call(pinned)
 
     async def pins(self, asked: None, request: Request) -> Any:
         held = await self._call(lambda _: self._held())
-        return {"data": [{"id": at, "num_tokens": pin.num_tokens} for at, pin in held.items()]}
+        return {"data": [{"id": at} | pin.counts for at, pin in held.items()]}
 
     async def unpin(self, asked: None, request: Request) -> Any:
         number = request.path_params["number"]

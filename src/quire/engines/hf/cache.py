@@ -27,8 +27,7 @@ from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
-from quire.errors import ConfigError
-from quire.ops import Explanation
+from quire.ops import Explanation, Pin
 
 if TYPE_CHECKING:
     from quire.engines.tiered.saved import Loaded
@@ -219,20 +218,7 @@ class PrefixCache(ModelFace):
         """
         with self._turn:
             calls, started = self._calls, self._calls.clock()
-            if calls.media.positions_depend:
-                raise ConfigError(
-                    f"{type(self._model).__name__} keeps the positions of its last call, so that a cache "
-                    "alone does not tell how to go on; use cache.generate(...)"
-                )
-            prompts = calls.prompts(input_ids, attention_mask, others := {})
-            if others:
-                raise ConfigError(
-                    f"{', '.join(others)}: a session takes ids, their mask and the names of media; feed "
-                    "the rest to the model yourself"
-                )
-            declared = calls.media.declared(prompts, media or [()] * len(prompts.tokens))
-            if calls.first is not None:
-                calls.first.admit(declared, is_session=True)
+            prompts, declared = calls.for_session(input_ids, attention_mask, media)
             with calls.opened(prompts, declared, scope, terms) as request:
                 past = request.start(calls.making, calls.feed(None))
                 self.kept.store.transfers.join()
@@ -258,11 +244,31 @@ class PrefixCache(ModelFace):
 
         Media are given as to `generate`: what the processor returned, or `media` by name.
         """
-        prompts, found = self._calls.one_prompt(input_ids, attention_mask, media, content)
-        asked = prompts.tokens[0], self.kept.identity.scope(scope), found.spans[0]
+        tokens, spans = self._calls.one("explain", input_ids, attention_mask, media, content)
+        asked = tokens, self.kept.identity.scope(scope), spans
         explained, below = ops.explain(self.manager, *asked), self.kept.store.tiers
         in_tiers = [] if below is None else list(below.held(*asked).items())
         return msgspec.structs.replace(explained, in_tiers=in_tiers)
+
+    @in_turn
+    def pin(
+        self,
+        input_ids: Any,
+        scope: Scope | None = None,
+        *,
+        ttl_s: float | None = None,
+        attention_mask: Any = None,
+        media: Named = (),
+        **content: Any,
+    ) -> Pin:
+        """Keep what the pool has of a prompt, given as to `explain`, until the pin is closed or `ttl_s` is over.
+
+        The pin's `num_tokens` are kept, its `num_missing` are not: they are not cached, or fill no block. Close it in
+        the thread that has the cache. Raises `PinBudgetExceeded`.
+        """
+        tokens, spans = self._calls.one("pin", input_ids, attention_mask, media, content)
+        bound = self.kept.identity.scope(scope)
+        return ops.pin(self.manager, tokens, bound, media=spans, ttl_s=ttl_s)
 
     @in_turn
     def prefetch(

@@ -101,20 +101,40 @@ class Calls:
             )
         return prompts
 
-    def one_prompt(
-        self, input_ids: object, attention_mask: object, media: Named, content: dict[str, Any]
-    ) -> tuple[Prompts, Media]:
-        """Read the one prompt of a call that takes no other arguments than media, as `content` or by name."""
+    def one(
+        self, name: str, input_ids: Any, attention_mask: Any, media: Named, content: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Read the one prompt that a call of this name takes, and the spans of its media, named or as their content."""
         prompts = self.prompts(input_ids, attention_mask, content)
         if len(prompts.tokens) > 1:
-            raise TokensError(f"{len(prompts.tokens)} rows; explain takes one prompt at a time")
+            raise TokensError(f"{len(prompts.tokens)} rows; {name} takes one prompt at a time")
         if content:
             found = self.media.read(prompts, content, media or None)
         else:
             found = self.media.declared(prompts, media)
         if content:
             raise ConfigError(f"{', '.join(content)}: no media that this model takes")
-        return prompts, found
+        return prompts.tokens[0], found.spans[0]
+
+    def for_session(
+        self, input_ids: Any, attention_mask: Any, media: Named | None
+    ) -> tuple[Prompts, Media]:
+        """Read the prompts that a session takes, and their media by name."""
+        if self.media.positions_depend:
+            raise ConfigError(
+                f"{type(self._model).__name__} keeps the positions of its last call, so that a cache "
+                "alone does not tell how to go on; use cache.generate(...)"
+            )
+        prompts = self.prompts(input_ids, attention_mask, others := {})
+        if others:
+            raise ConfigError(
+                f"{', '.join(others)}: a session takes ids, their mask and the names of media; feed "
+                "the rest to the model yourself"
+            )
+        declared = self.media.declared(prompts, media or [()] * len(prompts.tokens))
+        if self.first is not None:
+            self.first.admit(declared, is_session=True)
+        return prompts, declared
 
     @contextmanager
     def opened(
