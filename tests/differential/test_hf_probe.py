@@ -28,10 +28,9 @@ from hf_wrong import (
 from quire.engines.hf import PrefixCache
 from quire.engines.hf.battery import check_kind
 from quire.errors import ConfigError, UnsupportedModel
-from quire.tensors.kinds import MEDIA_MODELS
 from turns import few
 
-MEDIA = sorted(MEDIA_MODELS)
+MEDIA = ("llava", "gemma3", "qwen3_vl", "smolvlm", "aya_vision", "mistral3")
 THRESHOLDS = {"llama4_text": 8192}
 """The column from which a family's rows behind padding differ from rows alone, as transformers has it."""
 

@@ -39,13 +39,27 @@ _RECURRENT_FIELDS = (
 )
 
 
-MEDIA_MODELS = frozenset({"internvl", "llava", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "voxtral"})
+MEDIA_MODELS = frozenset(
+    {
+        "aya_vision",
+        "cohere2_vision",
+        "gemma3",
+        "got_ocr2",
+        "idefics2",
+        "idefics3",
+        "internvl",
+        "llama4",
+    }
+    | {"llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_vl"}
+    | {"qwen3_vl_moe", "smolvlm", "vipllava", "voxtral"}
+)
 """Composite models whose media stand in the text as placeholders of their own, one for each feature."""
 
 _COMPOSITE_REASONS = {
     "mllama": "its cross-attention layers keep K and V of images, which belong to no token",
     "paligemma": "its prompt is not causal: K and V of each token depend on the tokens after it",
 }
+_RECURRENT_TEXT = "its text has recurrent layers, whose state after an image cannot go back to where the image begins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +150,15 @@ def check_cacheable(config: Any) -> None:
             "well, which a prefix of tokens does not name; use a decoder-only model"
         )
     if text is not config and name not in MEDIA_MODELS:
-        reason = _COMPOSITE_REASONS.get(name, "quire does not know how its media enter the text")
+        reason = _COMPOSITE_REASONS.get(name) or _composite_reason(config)
         raise UnsupportedModel(
             f"{name} is a composite model that cannot be cached: {reason}. Known are "
             f"{', '.join(sorted(MEDIA_MODELS))}; use the text decoder as a model of its own"
         )
     kinds = layer_kinds(config)
-    if text is not config and any(kind.tokens != "full" or kind.states for kind in kinds):
+    if text is not config and any(kind.states for kind in kinds):
         raise UnsupportedModel(
-            f"{name} is a composite model with layers that are not full attention: reuse that ends "
-            "inside an image cannot go back to where the image begins; use its text decoder as a "
+            f"{name} is a composite model that cannot be cached: {_RECURRENT_TEXT}; use the text decoder as a "
             "model of its own"
         )
     fields = [field for field in _RECURRENT_FIELDS if getattr(text, field, None) is not None]
@@ -164,6 +177,14 @@ def check_cacheable(config: Any) -> None:
             "prompt is wrong for a longer one; use a fixed rope scaling ('linear', 'yarn', "
             "'llama3')"
         )
+
+
+def _composite_reason(config: Any) -> str:
+    """Return what is known of why media of a composite model cannot be named."""
+    words, _ = _words_and_arguments(config)
+    if any(word in _STATE_KINDS for word in words):
+        return _RECURRENT_TEXT
+    return "quire does not know how its media enter the text"
 
 
 def kv_shapes(config: Any) -> list[KVShape]:

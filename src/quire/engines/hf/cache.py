@@ -154,7 +154,7 @@ class PrefixCache(ModelFace):
         found = calls.media.read(prompts, arguments, media)
         plan = read_plan(self._model, calls.signatures, prompts, arguments)
         last = prompts.ids.shape[1] - 1
-        calls.check_end(found, last, plan.expand)
+        calls.check_fed(found, last, plan)
         if calls.first is not None:
             calls.first.admit(found)
         with calls.opened(prompts, found, scope, terms) as request:

@@ -12,7 +12,7 @@ from quire import ops
 from quire.chunks import ChunkReport
 from quire.core import Scope
 from quire.core.terms import RequestTerms
-from quire.engines.hf.inputs import Prompts, Signatures, read_prompts
+from quire.engines.hf.inputs import Plan, Prompts, Signatures, read_prompts
 from quire.engines.hf.keeping import KeptBlocks
 from quire.engines.hf.making import Making
 from quire.engines.hf.media import Media, MediaReader, Named, moved
@@ -153,9 +153,13 @@ class Calls:
             if self.first is not None and self.first.refusal is not None:
                 ops.clear(self._kept.manager)
 
-    def check_end(self, media: Media, last: int, expand: int) -> None:
-        """Raise `ConfigError` where a prompt of `last` + 1 columns cannot be fed to several rows up to its end."""
-        if expand > 1 and media.cut(last) != last:
+    def check_fed(self, media: Media, last: int, plan: Plan) -> None:
+        """Raise `ConfigError` where a prompt of `last` + 1 columns cannot be fed as `plan` would have it.
+
+        To several rows it is fed up to its last token first; in pieces it may be cut inside an item.
+        """
+        self.media.check_chunk(media, plan.chunk)
+        if plan.expand > 1 and media.cut(last) != last:
             raise ConfigError(
                 "the prompt ends in an image, video or audio, which cannot be fed to beams or "
                 "return sequences; let a token of text follow it"
@@ -186,9 +190,9 @@ class Calls:
         )
 
     def feed(self, chunk: int | None) -> Feed:
-        """Return a function that computes a prompt of one row, without media, up to a length."""
-        return lambda prompt, past, num_tokens: self.prefill(
-            prompt, self.media.declared(prompt, [()]), past, num_tokens, chunk
+        """Return a function that computes a prompt of one row, with its media, up to a length."""
+        return lambda prompt, media, past, num_tokens: self.prefill(
+            prompt, media, past, num_tokens, chunk
         )
 
     def prefill(
@@ -222,6 +226,8 @@ class Calls:
                     given = {"position_ids": torch.arange(start, end, device=device)[None]}
                 if media.positions is not None:
                     given["position_ids"] = media.positions[..., start:end]
+                if media.type_ids is not None and not media.is_causal:
+                    given[media.type_name] = media.type_ids[:, :end].to(device)
                 self.watched.model(input_ids=ids[:, start:end], **fixed, **given, **content)
 
     def end(

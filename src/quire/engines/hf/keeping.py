@@ -18,10 +18,12 @@ from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_gr
 from quire.engines.hf.pools import HfStore
 from quire.engines.hf.probe import probe_model
 from quire.engines.hf.sight import Sight
+from quire.engines.hf.whole import WholeMedia
 from quire.errors import ConfigError, OutOfBlocks
 from quire.exchange import Digests, Spill
 from quire.extras import lacking
 from quire.foresight import LiveCurve
+from quire.tensors.kinds import decoder_config
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import make_pool
 from quire.tensors.transfers import transfers_to
@@ -107,7 +109,8 @@ class KeptBlocks:
         ]
         self.tiers, self._owns_tiers = stack_of(settings.get("tiers"))
         self._digests = Digests()
-        own = [self._digests, LiveCurve(), *watchers_of(self.tiers)]
+        whole = [WholeMedia()] if decoder_config(model.config) is not model.config else []
+        own = [*whole, self._digests, LiveCurve(), *watchers_of(self.tiers)]
         manager = CacheManager(
             groups=groups,
             block_size=self.layout.block_size,

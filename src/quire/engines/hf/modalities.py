@@ -1,14 +1,26 @@
-"""Inputs of a composite model besides tokens, split into single images, videos and audios."""
+"""Inputs of a composite model besides tokens, as single images, videos and audios."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from quire.engines.hf.splits import (
+    Pieces,
+    Placeholders,
+    Split,
+    by_anyres,
+    by_entry,
+    by_grid,
+    by_runs,
+    by_size,
+    by_tile,
+    joined,
+)
 from quire.errors import MediaError, UnsupportedModel
 from quire.tensors.kinds import model_type
 
@@ -20,48 +32,92 @@ class Modality:
     """How one kind of media enters a model.
 
     name     for messages
-    type_id  what `mm_token_type_ids` has at its placeholders
+    type_id  what a model's type ids have at its placeholders
     tokens   config fields, one of which names the placeholder's token id
-    content  the argument with the processed content: one entry per item or, with a grid, the
-             patches of all items
-    grid     the argument with (t, h, w) patches per item; None: one entry of `content` per item,
-             all with equal numbers of placeholders
-    beside   arguments with one entry per item, on which features or positions depend as well
-    by_runs  whether each run of placeholders is one item, as items differ in length
+    content  the argument with the processed content
+    split    splits the content into items
+    beside   other arguments, on which features or positions depend as well: one entry per item, but for
+             those that `split` has divided
     """
 
     name: str
     type_id: int
     tokens: tuple[str, ...]
     content: str
-    grid: str | None = None
+    split: Split
     beside: tuple[str, ...] = ()
-    by_runs: bool = False
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Every argument of this modality."""
-        return (self.content, *((self.grid,) if self.grid else ()), *self.beside)
+        return (self.content, *self.beside)
 
 
-_TILES = Modality("image", 1, ("image_token_id", "image_token_index"), "pixel_values")
-_PATCHES = replace(_TILES, grid="image_grid_thw")
-_VIDEO = Modality("video", 2, ("video_token_id",), "pixel_values_videos", "video_grid_thw")
-_AUDIO = Modality("audio", 3, ("audio_token_id",), "input_features")
-MODALITIES: Mapping[str, tuple[Modality, ...]] = {
-    "internvl": (_TILES,),
-    "llava": (_TILES,),
-    "qwen2_5_vl": (_PATCHES, replace(_VIDEO, beside=("second_per_grid_ts",))),
-    "qwen2_audio": (replace(_AUDIO, beside=("feature_attention_mask",), by_runs=True),),
-    "qwen2_vl": (_PATCHES, _VIDEO),
-    "voxtral": (_AUDIO,),
+@dataclass(frozen=True, slots=True)
+class MediaOfModel:
+    """The media of a model, and how its tokens attend to them.
+
+    modalities   what enters it
+    type_ids     the argument that tells the modality of each token
+    is_causal    whether tokens of an image see those before them only; else they see all of their image, and
+                 `type_ids` say where images are
+    """
+
+    modalities: tuple[Modality, ...]
+    type_ids: str = "mm_token_type_ids"
+    is_causal: bool = True
+
+
+_ENTRIES = Modality(
+    "image", 1, ("image_token_id", "image_token_index"), "pixel_values", by_entry("pixel_values")
+)
+_SIZED = replace(_ENTRIES, split=by_size, beside=("image_sizes",))
+_ANYRES = replace(_ENTRIES, split=by_anyres, beside=("image_sizes",))
+_TILES = replace(_ENTRIES, split=by_tile, beside=("pixel_attention_mask",))
+_PATCHES = replace(
+    _ENTRIES, split=by_grid("pixel_values", "image_grid_thw"), beside=("image_grid_thw",)
+)
+_VIDEO = Modality(
+    "video",
+    2,
+    ("video_token_id",),
+    "pixel_values_videos",
+    by_grid("pixel_values_videos", "video_grid_thw"),
+    ("video_grid_thw",),
+)
+_TIMED_VIDEO = replace(_VIDEO, beside=("video_grid_thw", "second_per_grid_ts"))
+# Frames stand apart, each behind the text of its time.
+_FRAMES = replace(_VIDEO, split=by_grid("pixel_values_videos", "video_grid_thw", gaps=True))
+_AUDIO = Modality("audio", 3, ("audio_token_id",), "input_features", by_entry("input_features"))
+_RECORDINGS = replace(_AUDIO, split=by_runs("input_features"), beside=("feature_attention_mask",))
+
+MODALITIES: Mapping[str, MediaOfModel] = {
+    "aya_vision": MediaOfModel((_ENTRIES,)),
+    "cohere2_vision": MediaOfModel((_ENTRIES,)),
+    "gemma3": MediaOfModel((_ENTRIES,), "token_type_ids", is_causal=False),
+    "got_ocr2": MediaOfModel((_ENTRIES,)),
+    "idefics2": MediaOfModel((_TILES,)),
+    "idefics3": MediaOfModel((_TILES,)),
+    "internvl": MediaOfModel((_ENTRIES,)),
+    "llama4": MediaOfModel((_ENTRIES,)),
+    "llava": MediaOfModel((_SIZED,)),
+    "llava_next": MediaOfModel((_ANYRES,)),
+    "mistral3": MediaOfModel((_SIZED,)),
+    "qwen2_5_vl": MediaOfModel((_PATCHES, _TIMED_VIDEO)),
+    "qwen2_audio": MediaOfModel((_RECORDINGS,)),
+    "qwen2_vl": MediaOfModel((_PATCHES, _VIDEO)),
+    "qwen3_vl": MediaOfModel((_PATCHES, _FRAMES)),
+    "qwen3_vl_moe": MediaOfModel((_PATCHES, _FRAMES)),
+    "smolvlm": MediaOfModel((_TILES,)),
+    "vipllava": MediaOfModel((_ENTRIES,)),
+    "voxtral": MediaOfModel((_AUDIO,)),
 }
-"""Modalities of each composite model, by its config's `model_type`."""
+"""The media of each composite model, by its config's `model_type`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image, video or audio: `length` placeholders of `row` from token `start` on.
+    """One image, video or audio: `length` tokens of `row` from token `start` on.
 
     `parts` are the item's own share of its modality's arguments.
     """
@@ -126,7 +182,8 @@ def read_items(
             f"{modality.content} are given, but the prompt has no {modality.name} placeholder "
             f"(id {token_id}); let the processor make the prompt"
         )
-    lengths, parts = _parts(modality, config, given, row_of, places)
+    found = _pieces(modality, config, given, Placeholders(row_of, places, modality.name))
+    lengths = found.lengths
     if sum(lengths) != places.size:
         raise MediaError(
             f"{modality.content} hold {len(lengths)} items of {lengths} tokens, "
@@ -134,79 +191,47 @@ def read_items(
             f"placeholders (id {token_id}); pass one item for each place, and no other"
         )
     done = 0
-    for index, (length, part) in enumerate(zip(lengths, parts, strict=True)):
+    for index, (length, part) in enumerate(zip(lengths, found.parts, strict=True)):
         first, last = done, done + length - 1
         done += length
-        if row_of[first] != row_of[last] or places[last] - places[first] != length - 1:
+        spans = int(places[last] - places[first]) + 1
+        if row_of[first] != row_of[last] or (spans != length and not found.gaps):
             raise MediaError(
                 f"{modality.name} {index} has {length} tokens, but the placeholders from token "
                 f"{places[first]} of row {row_of[first]} on are no run of so many; pass as "
                 f"many entries of {modality.content} as the prompt has places for"
             )
-        yield Item(modality, int(row_of[first]), int(places[first]), length, part)
+        yield Item(modality, int(row_of[first]), int(places[first]), spans, part)
 
 
-def _parts(
-    modality: Modality,
-    config: Any,
-    given: Mapping[str, Any],
-    row_of: npt.NDArray[np.int64],
-    places: npt.NDArray[np.int64],
-) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the number of placeholders of each item, and its share of the arguments."""
-    content = given[modality.content]
-    if not isinstance(content, torch.Tensor) or content.ndim < 2 or not len(content):
-        shape = list(content.shape) if isinstance(content, torch.Tensor) else []
-        raise MediaError(
-            f"{modality.content} are a {type(content).__name__} {shape}; pass the tensor that the processor returns with "
-            "return_tensors='pt'"
-        )
-    if modality.grid:
-        merged = int(config.vision_config.spatial_merge_size) ** 2  # patches become one token
-        pieces, lengths = _by_grid(modality, content, given.get(modality.grid), merged)
-    else:
-        pieces = [content[index : index + 1] for index in range(len(content))]
-        lengths = (
-            _runs(row_of, places)
-            if modality.by_runs
-            else [len(places) // len(content)] * len(content)
-        )
-        if len(lengths) != len(pieces):
-            raise MediaError(
-                f"{modality.content} hold {len(pieces)} items, but the prompt has "
-                f"{len(lengths)} runs of {modality.name} placeholders; pass one for each"
-            )
-    parts = [{modality.content: piece} for piece in pieces]
-    for name in modality.arguments[1:]:
+def merged(items: Iterable[Item]) -> list[Item]:
+    """Return items, neighbours of one modality as one: their tokens see each other."""
+    whole: list[Item] = []
+    for item in items:
+        before = whole[-1] if whole else None
+        if (
+            before is not None
+            and (before.row, before.modality) == (item.row, item.modality)
+            and before.start + before.length == item.start
+        ):
+            parts = {name: joined([before.parts[name], item.parts[name]]) for name in item.parts}
+            whole[-1] = replace(before, length=before.length + item.length, parts=parts)
+        else:
+            whole.append(item)
+    return whole
+
+
+def _pieces(
+    modality: Modality, config: Any, given: Mapping[str, Any], places: Placeholders
+) -> Pieces:
+    """Split the content, and what comes beside it."""
+    found = modality.split(config, given, places)
+    for name in modality.beside:
         values = given.get(name)
-        if values is None:
+        if values is None or name in found.parts[0]:
             continue
-        if len(values) != len(parts):
-            raise MediaError(f"{name} has {len(values)} entries for {len(parts)} items")
-        for index, part in enumerate(parts):
+        if len(values) != len(found.parts):
+            raise MediaError(f"{name} has {len(values)} entries for {len(found.parts)} items")
+        for index, part in enumerate(found.parts):
             part[name] = values[index : index + 1]
-    return lengths, parts
-
-
-def _by_grid(
-    modality: Modality, content: torch.Tensor, grid: object, merged: int
-) -> tuple[list[torch.Tensor], list[int]]:
-    if not isinstance(grid, torch.Tensor) or grid.ndim != 2 or grid.shape[1] != 3:
-        raise MediaError(
-            f"{modality.grid} is {grid!r}; it must be a tensor [items, 3] of patches (t, h, w)"
-        )
-    patches = cast("list[int]", grid.prod(dim=1).tolist())  # pyright: ignore[reportUnknownMemberType]
-    if sum(patches) != len(content) or min(patches) < merged:
-        raise MediaError(
-            f"{modality.grid} speaks of {sum(patches)} patches in {len(patches)} items, but "
-            f"{modality.content} hold {len(content)}; pass both as the processor made them"
-        )
-    ends = np.cumsum(patches)
-    pieces = [content[end - count : end] for count, end in zip(patches, ends, strict=True)]
-    return pieces, [count // merged for count in patches]
-
-
-def _runs(row_of: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> list[int]:
-    """Return the lengths of the runs of neighbouring places."""
-    breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(row_of) != 0)) + 1
-    return [len(run) for run in np.split(places, breaks)]
+    return found

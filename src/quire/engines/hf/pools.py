@@ -80,11 +80,13 @@ class HfStore:
         **terms: Unpack[RequestTerms],
     ) -> Sequence:
         """Open a sequence for a prompt, or for its head where the pools cannot hold it all."""
-        head, media = self._head(tokens, media)
-        seq = self.manager.open(head, scope, media=media, **terms)
-        ops.admit(
-            self.manager, seq
-        )  # nobody is refused: what finds no room is computed, and not kept
+        head, given = self._head(tokens, media)
+        seq = self.manager.open(head, scope, media=given, **terms)
+        # Nobody is refused: what finds no room is computed, and not kept.
+        ops.admit(self.manager, seq)
+        if any(item.start + item.length > head.size for item in media):
+            # What follows the head has no names: windows may make room for it, and it is not kept.
+            seq.store_until = min(seq.store_until, head.size // self.manager.block_size)
         self._copy()
         return seq
 

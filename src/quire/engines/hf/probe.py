@@ -19,7 +19,6 @@ from quire.tensors.kinds import (
     KVShape,
     LayerKind,
     check_cacheable,
-    decoder_config,
     layer_kinds,
     model_type,
 )
@@ -64,11 +63,6 @@ def probe_model(model: Any, block_size: int) -> tuple[list[LayerKind], ModelLayo
             "reused"
         )
     layout = _layout(kinds, whole, block_size)
-    if decoder_config(model.config) is not model.config and not layout.is_full_attention:
-        raise UnsupportedModel(
-            f"{name} is a composite model with layers other than full attention: where its images "
-            "or audio end, a window or state cannot start; use its text decoder as a model of its own"
-        )
     causal = limit_for(_dtype(whole), _CAUSAL)
     shaped = limit_for(_dtype(whole), _SHAPED, coarse=rounds_activations(model))
     other, making = run(_NUM_TOKENS, other_end=True), Making(kinds, layout, model.device)

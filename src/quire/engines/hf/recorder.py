@@ -161,6 +161,8 @@ def foreign(given: Mapping[str, Any], ledger: TokenLedger, media: Media) -> str 
                 return "position_ids were not those of the tokens, counted from the first of a row"
         elif name != "attention_mask":
             return f"{name} may change K and V"
+    if not media.is_seen_so(given.get(media.type_name), ledger.origins, ledger.length, stop):
+        return f"{media.type_name} were not those of the prompt's media, which see all of an item"
     if not _same_mask(given.get("attention_mask"), ledger, stop):
         return f"attention_mask was not [{ledger.num_rows}, {stop}] with zeros for padding alone"
     return None

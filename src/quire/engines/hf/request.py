@@ -20,8 +20,8 @@ from quire.engines.tiered.store import Onboarded
 from quire.groups import stops
 from quire.tensors.copy import KV
 
-Feed = Callable[[Prompts, WorkingCache, int], None]
-"""Computes the tokens of a prompt of one row that a working cache lacks, up to a length."""
+Feed = Callable[[Prompts, Media, WorkingCache, int], None]
+"""Computes the tokens of a prompt of one row, with its media, that a working cache lacks, up to a length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +75,30 @@ class Request:
         a state is valid at the end of a row's cached tokens only, so that rows which end at different
         columns are brought to one by computing them alone, with `feed`; recurrent rows so that their
         states are kept at each of the manager's stops as well. A row whose padding reaches to that
-        column or beyond it has nothing to compute yet.
+        column or beyond it has nothing to compute yet. That column lies inside no item either.
         """
         pads, rows = self.prompts.pads, range(len(self._sequences))
         ends = [int(pad) + seq.num_cached for pad, seq in zip(pads, self._sequences, strict=True)]
         if self._store.layout.is_full_attention:
             return self._loaded(rows, self.media.cut(min(ends)), making)
-        upto, is_recurrent = self.prompts.ids.shape[1] - 1, self._store.layout.is_recurrent
+        last, is_recurrent = self.prompts.ids.shape[1] - 1, self._store.layout.is_recurrent
+        upto = self.media.cut(last)
         if not is_recurrent:
-            upto = self._column([seq.num_cached for seq in self._sequences])
+            upto = self.media.beyond(self._column([seq.num_cached for seq in self._sequences]))
+            if upto > last:
+                return self.start_empty(making)  # the prompt ends in an item that others go on from
             if upto == 0 or set(ends) == {upto}:
                 return self._loaded(rows, upto, making)
         caches: list[WorkingCache] = []
         for row, seq in enumerate(self._sequences):
-            prompt, cache = self.prompts.row(row), self._row_loaded(row, making)
+            prompt, media = self.prompts.row(row), self.media.row(row)
+            cache = self._row_loaded(row, making)
             for stop in stops(self._store.manager, seq) if is_recurrent else ():
-                feed(prompt, cache, stop)
-                self._keep_text(cache, seq, Kept(0, prompt.tokens[0][:stop]))
+                if media.cut(stop) == stop:
+                    feed(prompt, media, cache, stop)
+                    self._keep_text(cache, seq, Kept(0, prompt.tokens[0][:stop]))
             if len(rows) > 1:
-                feed(prompt, cache, max(upto - int(pads[row]), 0))
+                feed(prompt, media, cache, max(upto - int(pads[row]), 0))
             caches.append(cache)
         if len(rows) == 1 and pads[0] == 0:
             return caches[0]
