@@ -1,5 +1,6 @@
 """Every class of models with media: layouts of a conversation, tiers, and boundaries inside an image."""
 
+import numpy as np
 import pytest
 import torch
 from hf_help import make_cache
@@ -16,6 +17,7 @@ from hf_media_help import (
 from hf_media_models import IMAGE, MODELS, SIZED, TILED, media_model
 
 from quire import MediaItem
+from quire.core import Watcher
 from quire.errors import ConfigError, MediaError
 from quire.tiers.disk import Disk
 from quire.tiers.host import Host
@@ -250,3 +252,27 @@ def test_what_would_end_inside_an_image_is_refused_by_name(name, model):
     assert cache.manager.num_cached == 0
     assert "token_type_ids" in cache.last.unknown_reason
     equal(model, cache, inputs)
+
+
+class Keys(Watcher):
+    """The token ids, and numbers of media, of all that was stored."""
+
+    def __init__(self):
+        self.stored_ids = set()
+
+    def stored(self, seq, node, num_blocks):
+        self.stored_ids |= set(np.frombuffer(bytes(node.key), np.int32).tolist())
+
+
+@pytest.mark.parametrize("name", ["llava+window"])
+@pytest.mark.parametrize("num_blocks", [4, 5])
+def test_no_placeholder_is_stored_without_its_content(name, model, num_blocks):
+    """A window makes room behind the longest head that the pool holds, where images have no names."""
+    keys = Keys()
+    cache = make_cache(model, num_blocks=num_blocks, block_size=4, watchers=[keys])
+    inputs = request(name, words(0, 14), picture(name, 1), words(1, 9))
+    for _ in range(2):
+        equal(model, cache, inputs)
+    assert keys.stored_ids
+    assert IMAGE not in keys.stored_ids
+    assert reused(cache) >= 11

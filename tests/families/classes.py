@@ -37,7 +37,9 @@ NEEDED = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "ministral": {"head_dim": 128},
-    "mistral3": {"image_token_index": 131000},  # behind ordinary ids, where texts of requests do not reach
+    "mistral3": {
+        "image_token_index": 131000
+    },  # behind ordinary ids, where texts of requests do not reach
     "nemotron": {"num_key_value_heads": 8},
     "qwen4_exp": {"text_config": _INDEXER},
     "qwen4_exp_text": _INDEXER,
