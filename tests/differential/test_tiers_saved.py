@@ -65,6 +65,18 @@ def test_blocks_longer_than_a_window_are_saved_and_loaded(family, block_size, tm
     assert fresh.last.cached_tokens >= 128
 
 
+def other_eps(model):
+    other = copy.deepcopy(model)
+    other.config.rms_norm_eps = 0.5
+    return other
+
+
+def hooked(model):
+    other = copy.deepcopy(model)
+    other.model.layers[0].register_forward_pre_hook(lambda _m, args: None)
+    return other
+
+
 def test_a_saved_cache_of_another_model_or_layout_is_refused(model, ids, tmp_path):
     cache = make_cache(model)
     same(model, cache, ids)
@@ -73,9 +85,20 @@ def test_a_saved_cache_of_another_model_or_layout_is_refused(model, ids, tmp_pat
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.view(-1)[1] += 1
     for name, wrong in (
-        ("another model", make_cache(other)),
-        ("another model", make_cache(model, block_size=8)),
-        ("another model", make_cache(model, dtype=torch.bfloat16)),
+        (
+            r"another model \(1 of \d+ weights differ, the first is model.layers.0.mlp.up_proj.weight\)",
+            make_cache(other),
+        ),
+        (r"another model \(.*config.rms_norm_eps is .*, here 0.5", make_cache(other_eps(model))),
+        (
+            r"another model \(code and settings of modules is \w+, here \w+\)",
+            make_cache(hooked(model)),
+        ),
+        (r"another layout \(blocks of 16 tokens, here 8\)", make_cache(model, block_size=8)),
+        (
+            r"another layout \(dtype of full layers is .*float32, here .*16",
+            make_cache(model, dtype=torch.bfloat16),
+        ),
     ):
         with pytest.raises(ConfigError, match=name):
             wrong.load(tmp_path / "saved")

@@ -94,8 +94,8 @@ def _convert(tokens: TokenIds) -> Key:
         raise TokensError(msg) from None
     if array.ndim != 1:
         msg = (
-            f"token ids must be 1-D, got {type(tokens).__name__} of shape {array.shape}; pass one sequence at a time, "
-            "for example ids[0]"
+            f"token ids must be a list or 1-D array, got {type(tokens).__name__} with {array.ndim} dimensions; pass "
+            "one sequence at a time, for example ids[0], or list(...) of an iterator"
         )
         raise TokensError(msg)
     if not array.size:

@@ -27,6 +27,7 @@ Read = Callable[[torch.Tensor], bytes]
 """Turns a tensor into bytes that stand for its values."""
 
 _NUM_SIGHTS = 8
+_MOST_SHOWN = 200
 _NUM_TRIES = 3
 
 _T = TypeVar("_T")
@@ -186,6 +187,29 @@ class Identity:
             return self.base(checksum)
         finally:
             self._known = known
+
+    def facts(self) -> dict[str, str]:
+        """Return what the name of the model covers, by what people call it: digests of weights, entries of the config, the rest."""
+        sight = Sight(self._model)
+        known, self._known = self._known, {}
+        try:
+            parts = self._base_parts(sight, checksum)
+        finally:
+            self._known = known
+        of_config: dict[str, str] = {}
+        for name, value in cast("tuple[tuple[str, object], ...]", sight.facts.get(".config", ())):
+            of_config[f"config.{name}"] = self._names.of(value)[:_MOST_SHOWN]
+        weights = {
+            f"weight {n[1:-7]}": p[1].hex() for n, p in parts.items() if n.endswith(" values")
+        }
+        rest = {n: p for n, p in parts.items() if not n.endswith(" values") and n != ".config"}
+        release = ".".join(transformers.__version__.split(".")[:2])
+        return {
+            **weights,
+            **of_config,
+            "release of transformers": release,
+            "code and settings of modules": _digest("", rest),
+        }
 
     def _let_go(self, parts: _Parts, paths: Iterable[str]) -> None:
         """Let settings and tensors that the model changes itself count as they were, if they were there."""

@@ -1,7 +1,7 @@
 """The arguments of a request, in any form that callers have, checked before anything is touched."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -294,6 +294,8 @@ def _unpacked(input_ids: object, attention_mask: object, others: dict[str, Any])
             )
         attention_mask = held.pop("attention_mask", attention_mask)
         others.update(held)
+    if "past_key_values" in others and others["past_key_values"] is None:
+        del others["past_key_values"]  # as in transformers, None is as if it were absent
     if input_ids is None and others.get("inputs_embeds") is not None:
         raise ConfigError(
             "inputs_embeds without input_ids: embeddings have no token ids to find a prefix by; pass "
@@ -335,7 +337,12 @@ def _as_tensor(given: object, name: str, wanted: str) -> torch.Tensor:
     if isinstance(given, torch.Tensor):
         return given
     if not isinstance(given, np.ndarray | list | tuple):
-        raise TokensError(f"{name}: {type(given).__name__} is no kind of ids; {wanted}")
+        made = (
+            "; list(...) makes a list of one"
+            if isinstance(given, Iterator | range | set | frozenset)
+            else ""
+        )
+        raise TokensError(f"{name}: {type(given).__name__} is no kind of ids{made}; {wanted}")
     try:
         array = np.asarray(cast("Any", given))
     except (ValueError, TypeError):  # rows of different lengths, or of anything
@@ -352,5 +359,7 @@ def _what_rows(given: Sequence[Any]) -> str:
             f"rows of {min(lengths)} to {max(lengths)} tokens; pad them on the left and pass the mask, "
             "as tokenizer(texts, padding=True, padding_side='left', return_tensors='pt') does"
         )
-    odd = next((type(each).__name__ for each in given if not isinstance(each, int)), "nothing")
+    odd = next(
+        (type(each).__name__ for each in given if not isinstance(each, int)), "huge integers"
+    )
     return f"a {type(given).__name__} of {odd} where ids are expected"

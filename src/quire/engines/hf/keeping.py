@@ -165,14 +165,20 @@ class KeptBlocks:
         from quire.engines.tiered.saved import save_to  # noqa: PLC0415 - needs the extra `tiers`
 
         self.store.join()
-        return save_to(path, self._over_saved())
+        return save_to(path, self._over_saved(), self.facts())
 
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
         """Bring a saved cache back, as far as there is room."""
         from quire.engines.tiered.saved import load_saved  # noqa: PLC0415 - needs the extra `tiers`
 
         self.store.join()
-        return load_saved(path, self._over_saved())
+        return load_saved(path, self._over_saved(), self.facts)
+
+    def facts(self) -> dict[str, str]:
+        """Return what decides under which names KV is kept, for people to compare."""
+        held = {group.name: str(getattr(group.memory, "dtype", "")) for group in self.layout.groups}
+        stored = {f"dtype of {name} layers": dtype for name, dtype in held.items() if dtype}
+        return {**self.identity.facts(), **stored}
 
     def close(self) -> None:
         """Write what is to be written to tiers, and close those that were opened here."""

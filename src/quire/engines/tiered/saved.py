@@ -35,6 +35,7 @@ Over = Callable[[TierStack], TieredStore]
 
 PUT_TIMEOUT_S = 600.0
 MAX_MANIFEST_BYTES = 1 << 32
+_MOST_NAMED, _MOST_SHOWN = 4, 60
 
 
 class SavedPrefix(msgspec.Struct, frozen=True):
@@ -50,12 +51,17 @@ class SavedPrefix(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, tag="quire-saved-2"):
-    """The description of a saved cache. `namespaces` are those of the parts, as hexadecimal digests."""
+    """The description of a saved cache.
+
+    `namespaces`  those of the parts, as hexadecimal digests
+    `facts`       what decides them, by names that people know: weights, entries of the config
+    """
 
     model: str
     block_size: int
     namespaces: list[str]
     prefixes: list[SavedPrefix]
+    facts: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,8 @@ class Loaded:
     causes: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def save_to(path: str | os.PathLike[str], over: Over) -> int:
-    """Write all that is cached into a directory; return its records.
+def save_to(path: str | os.PathLike[str], over: Over, facts: dict[str, str]) -> int:
+    """Write all that is cached into a directory, with facts of its model; return its records.
 
     A cache saved there before is replaced when the new one is complete. Raises `ConfigError` for
     a directory that holds anything else, and `TierError` where it cannot be written.
@@ -82,7 +88,7 @@ def save_to(path: str | os.PathLike[str], over: Over) -> int:
         with TierStack([Files(fresh / "records")]) as stack:
             store = over(stack)
             count = _write_records(stack, store)
-        (fresh / "prefixes").write_bytes(msgspec.msgpack.encode(_manifest(store)))
+        (fresh / "prefixes").write_bytes(msgspec.msgpack.encode(_manifest(store, facts)))
         old = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         if target.exists():
             target.rename(old)
@@ -95,7 +101,9 @@ def save_to(path: str | os.PathLike[str], over: Over) -> int:
     return count
 
 
-def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
+def load_saved(
+    path: str | os.PathLike[str], over: Over, facts: Callable[[], dict[str, str]]
+) -> Loaded:
     """Bring a saved cache into a manager and its pools, as far as they have room; that used last stays.
 
     Raises `ConfigError` for a directory that is no saved cache, and for one of another model, block size
@@ -109,7 +117,7 @@ def load_saved(path: str | os.PathLike[str], over: Over) -> Loaded:
     num_tokens, num_saved, causes = 0, 0, Counter[str]()
     with TierStack([Files(source / "records")], settings) as stack:
         store = over(stack)
-        _check_same(source, manifest, store)
+        _check_same(source, manifest, store, facts)
         own = {public: model for model, public in store.digests.public.items()}
         for prefix in manifest.prefixes:
             saved = Scope(*prefix.scope)
@@ -146,24 +154,51 @@ def _head(
     return tokens[:stop], inside
 
 
-def _check_same(source: Path, manifest: Manifest, store: TieredStore) -> None:
-    same_model = manifest.model == store.namespaces[0].model
-    if same_model and manifest.namespaces == _digests(store):
+def _check_same(
+    source: Path, manifest: Manifest, store: TieredStore, facts: Callable[[], dict[str, str]]
+) -> None:
+    is_same = manifest.model == store.namespaces[0].model
+    if is_same and manifest.namespaces == _digests(store):
         return
+    words: list[str] = []
+    if manifest.block_size != store.manager.block_size:
+        words += [f"blocks of {manifest.block_size} tokens, here {store.manager.block_size}"]
+    differences = _differences(manifest.facts, facts())
+    of_model = [each for each in differences if not each.startswith("dtype of ")]
+    words += differences
+    what = "another model" if of_model else "blocks of another layout"
     raise ConfigError(
-        f"{source} holds {'blocks of another layout' if same_model else 'another model'} (blocks of "
-        f"{manifest.block_size} tokens, here {store.manager.block_size}), of which nothing would be "
-        "found; load it into a cache that is made as the one that was saved"
+        f"{source} holds {what} ({'; '.join(words) or 'of other layers'}), of which nothing would be found; load it "
+        "into a cache that is made as the one that was saved"
     )
 
 
-def _manifest(store: TieredStore) -> Manifest:
+def _differences(saved: dict[str, str], here: dict[str, str]) -> list[str]:
+    """Return in what two models differ, in words: how many weights, and each other fact."""
+    names = [name for name in {**saved, **here} if saved.get(name) != here.get(name)]
+    weights = [name for name in names if name.startswith("weight ")]
+    others = [name for name in names if name not in weights]
+    words: list[str] = []
+    if weights:
+        all_of = sum(name.startswith("weight ") for name in here)
+        first = weights[0].removeprefix("weight ")
+        words += [f"{len(weights)} of {all_of} weights differ, the first is {first}"]
+    for name in others[:_MOST_NAMED]:
+        one, two = (str(facts.get(name, "none"))[:_MOST_SHOWN] for facts in (saved, here))
+        words += [f"{name} is {one}, here {two}"]
+    more = len(others) - _MOST_NAMED
+    return [*words, *([f"and {more} more"] if more > 0 else [])]
+
+
+def _manifest(store: TieredStore, facts: dict[str, str]) -> Manifest:
     saved: list[SavedPrefix] = []
     for prefix in prefixes(store.manager):
         scope, tokens = store.digests.named(prefix.scope), prefix.tokens.astype("<i4").tobytes()
         names = (scope.salt, scope.lora, scope.model, scope.tenant)
         saved.append(SavedPrefix(tokens, names, prefix.media, prefix.ends))
-    return Manifest(store.namespaces[0].model, store.manager.block_size, _digests(store), saved)
+    return Manifest(
+        store.namespaces[0].model, store.manager.block_size, _digests(store), saved, facts
+    )
 
 
 def _digests(store: TieredStore) -> list[str]:
