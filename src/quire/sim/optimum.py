@@ -70,8 +70,9 @@ def optimum_results(
         hits = hit_blocks[number].tolist()
         last = np.where(read.prompt_blocks <= capacity, ends, 0).tolist()
         tally = HitTally(read.block_size, capacity)
-        for *row, found, end in zip(*columns, hits[count_from:], last[count_from:], strict=True):
-            tally.add(*row, found, end_tokens=end)
+        counted = zip(*columns, hits[count_from:], last[count_from:], strict=True)
+        for tokens, blocks, seen, found, end in counted:
+            tally.add(tokens, blocks, seen, found, end_tokens=end)
         for request, found, end in zip(trace, hits, last, strict=True) if observers else ():
             for observe in observers[number]:
                 observe(request, min(found * read.block_size, request.prompt_tokens) + end)
