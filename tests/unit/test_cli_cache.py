@@ -15,7 +15,8 @@ from prefixes_help import FULL, STATES, book_of, hashes_of, store
 
 from quire import Scope
 from quire.cli.tier_place import reading
-from quire.exchange.hashing import root_digest
+from quire.errors import TierError
+from quire.exchange.hashing import root_digest, tenant_tag
 from quire.tiers.contents.names import FILE_NAME, NameBook, write_names
 from quire.tiers.disk import Disk
 from quire.tiers.files import Files
@@ -337,3 +338,36 @@ def test_verify_counts_nothing_as_lost_where_nothing_lay(tmp_path):
         index.write_bytes(rows[: at + 9] + b"\x10" + rows[at + 10 :])
         found = told("cache", "verify", path)
         assert (found["lost"], found["whole"]) == (0, NUM_RECORDS - len(gone))
+
+
+def test_purge_leaves_nothing_of_a_tenant_and_says_how_much_went(place, tmp_path):
+    from searching import found_in_files
+
+    tag = tenant_tag(OTHER)
+    assert found_in_files(place, tag)
+    name = tmp_path / "name"
+    name.write_text("b\n")
+    found = json.loads(run("cache", "purge", place, "--tenant-file", name, "--json").stdout)
+    assert (found["purged"], found["complete"], found["reason"]) == (6, True, "")
+    assert found["purged_bytes"] == 6 * SIZE
+    assert found_in_files(place, tag) == []
+    with reading(str(place)) as held:
+        assert len(list(held.tier.scan())) == NUM_RECORDS - 6
+        assert root_digest(OTHER) not in held.names.scopes
+    assert "purged 0 records" in run("cache", "purge", place, "--tenant", "b").stdout
+
+
+def test_purge_of_what_cannot_be_purged_exits_with_1_and_its_reason(place, monkeypatch):
+    monkeypatch.setattr("quire.tiers.contents.names.write_names", _fails)
+    done = run("cache", "purge", place, "--tenant", "b")
+    assert done.exit_code == 1
+    assert "not complete: names.jsonl is not purged: full" in done.stdout
+
+
+def _fails(*_):
+    raise TierError("full")
+
+
+@pytest.mark.parametrize("given", [[], ["--tenant", "a", "--tenant-file", "-"], ["--tenant", ""]])
+def test_purge_needs_one_tenant(place, given):
+    assert "tenant" in refusal("cache", "purge", place, *given)

@@ -146,6 +146,11 @@ class Writes:
         with self._changed:
             return tag in self._barred
 
+    def is_writing(self, tag: bytes) -> bool:
+        """Return whether a put is under way that began before the tag was barred."""
+        with self._changed:
+            return any(tag in write.purged for write in self._under_way)
+
     def wait(self, tag: bytes, timeout_s: float) -> bool:
         """Return whether no put of a tag is under way that could still write it, before the time is over."""
         with self._changed:

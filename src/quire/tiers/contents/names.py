@@ -21,6 +21,7 @@ from quire.errors import TierError
 from quire.exchange.hashing import tag_of
 from quire.tiers.directory import InTheWay, access_of, open_file
 from quire.tiers.format import KEY_BYTES, Namespace, record_key
+from quire.tiers.purging import Purged
 
 FILE_NAME = "names.jsonl"
 LIMIT_BYTES = 64 << 20
@@ -186,6 +187,25 @@ def write_names(book: NameBook, directory: str | os.PathLike[str]) -> None:
                 unfinished.unlink()
         reason = error if isinstance(error, InTheWay) else error.strerror
         raise TierError(f"cannot write {str(path)!r}: {reason}") from error
+
+
+def purge_names(directory: str | os.PathLike[str], tag: bytes) -> Purged:
+    """Forget the names of a tenant's scopes and blocks, and lines that cannot be read."""
+    path = Path(directory)
+    try:
+        for unfinished in path.glob(f"{FILE_NAME}.*.tmp"):
+            unfinished.unlink(missing_ok=True)
+        book = NameBook.read(path)
+        blocks = {block: above for block, above in book.parents.items() if tag_of(block) != tag}
+        scopes = {root: label for root, label in book.scopes.items() if tag_of(root) != tag}
+        is_same = len(blocks) == len(book.parents) and len(scopes) == len(book.scopes)
+        if is_same and not book.num_bad_lines:
+            return Purged()
+        book.parents, book.scopes = blocks, scopes
+        write_names(book, path)
+    except (OSError, TierError) as error:
+        return Purged(is_complete=False, reason=f"{FILE_NAME} is not purged: {error}")
+    return Purged()
 
 
 def _lines(names: Sequence[Name] | Iterator[Name]) -> bytes:

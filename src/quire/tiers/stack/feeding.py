@@ -6,6 +6,8 @@ and by what hits have saved. Work beyond it waits; prompts for which there is no
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -201,6 +203,15 @@ class Feeding:
             if deadline.passed or not job.wait(deadline.left_s):
                 return False
         return True
+
+    def purge(self, is_own: Callable[[bytes], bool], deadline: Deadline) -> bool:
+        """Drop the jobs of a tenant that have not begun and wait for those that have; return whether all are over."""
+        with self._shared.lock:
+            own = [job for job in self._under_way() if any(map(is_own, job.keys))]
+            for job in own:
+                if self._waiting.pop(job, job) is None:
+                    job.end()
+        return all(job.done.wait(deadline.left_s) for job in own)
 
     def abandon(self) -> None:
         """Take all that is under way for over, in a forked process."""

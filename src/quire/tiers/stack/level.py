@@ -9,12 +9,14 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from quire.errors import ConfigError
 from quire.tiers.base import Outcome, Tier, TierStats
 from quire.tiers.format import PAGED_FROM, PRIVATE, prefer_huge_pages
+from quire.tiers.purging import Writes
 from quire.tiers.stack.asking import Asking, Breaker, Kind
 from quire.tiers.stack.deletions import Deletions
 from quire.tiers.stack.gate import Estimate
@@ -39,12 +41,14 @@ class _Pages(mmap.mmap):
     """Memory of a pool. `is_lent` from `take` until it comes back, so that twice does nothing."""
 
     is_lent: bool
+    epoch: int
 
 
 class _Few(bytearray):
     """The same for less than `PAGED_FROM` bytes: a process may have some 65,000 maps, all in all."""
 
     is_lent: bool
+    epoch: int
 
 
 def _new_pages(num_bytes: int) -> _Pages:
@@ -65,6 +69,7 @@ class BufferPool:
         self.limit_bytes = limit_bytes
         self.idle_bytes = 0
         self._idle: dict[int, list[memoryview]] = {}
+        self._epoch = 0
         self._lock = threading.Lock()
 
     def take(self, sizes: Sequence[int]) -> list[memoryview]:
@@ -78,7 +83,8 @@ class BufferPool:
                     self.idle_bytes -= size
                 else:
                     buffer = memoryview(_new_pages(size) if size >= PAGED_FROM else _Few(size))
-                buffer.obj.is_lent = True  # type: ignore[reportAttributeAccessIssue] - of our making
+                pages: Any = buffer.obj
+                pages.is_lent, pages.epoch = True, self._epoch
                 buffers.append(buffer)
         return buffers
 
@@ -91,9 +97,20 @@ class BufferPool:
                     continue
                 pages.is_lent = False
                 size = len(buffer)
+                if pages.epoch != self._epoch:
+                    buffer[:] = bytes(size)  # what was purged meanwhile may lie in it
+                    continue
                 if self.idle_bytes + size <= self.limit_bytes:
                     self._idle.setdefault(size, []).append(buffer)
                     self.idle_bytes += size
+
+    def wipe(self) -> None:
+        """Zero what lies idle, and free it; what is lent is zeroed when it comes back."""
+        with self._lock:
+            self._epoch += 1
+            idle, self._idle, self.idle_bytes = self._idle, {}, 0
+        for buffer in (each for some in idle.values() for each in some):
+            buffer[:] = bytes(len(buffer))
 
 
 class Shared:
@@ -108,6 +125,11 @@ class Shared:
         """A bit per tier that had the key when it was last asked or written."""
         self.uses = KeyTable(REMEMBERED_KEYS)
         self.deletions = Deletions(self.lock)
+        self.writes = Writes()
+        self.epoch = 0
+        """Counts purges."""
+        self.purged: dict[bytes, int] = {}
+        """The epoch in which each tag was purged last: what was made before is not written."""
         self.is_closed = False
         self.is_abandoned = False
         """Whether the tiers are another process's: nothing of them is called, not even to count."""
@@ -120,6 +142,7 @@ class Shared:
         self.lock = self.lanes.lock()
         self.deletions = Deletions(self.lock)
         self.pool = BufferPool(self.pool.limit_bytes)
+        self.writes = Writes()
         self.lender = None
 
     def give_back(self, buffers: Sequence[memoryview | None]) -> None:

@@ -94,11 +94,13 @@ class Placing:
                 self._shared.whereabouts.clear(gone, above.index)
         return next((each for each in self._levels[above.index + 1 :] if each.writes), None)
 
-    def promote(self, below: Level, keys: list[bytes], records: list[memoryview]) -> None:
-        """Give what a slower tier gave to the fastest one. The records stay the caller's."""
+    def promote(
+        self, below: Level, keys: list[bytes], records: list[memoryview], epoch: int
+    ) -> None:
+        """Give what a slower tier gave, in a read that began in an epoch, to the fastest one. The records stay the caller's."""
         top = self._levels[0]
         if below.index and top.writes and self._shared.settings.promote:
-            self._give([top], keys, Chain(self._shared, records, is_lent=True))
+            self._give([top], keys, Chain(self._shared, records, is_lent=True, epoch=epoch))
 
     def count_use(self, keys: Keys) -> None:
         """Count a use of each key, and tell the tiers."""

@@ -31,7 +31,7 @@ class Reader:
         self,
         shared: Shared,
         levels: Sequence[Level],
-        keep: Callable[[Level, list[bytes], list[memoryview]], None],
+        keep: Callable[[Level, list[bytes], list[memoryview], int], None],
     ) -> None:
         self._shared = shared
         self._levels = levels
@@ -197,7 +197,7 @@ class Reader:
                 self._land(chunk)
                 return
             chunk.state = ChunkState.READING
-            rise = self._shared.deletions.read(lanes.signal())
+            rise, epoch = self._shared.deletions.read(lanes.signal()), self._shared.epoch
             chunk.gone = rise.gone
             left_s = chunk.allowed_s = max(ticket.deadline.left_s for ticket in chunk.tickets)
         buffers = self._shared.pool.take(chunk.sizes)
@@ -215,7 +215,10 @@ class Reader:
                 chosen = self._shared.deletions.kept(rise, [chunk.keys[place] for place in hits])
             kept = [hits[at] for at in chosen]
             self._keep(
-                level, [chunk.keys[place] for place in kept], [buffers[place] for place in kept]
+                level,
+                [chunk.keys[place] for place in kept],
+                [buffers[place] for place in kept],
+                epoch,
             )
         with lock:
             self._shared.deletions.over(rise)

@@ -23,6 +23,7 @@ from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.lookup import TierLookup, patience_s
 from quire.tiers.stack.placing import Bits, Placing
 from quire.tiers.stack.prefetch import Prefetch, Prefetching
+from quire.tiers.stack.purging import PurgeableStack
 from quire.tiers.stack.reading import Reader
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import StackStats, counted
@@ -34,7 +35,7 @@ MOST_TIERS = 8
 _log = logging.getLogger(__name__)
 
 
-class TierStack:
+class TierStack(PurgeableStack):
     """Tiers as one, fastest first. It owns them and closes them, at the end of the process if nobody did.
 
     Keys are flat lists, a prompt's head first, the parts of one block side by side.
@@ -383,8 +384,6 @@ class TierStack:
 
     def __str__(self) -> str:
         return str(self.stats())
-
-    # Helpers
 
     def _ends(self, level: Level) -> list[threading.Event]:
         """Return the signals after which nobody can call a tier any more."""

@@ -48,6 +48,10 @@ class KeyTable:
         is_there, ways = self._find(buckets, tags)
         return np.where(is_there, self._values[buckets, ways], np.uint8(0))
 
+    def forget(self) -> None:
+        """Forget all keys."""
+        self._tags[:], self._values[:] = 0, 0
+
     def mark(self, keys: Keys, bit: int) -> None:
         """Set a bit (0 to 7) of each key."""
         one = np.uint8(1 << bit)

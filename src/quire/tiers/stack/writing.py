@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from quire.tiers.base import Buffers, Keys, Outcome
+from quire.tiers.format import tag_of_key
 from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.level import Level, Shared, guarded
 
@@ -29,11 +30,19 @@ class Chain:
 
     `is_prompt`  they are one prompt's, its head first; `broken_at` has the tiers that refused one
     `is_lent`    they stay whose they are: a queue takes copies
+    `epoch`      that of `Shared` when they were made: what was purged since is not written
     """
 
     def __init__(
-        self, shared: Shared, records: Buffers, *, is_prompt: bool = False, is_lent: bool = False
+        self,
+        shared: Shared,
+        records: Buffers,
+        *,
+        is_prompt: bool = False,
+        is_lent: bool = False,
+        epoch: int | None = None,
     ) -> None:
+        self.epoch = shared.epoch if epoch is None else epoch
         self.records = records
         self.is_prompt = is_prompt
         self.is_lent = is_lent
@@ -54,13 +63,35 @@ class Chain:
         copies = self._shared.pool.take([len(self.records[index]) for index in indices])
         for copy, index in zip(copies, indices, strict=True):
             copy[:] = self.records[index]
-        return Chain(self._shared, copies)
+        return Chain(self._shared, copies, epoch=self.epoch)
 
 
 def write(
     shared: Shared, level: Level, chain: Chain, indices: Sequence[int], keys: Keys
 ) -> list[Outcome]:
-    """Write records of a chain to a tier, on this thread; behind a refused one of a prompt, none stays."""
+    """Write records of a chain to a tier, on this thread, but none that was purged since they were made.
+
+    Behind a refused one of a prompt, none stays.
+    """
+    under_way = shared.writes.begin([keys[index] for index in indices])
+    try:
+        own = [
+            index
+            for index in indices
+            if tag_of_key(keys[index]) not in under_way.barred
+            and shared.purged.get(tag_of_key(keys[index]), 0) <= chain.epoch
+        ]
+        if len(own) == len(indices):
+            return _write(shared, level, chain, indices, keys)
+        outcomes = dict(zip(own, _write(shared, level, chain, own, keys), strict=True))
+        return [outcomes.get(index, Outcome.SKIPPED) for index in indices]
+    finally:
+        shared.writes.end(under_way)
+
+
+def _write(
+    shared: Shared, level: Level, chain: Chain, indices: Sequence[int], keys: Keys
+) -> list[Outcome]:
     if level.index in chain.broken_at:
         outcomes = [Outcome.SKIPPED] * len(indices)
         with shared.lock:

@@ -1,0 +1,119 @@
+"""Purging of a stack: all tiers, queues and buffers at once, and nothing that began before brings a record back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from quire.core.scope import Scope, ScopePart
+from quire.exchange.hashing import tenant_tag
+from quire.tiers.base import Tier
+from quire.tiers.contents.names import purge_names
+from quire.tiers.format import tag_of_key
+from quire.tiers.purging import PURGE_TIMEOUT_S, Purged, Writes
+from quire.tiers.stack.feeding import Feeding
+from quire.tiers.stack.lanes import Deadline
+from quire.tiers.stack.level import Level, Shared
+from quire.tiers.stack.lookup import LaneCall
+
+LOOK_S = 0.002
+"""How often a purge looks whether writes of its tenant have ended."""
+
+
+class StackPurge:
+    """A purge of one tag in all tiers of a stack.
+
+    While it runs the tag is barred: what is offered, promoted, fetched ahead or evicted of it is left out. What was
+    made before it ended is left out later, too: a queue may hold it, or a read be about to keep it.
+    """
+
+    def __init__(self, shared: Shared, levels: Sequence[Level], feeding: Feeding) -> None:
+        self._shared = shared
+        self._levels = levels
+        self._feeding = feeding
+
+    def run(self, tag: bytes, timeout_s: float = PURGE_TIMEOUT_S) -> dict[str, Purged]:
+        """Purge; return the result of each tier by its name."""
+        shared = self._shared
+        deadline = Deadline(shared.lanes, timeout_s)
+        told: dict[str, Purged] = {}
+        with self._barred(tag):
+            is_over = self._feeding.purge(lambda key: tag_of_key(key) == tag, deadline)
+            is_over = self._wait(shared.writes, tag, deadline) and is_over
+            for level in self._levels:
+                told[level.name] = self._purge(level, tag, deadline)
+                if not is_over:
+                    told[level.name] += Purged(is_complete=False, reason="a write has not ended")
+            with shared.lock:
+                shared.whereabouts.forget()
+            shared.pool.wipe()
+        return told
+
+    @contextmanager
+    def _barred(self, tag: bytes) -> Generator[None]:
+        shared = self._shared
+        shared.writes.bar(tag)
+        try:
+            self._count(tag)
+            yield
+        finally:
+            self._count(tag)
+            shared.writes.lift(tag)
+
+    def _count(self, tag: bytes) -> None:
+        """Let all that was made so far be of before the purge."""
+        with self._shared.lock:
+            self._shared.epoch += 1
+            self._shared.purged[tag] = self._shared.epoch
+
+    def _wait(self, writes: Writes, tag: bytes, deadline: Deadline) -> bool:
+        pause = self._shared.lanes.signal()
+        while writes.is_writing(tag):
+            if deadline.passed:
+                return False
+            pause.wait(LOOK_S)
+        return True
+
+    def _purge(self, level: Level, tag: bytes, deadline: Deadline) -> Purged:
+        """Purge a tier behind all that waits to be written to it."""
+        if level.settings.read_only or self._shared.settings.read_only:
+            return Purged(is_complete=False, reason="the stack only reads this tier")
+        left_s = deadline.left_s
+        call = LaneCall(self._shared, level.stores, partial(level.tier.purge, tag, left_s), level)
+        call.wait(left_s)
+        if call.result is None:
+            return Purged(is_complete=False, reason=f"it has not answered within {left_s:g} s")
+        return call.result
+
+
+class PurgeableStack:
+    """The part of a stack that purges a tenant."""
+
+    tiers: tuple[Tier, ...]
+    feeding: Feeding
+    _shared: Shared
+    _levels: list[Level]
+
+    def purge(
+        self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S
+    ) -> dict[str, Purged]:
+        """Delete all that the tiers hold of a tenant, and overwrite it where they can; return each tier's result by name.
+
+        `tenant` is the scope's `tenant`, its `salt` where it has none, or a scope that has them; None is everybody's. What was stored
+        before it returns is gone, also what waited in queues, was being read to be kept or fetched ahead. Then the tenant may
+        store again. A tier that fails or does not answer is `is_complete=False`, with the reason. Raises `ScopeError`.
+        """
+        scope = tenant if isinstance(tenant, Scope) else Scope(tenant=tenant)
+        if self._shared.is_closed:
+            closed = Purged(is_complete=False, reason="the stack is closed")
+            return {level.name: closed for level in self._levels}
+        told = StackPurge(self._shared, self._levels, self.feeding).run(
+            tenant_tag(scope), timeout_s
+        )
+        for level in self._levels:
+            path = getattr(level.tier, "path", None)
+            if isinstance(path, Path):
+                told[level.name] += purge_names(path, tenant_tag(scope))
+        return told
