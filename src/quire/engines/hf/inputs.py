@@ -336,13 +336,14 @@ def _as_mask(given: object, ids: torch.Tensor) -> torch.Tensor:
 def _as_tensor(given: object, name: str, wanted: str) -> torch.Tensor:
     if isinstance(given, torch.Tensor):
         return given
+    kind = type(given).__name__
     if not isinstance(given, np.ndarray | list | tuple):
         made = (
             "; list(...) makes a list of one"
             if isinstance(given, Iterator | range | set | frozenset)
             else ""
         )
-        raise TokensError(f"{name}: {type(given).__name__} is no kind of ids{made}; {wanted}")
+        raise TokensError(f"{name}: {kind} is no kind of ids{made}; {wanted}")
     try:
         array = np.asarray(cast("Any", given))
     except (ValueError, TypeError):  # rows of different lengths, or of anything
