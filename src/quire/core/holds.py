@@ -56,4 +56,4 @@ class Holds:
         """Let go of every hold whose time has run out."""
         for hold in self.expired() if self.all else ():
             self.let_go(hold)
-        self.first_due = min((hold.due for hold in self.all.values()), default=FOREVER)
+        self.first_due = min(hold.due for hold in self.all.values()) if self.all else FOREVER

@@ -108,11 +108,11 @@ class Order:
         mark.policy = policy = self._policy_of(self._class_of(node, mark))
         return policy
 
-    def lend(self, node: Node, change: int) -> None:
-        """So many more requests, or fewer, that have no room yet reference this node."""
-        count = self.lent[id(node)] = self.lent.get(id(node), 0) + change
-        if not count:
-            del self.lent[id(node)]
+    def take_back(self, node: Node) -> None:
+        """One request fewer that has no room yet references this node."""
+        count = self.lent.pop(id(node)) - 1
+        if count:
+            self.lent[id(node)] = count
 
     def referenced(self, node: Node) -> None:
         """The cached node is no candidate any more: it got its first reference, or is about to leave the tree."""

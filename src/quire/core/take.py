@@ -63,10 +63,10 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
     node = seq.node = tree.node_at(found)
-    parent = node.parent
+    parent, lent = node.parent, tree.order.lent
     while parent is not None:
         tree.lock(node)
-        tree.order.lend(node, 1)
+        lent[id(node)] = lent.get(id(node), 0) + 1
         start, end = parent.end, node.end
         for group in groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
@@ -106,17 +106,17 @@ def resume(kernel: Kernel, seq: Sequence) -> int:
 
 def settle(kernel: Kernel, seq: Sequence, missed: Missed) -> None:
     """A request has room: what it found counts as used, the request (`missed`, its misses) as admitted; watchers are told."""
-    tree, number = kernel.tree, seq.number
+    tree, order, number = kernel.tree, kernel.tree.order, seq.number
     seq.pending = None
     if seq.terms is not ORDINARY and not number:
         owner = kernel.owners.begin(seq.scope, seq.terms.hint)
         seq.terms = msgspec.structs.replace(seq.terms, owner=owner)
     node, divided, terms = seq.node, False, seq.terms
     while (parent := node.parent) is not None:
-        tree.order.lend(node, -1)
-        tree.order.touched(node)
+        order.take_back(node)
+        order.touched(node)
         if node.mark is not None or terms.priority > 0:
-            tree.order.used(node, terms)
+            order.used(node, terms)
         for group in tree.sparse:
             group.touched(node)
         divided |= parent.parent is not None and len(parent.children) == 1

@@ -157,7 +157,7 @@ class PrefixTree:
         Paths are unlocked from the deepest node up: a parent is the more recently used one.
         """
         node.locks -= 1
-        if node.locks == self.order.lent.get(id(node), 0):
+        if not node.locks or node.locks == self.order.lent.get(id(node), 0):
             self.order.joined(node).released(node)
             if node.locks:  # of requests that have no room yet: it has its place only
                 self.order.referenced(node)
@@ -166,7 +166,7 @@ class PrefixTree:
     def unlend(self, node: Node) -> None:
         """Drop the reference of a request that had no room: not a use."""
         node.locks -= 1
-        self.order.lend(node, -1)
+        self.order.take_back(node)
         if not node.locks:
             self.order.expire()  # its children first: they may have its place
             self.order.joined(node).returned(node)

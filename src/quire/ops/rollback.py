@@ -150,7 +150,7 @@ def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from:
         tell(node, range(start, end), None, "truncated")
     kernel.tree.cut_tail(node, end - start, freed_from)
     if seq.pending is not None and not node.num_blocks:
-        kernel.tree.order.lend(node, -1)
+        kernel.tree.order.take_back(node)
     first = max(start, freed_from)
     if first < end:
         for g, pool in kernel.tree.full:
