@@ -41,6 +41,17 @@ def text(name, num_tokens, start=0):
     return ids
 
 
+def shared_head(prompt, stored):
+    """The length of the longest head of a prompt that stands in whole blocks of 16 of a stored text."""
+    most = 0
+    for known in stored:
+        whole = known[: (len(known) - 1) // 16 * 16]
+        pairs = enumerate(zip(prompt[:-1], whole, strict=False))
+        parted = next((at for at, (a, b) in pairs if a != b), min(len(prompt) - 1, len(whole)))
+        most = max(most, parted)
+    return most
+
+
 class Plain:
     """The plain model beside quire: its forwards over a cache of its own, which keeps all tokens of every layer.
 
@@ -97,8 +108,13 @@ def asked(cache, name, prompt, num_new=4, **arguments):
     return answer
 
 
+@functools.cache
+def _groups(name):
+    return group_names(lent(name)[0])
+
+
 def cache_of(name, num_blocks, dtype=torch.float32, **options):
     """A debug cache of so many blocks of 16 tokens in each layer group: fresh memory is NaN."""
     model = lent(name, dtype)[0]
-    blocks = dict.fromkeys(group_names(model), num_blocks)
+    blocks = dict.fromkeys(_groups(name), num_blocks)
     return PrefixCache(model, blocks, 16, debug=True, verify=None, **options)
