@@ -33,3 +33,26 @@ def found_in_memory(tier, needle):
     for size, shelf in arena.shelves.items():
         where += found_in_bytes(f"index {size}", bytes(shelf.index._keys), needle)
     return where
+
+
+def found_in_pools(pools, needle):
+    """Return which tensors of paged pools have a needle."""
+    where = []
+    for number, pool in enumerate(pools):
+        for name, held in enumerate(pool._by_block()):
+            data = held.detach().cpu().contiguous().numpy().tobytes()
+            where += found_in_bytes(f"pool {number}.{name}", data, needle)
+    return where
+
+
+def found_in_passes(model, needle):
+    """Return whether what a packed model keeps between its layers has a needle."""
+    passes = model._decoder._kept[1]
+    if passes is None:
+        return []
+    rooms = (*passes._inputs, *passes._rooms.values(), *passes._heads.values(), passes._states)
+    return [
+        each
+        for room in rooms
+        for each in found_in_bytes("passes", room.contiguous().numpy().tobytes(), needle)
+    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from quire.chunks.variants import Variant
+from quire.chunks.variants import HeldKV, Variant
 from quire.config import parse_bytes
 from quire.core.scope import Scope
 from quire.errors import ConfigError, InvariantError, PinError
@@ -117,6 +117,14 @@ class ChunkStore:
         self._remove(variant)
         self._dropped += 1
         return True
+
+    def purge(self, is_own: Callable[[Scope], bool]) -> list[HeldKV]:
+        """Let all variants of some scopes go, pinned or not; return what they held. Shared ones are nobody's."""
+        own = [variant for (_, scope), variant in self._order.values() if is_own(scope)]
+        held = [variant.kv for variant in own if variant.kv is not None]
+        for variant in own:
+            self.drop(variant)
+        return held
 
     def clear(self) -> int:
         """Let all variants go; how many there were."""

@@ -5,6 +5,7 @@ checked   a pool that checks every block that it gives or takes back
 drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
 dropping  blocks by policy, a prefix, a scope, or all
+purging   all of some scopes, pins too
 fits      whether a request would get its blocks now
 admission a request counted that goes on without room
 memory    how full the groups are, moving blocks together, capacity between groups
@@ -24,6 +25,7 @@ from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
 from quire.ops.memory import Usage, compact, resize, usage
 from quire.ops.pins import Pin, block_states, pin
+from quire.ops.purging import purge
 from quire.ops.rollback import truncate
 from quire.ops.tables import blocks_at
 
@@ -50,6 +52,7 @@ __all__ = [
     "held_notes",
     "invalidate",
     "pin",
+    "purge",
     "reclaim",
     "resize",
     "snapshot",

@@ -53,7 +53,7 @@ def invalidate(
     if tokens is None:
         root = manager.root(scope)
         kernel.holds.let_go_expired()
-        return _drop_all(kernel, _from_below(root))
+        return drop_below(kernel, root)
     root, key = manager.read_whole(tokens, scope, media)
     kernel.holds.let_go_expired()
     return _invalidate(kernel, root, key)
@@ -67,12 +67,17 @@ def clear(manager: CacheManager) -> int:
     """
     kernel, tree = manager.kernel, manager.kernel.tree
     kernel.holds.let_go_expired()
-    dropped = sum(_drop_all(kernel, _from_below(root)) for root in tree.roots.values())
+    dropped = sum(drop_below(kernel, root) for root in tree.roots.values())
     for group in tree.sparse:
         evict_in(kernel, group, group.pool.num_cached, "invalidated")
     for tell in kernel.watchers.leaving:
         tell(tree.root(NO_SCOPE), range(0), None, "cleared")
     return dropped
+
+
+def drop_below(kernel: Kernel, top: Node) -> int:
+    """Drop a node and all below it that nothing references; return the blocks per group."""
+    return _drop_all(kernel, _from_below(top))
 
 
 def _invalidate(kernel: Kernel, root: Node, key: Key) -> int:
@@ -87,7 +92,7 @@ def _invalidate(kernel: Kernel, root: Node, key: Key) -> int:
     else:
         children = found.node.children.values() if covered else ()
         tops = [child for child in children if child.key.startswith(rest)]
-    dropped = sum(_drop_all(kernel, _from_below(top)) for top in tops)
+    dropped = sum(drop_below(kernel, top) for top in tops)
     return dropped + _drop_all(kernel, reversed(found.node.path()))  # what nothing else needs
 
 

@@ -8,6 +8,8 @@ from itertools import chain
 from math import prod
 from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.config import format_bytes
@@ -17,6 +19,9 @@ from quire.tensors.slots import BlockIds, block_array, on_device
 
 _HUGE_BYTES = 4 << 20
 """Bytes of memory from which on huge pages are worth it."""
+
+_WIPED_AT_ONCE = 64
+"""Blocks that are looked at and overwritten together."""
 
 _Layout = TypeVar("_Layout", KVLayout, StateLayout)
 
@@ -48,6 +53,19 @@ class _PagedPool(ABC, Generic[_Layout]):
             index = on_device(block_array(block_ids, self.num_blocks), self.device)
             for held in self._by_block():
                 held.index_fill_(0, index, torch.nan)
+
+    def wipe(self, block_ids: BlockIds) -> None:
+        """Overwrite these blocks with zeros, if `debug_nan` with NaN; memory that holds zeros is not touched."""
+        ids = block_array(block_ids, self.num_blocks)
+        for start in range(0, len(ids), _WIPED_AT_ONCE):
+            index = on_device(ids[start : start + _WIPED_AT_ONCE], self.device)
+            for held in self._by_block():
+                if self.debug_nan:
+                    held.index_fill_(0, index, torch.nan)
+                    continue
+                data = held.unsqueeze(-1).view(torch.uint8)
+                if self.device.type != "cpu" or data.index_select(0, index).any():
+                    data.index_fill_(0, index, 0)
 
     def touch(self) -> None:
         """Fill all blocks with zeros, if they are not NaN, so that their memory is there before the first request is."""
@@ -105,6 +123,16 @@ class KVPool(_PagedPool[KVLayout]):
     With `debug_nan`, every block starts as NaN and `poison` writes NaN again: whoever reads
     what nobody computed gets NaN out.
     """
+
+    def wipe_behind(self, block_ids: npt.NDArray[np.int32], num_tokens: int) -> None:
+        """Overwrite the slots of a sequence's table that lie behind its first `num_tokens` tokens; -1 is no block."""
+        at, head = divmod(num_tokens, self.layout.block_size)
+        ids = block_ids[at:]
+        if head and len(ids) and ids[0] >= 0:
+            for held in (self.k, self.v):
+                held[:, int(ids[0]), head:] = torch.nan if self.debug_nan else 0
+        ids = ids[bool(head) :]
+        self.wipe(ids[ids >= 0])
 
     def _shapes(self, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         layout = self.layout

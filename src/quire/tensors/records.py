@@ -151,6 +151,10 @@ class BlockCodec:
             rows = self._staging.send(parts, pool.device)
             form.unpack(rows, pool, on_device(ids[chunk], pool.device), layers)
 
+    def wipe(self) -> None:
+        """Overwrite what lies between device and host with zeros."""
+        self._staging.wipe()
+
     def _layers(self, layer: int | None) -> range:
         if layer is None:
             return range(self.num_layers)

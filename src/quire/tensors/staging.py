@@ -57,6 +57,13 @@ class Staging:
         self._mark(turn)
         return rows
 
+    def wipe(self) -> None:
+        """Overwrite both areas with zeros, once they are no longer in use."""
+        for turn, area in enumerate(self._areas):
+            self._wait(turn)
+            if area is not None:
+                area.zero_()
+
     def _is_host(self, device: torch.device) -> bool:
         """Whether its memory is written without staging; tests say no for a CPU."""
         return device.type == "cpu"

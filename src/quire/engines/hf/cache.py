@@ -27,6 +27,7 @@ from quire.engines.hf.sight import Sight
 from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.verify import FirstCalls
 from quire.engines.hf.working import WorkingCache
+from quire.engines.purging import PurgeableCache
 from quire.ops import Explanation, Pin
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from quire.tiers.stack.prefetch import Prefetch
 
 
-class PrefixCache(ModelFace):
+class PrefixCache(PurgeableCache, ModelFace):
     """The KV of what a model has read before, kept and found again by prefix.
 
         cache = PrefixCache(model, "2GiB")

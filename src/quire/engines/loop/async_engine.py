@@ -14,6 +14,7 @@ from quire.engines.loop.answers import RequestOutput
 from quire.engines.loop.engine import Engine
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.requests import Prompt, RequestOptions
+from quire.engines.purging import PurgeableAsync
 from quire.errors import CacheBusy, ConfigError, QuireError, RequestFailed
 
 _T = TypeVar("_T")
@@ -25,7 +26,7 @@ SETTLING_S = 0.05
 """So often an engine that has nothing to do looks whether tiers have copied what it holds for them."""
 
 
-class AsyncEngine:
+class AsyncEngine(PurgeableAsync):
     """Runs an engine's steps on a thread, as long as there are any; generators of any event loop wait for news.
 
         async for output in AsyncEngine(engine).generate("Once upon", SamplingParams(max_tokens=64)):

@@ -35,6 +35,7 @@ from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
 from quire.engines.packed.bound import BoundModel
 from quire.engines.packed.model import eos_ids
+from quire.engines.purging import PurgeableEngine
 from quire.errors import ConfigError, QuireError, RequestFailed
 from quire.scheduling import Job, Scheduler
 
@@ -42,7 +43,7 @@ _CONTEXT = 8
 """Tokens at the end of a prompt that say how the text of its answer begins."""
 
 
-class Engine:
+class Engine(PurgeableEngine):
     """Generates for many requests at once with a model of transformers.
 
         engine = Engine(model, tokenizer, kv_memory="4GiB")
@@ -343,9 +344,8 @@ class Engine:
 
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
-        requests = self._requests.values()
-        if gone := self._bound.outdated(request.scope for request in requests):
-            changed = [request for request in requests if request.scope.model in gone]
+        if gone := self._bound.outdated(each.scope for each in self._requests.values()):
+            changed = [each for each in self._requests.values() if each.scope.model in gone]
             self._fail(changed, ConfigError("the model was changed since the request came"))
 
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:

@@ -1,7 +1,7 @@
 """Passages in an engine: prompts in segments have K and V of theirs placed in their blocks as they are admitted."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -174,6 +174,14 @@ class EnginePassages:
         self._pending.clear()
         self._head, self._has_changed = None, False
         self.passages.store.clear()
+
+    def purge(self, is_own: Callable[[Scope], bool]) -> int:
+        """Drop what was captured under some scopes, and what waits to be; return the captures."""
+        self._pending = deque(each for each in self._pending if not is_own(each[0]))
+        if self._head is not None:  # whose it is, nobody knows
+            self._head[2].wipe()
+            self._head = None
+        return self.passages.purge(is_own)
 
     def close(self) -> None:
         """Let go what waits to be captured, and close the warm tier."""

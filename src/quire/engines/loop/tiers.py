@@ -23,26 +23,26 @@ class EngineTiers:
         layout = forward.model.layout
         origin = Origin(f"hf packed {model}")
         self._forward = forward
-        self._store = TieredStore(forward.manager, forward.pools, layout, stack, origin)
-        forward.before_copies = self._store.spill
+        self.store = TieredStore(forward.manager, forward.pools, layout, stack, origin)
+        forward.before_copies = self.store.spill
 
     def bring_up(self, job: Job) -> None:
         """Bring back what the pools lack of a job that is admitted, as far as that is faster than to compute it."""
         self._forward.copy()
-        self._store.onboard(job.known(), job.scope)
+        self.store.onboard(job.known(), job.scope)
 
     def keep(self, job: Job) -> None:
         """Begin to hand down what a job has published, before its blocks are given back; at once where they are needed."""
-        self._store.offload_later(job.open_seq)
-        self._store.offloading.settle_for(len(self._store.manager.sequences))
+        self.store.offload_later(job.open_seq)
+        self.store.offloading.settle_for(len(self.store.manager.sequences))
 
     def make_room(self, scheduler: Scheduler) -> None:
         """Have copied what holds blocks that the next step may need."""
         num_tokens = scheduler.limits.max_step_tokens
         if scheduler.waiting:
             num_tokens = max(num_tokens, scheduler.waiting[0].num_tokens)
-        num_blocks = -(-num_tokens // self._store.manager.block_size) + scheduler.num_running
-        self._store.offloading.settle_for(num_blocks)
+        num_blocks = -(-num_tokens // self.store.manager.block_size) + scheduler.num_running
+        self.store.offloading.settle_for(num_blocks)
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn from a step what computing costs: of its longest part, by its share of the tokens."""
@@ -50,25 +50,25 @@ class EngineTiers:
             at = step.num_decodes + int(step.lengths[step.num_decodes :].argmax())
             start, length = int(step.starts[at]), int(step.lengths[at])
             share = length / len(step.tokens)
-            self._store.cost.observe(start, start + length, seconds * share)
+            self.store.cost.observe(start, start + length, seconds * share)
 
     def held(self, tokens: list[int], scope: Scope) -> dict[str, int]:
         """Return the tokens of a prompt that each tier would add to those in the pools, by name."""
-        return self._store.held(array_of(key_of(tokens)), scope)
+        return self.store.held(array_of(key_of(tokens)), scope)
 
     @property
     def is_settled(self) -> bool:
         """Whether no block is held any more: those that are copied are let go."""
-        self._store.offloading.settle_for(0)
-        return self._store.offloading.is_settled
+        self.store.offloading.settle_for(0)
+        return self.store.offloading.is_settled
 
     def recover(self) -> None:
         """Give up what is on its way up; have copied what is on its way down: no block of it has been written to since."""
-        self._store.transfers.give_up()
-        self._store.offloading.recover()
+        self.store.transfers.give_up()
+        self.store.offloading.recover()
 
     def close(self) -> None:
         """Hand down all that the pools have and tiers lack, and have it written."""
-        self._store.offloading.settle()
-        self._store.offload_all()
-        self._store.stack.flush()
+        self.store.offloading.settle()
+        self.store.offload_all()
+        self.store.stack.flush()

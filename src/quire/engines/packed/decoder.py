@@ -94,6 +94,14 @@ class PlainDecoder:
         self._seen = seen
         return self._own is not None
 
+    def wipe(self) -> None:
+        """Overwrite what steps before have left between layers; graphs are captured anew."""
+        _, kept = self._kept
+        if hasattr(kept, "wipe"):
+            kept.wipe()
+        else:
+            self._kept = (), None
+
     def logits(
         self,
         tokens: tuple[torch.Tensor, torch.Tensor],

@@ -81,6 +81,10 @@ class PackedModel:
             plans.append(AttentionPlan(self.layout.block_size, window, chunk))
         return plans
 
+    def wipe(self) -> None:
+        """Overwrite what steps before have left outside of pools."""
+        self._decoder.wipe()
+
     def forward(
         self,
         ids: torch.Tensor,

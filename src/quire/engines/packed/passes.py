@@ -87,6 +87,13 @@ class Passes:
             self._program.run(self._begins_some)
         return found
 
+    def wipe(self) -> None:
+        """Overwrite all that lies between passes: queries, K, V and hidden states of steps before."""
+        rooms = (*self._inputs, *self._rooms.values(), *self._heads.values(), self._states)
+        with torch.inference_mode():  # in which they were made
+            for each in rooms:
+                each.zero_()
+
     def _take(self, inputs: Sequence[torch.Tensor]) -> None:
         self._count[0] = num_rows = len(inputs[0])
         for own, given in zip(self._inputs, inputs, strict=True):

@@ -11,7 +11,7 @@ from quire.core.node import Node
 from quire.core.scope import ScopePart
 from quire.errors import TierError
 from quire.exchange import digests_of
-from quire.exchange.hashing import tenant_tag
+from quire.exchange.hashing import tag_of, tenant_tag
 from quire.tiers.base import Tier
 from quire.tiers.contents.names import (
     ChainName,
@@ -56,6 +56,12 @@ class Naming:
             for each in namespaces:
                 if each.digest not in book.namespaces:
                     self._namespaces[each.digest] = each
+
+    def forget(self, tag: bytes) -> None:
+        """Let names of a tenant, by its tag, be written again: a purge takes them out of the files."""
+        self._written = {digest: None for digest in self._written if tag_of(digest) != tag}
+        for file in self._files.values():
+            file.forget(tag)
 
     def of(self, manager: CacheManager, node: Node, scope: Scope) -> Callable[[], None]:
         """Return a function that writes down the new blocks from the root to the end of a node.

@@ -86,6 +86,11 @@ class BlockPart:
             known = self._keys[digest] = record_key(self._digest, digest, tag_of(digest))
         return known
 
+    def forget(self) -> None:
+        """Forget the keys that it has made, and overwrite what lies between pools and records."""
+        self._keys.clear()
+        self.codec.wipe()
+
     def encode(
         self,
         pool: Pool,

@@ -28,6 +28,7 @@ from quire.exchange import (
     residency,
     restore,
 )
+from quire.exchange.hashing import tenant_tag
 from quire.exchange.spill import NamedBlock
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool
@@ -197,6 +198,15 @@ class TieredStore:
         if evicted:
             self.transfers.join()
             self._store(self._lacking(sorted(evicted, key=lambda each: each.index)))
+
+    def purge(self, tenant: Scope, timeout_s: float) -> None:
+        """Drop what is on its way down of a tenant, and all that lies between pools and records."""
+        self.transfers.join()
+        self.stack.drop_fed(tenant, timeout_s)
+        self.offloading.settle_for(0)
+        self._naming.forget(tenant_tag(tenant))
+        for part in self.parts:
+            part.forget()
 
     def errors(self) -> list[QuantError]:
         """Return the error of what was handed down, per layer group; 0 where it is exact."""

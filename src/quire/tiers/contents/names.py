@@ -168,6 +168,11 @@ class NamesFile:
         self._written.update(each for each in fresh if not isinstance(each, ChainName))
         return True
 
+    def forget(self, tag: bytes) -> None:
+        """Let scopes of a tenant, by its tag, be written again."""
+        own = {each for each in self._written if isinstance(each, ScopeName)}
+        self._written -= {each for each in own if tag_of(each.root) == tag}
+
 
 def write_names(book: NameBook, directory: str | os.PathLike[str]) -> None:
     """Replace a directory's file by a book. Raises `TierError` where that fails."""

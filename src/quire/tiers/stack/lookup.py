@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Generic, TypeVar
 
 from quire.tiers.base import Keys, Outcome, Tier
+from quire.tiers.format import tag_of_key
 from quire.tiers.stack.asking import PROBE_S, Kind
 from quire.tiers.stack.lanes import Deadline, TierLane
 from quire.tiers.stack.level import Level, Shared, guarded
@@ -72,6 +73,8 @@ class TierLookup:
     def find(self, keys: Keys, *, contiguous: bool, saved_s: float, num_bytes: int) -> list[int]:
         """Return the fastest tier that seems to have each key; see `TierStack.find`."""
         found = [-1] * len(keys)
+        if keys and self._shared.writes.is_barred(tag_of_key(keys[0])):
+            return found  # what is being purged is not there
         missing = list(range(len(keys)))
         most_s = min(self._shared.settings.lookup_timeout_s, patience_s(saved_s))
         deadline = Deadline(self._shared.lanes, most_s)

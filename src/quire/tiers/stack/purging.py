@@ -22,6 +22,9 @@ LOOK_S = 0.002
 """How often a purge looks whether writes of its tenant have ended."""
 
 
+NAMES_TIMEOUT_S = 60.0
+
+
 class StackPurge:
     """A purge of one tag in all tiers of a stack.
 
@@ -39,7 +42,7 @@ class StackPurge:
         shared = self._shared
         deadline = Deadline(shared.lanes, timeout_s)
         told: dict[str, Purged] = {}
-        with self._barred(tag):
+        with self.barred(tag):
             is_over = self._feeding.purge(lambda key: tag_of_key(key) == tag, deadline)
             is_over = self._wait(shared.writes, tag, deadline) and is_over
             for level in self._levels:
@@ -52,7 +55,8 @@ class StackPurge:
         return told
 
     @contextmanager
-    def _barred(self, tag: bytes) -> Generator[None]:
+    def barred(self, tag: bytes) -> Generator[None]:
+        """Bar a tag until the end of the block."""
         shared = self._shared
         shared.writes.bar(tag)
         try:
@@ -89,12 +93,27 @@ class StackPurge:
 
 
 class PurgeableStack:
-    """The part of a stack that purges a tenant."""
+    """The part of a stack that purges a tenant; `tenant` is what `purge` takes."""
 
     tiers: tuple[Tier, ...]
     feeding: Feeding
     _shared: Shared
     _levels: list[Level]
+
+    @contextmanager
+    def barring(self, tenant: Scope | ScopePart) -> Generator[None]:
+        """Have the tiers neither take nor show anything of a tenant until the end of the block.
+
+        So that an engine can drop what it has first, and nothing comes back before `purge` is done, which is called within.
+        """
+        with StackPurge(self._shared, self._levels, self.feeding).barred(self._tag(tenant)):
+            yield
+
+    def drop_fed(self, tenant: Scope | ScopePart, timeout_s: float) -> bool:
+        """Drop what waits to be copied of a tenant; return whether what had begun has ended in time. Call it within `barring`."""
+        tag = self._tag(tenant)
+        deadline = Deadline(self._shared.lanes, timeout_s)
+        return self.feeding.purge(lambda key: tag_of_key(key) == tag, deadline)
 
     def purge(
         self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S
@@ -105,15 +124,28 @@ class PurgeableStack:
         before it returns is gone, also what waited in queues, was being read to be kept or fetched ahead. Then the tenant may
         store again. A tier that fails or does not answer is `is_complete=False`, with the reason. Raises `ScopeError`.
         """
-        scope = tenant if isinstance(tenant, Scope) else Scope(tenant=tenant)
+        tag = self._tag(tenant)
         if self._shared.is_closed:
             closed = Purged(is_complete=False, reason="the stack is closed")
             return {level.name: closed for level in self._levels}
-        told = StackPurge(self._shared, self._levels, self.feeding).run(
-            tenant_tag(scope), timeout_s
-        )
+        told = StackPurge(self._shared, self._levels, self.feeding).run(tag, timeout_s)
         for level in self._levels:
             path = getattr(level.tier, "path", None)
             if isinstance(path, Path):
-                told[level.name] += purge_names(path, tenant_tag(scope))
+                told[level.name] += self._purge_names(level, path, tenant_tag(scope_of(tenant)))
         return told
+
+    def _tag(self, tenant: Scope | ScopePart) -> bytes:
+        """Return what stands for a tenant in the keys of records."""
+        return tenant_tag(scope_of(tenant))
+
+    def _purge_names(self, level: Level, path: Path, tag: bytes) -> Purged:
+        """Purge names behind all that waits to be written of them."""
+        call = LaneCall(self._shared, level.stores, partial(purge_names, path, tag), self)
+        call.wait(NAMES_TIMEOUT_S)
+        return call.result or Purged(is_complete=False, reason="its names are not purged yet")
+
+
+def scope_of(tenant: Scope | ScopePart) -> Scope:
+    """Return a scope of a tenant. Raises `ScopeError`."""
+    return tenant if isinstance(tenant, Scope) else Scope(tenant=tenant)

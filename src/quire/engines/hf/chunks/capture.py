@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from quire.engines.hf.working import WorkingCache
 from quire.tensors.copy import KV
 from quire.tensors.rotary import Rotation, rotate_into
@@ -12,7 +14,7 @@ from quire.tensors.rotary import Rotation, rotate_into
 class ChunkKV:
     """K and V of a passage at the position at which it was captured: `[kv_heads, tokens, width]` per layer.
 
-    They are never changed: what is placed in a prompt is a copy.
+    They are changed by a purge alone: what is placed in a prompt is a copy.
     """
 
     layers: tuple[KV, ...]
@@ -21,6 +23,13 @@ class ChunkKV:
     def num_bytes(self) -> int:
         """Bytes of K and V of all layers."""
         return sum(each.nbytes for layer in self.layers for each in layer)
+
+    def wipe(self) -> None:
+        """Overwrite K and V with zeros: nobody may place them any more."""
+        with torch.inference_mode():
+            for layer in self.layers:
+                for each in layer:
+                    each.zero_()
 
     @property
     def num_tokens(self) -> int:

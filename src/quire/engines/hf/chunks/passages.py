@@ -38,6 +38,7 @@ from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, NotRelocatable
 from quire.tensors.kinds import LayerKind
+from quire.tiers.base import Tier
 from quire.tiers.keys import TierKey
 from quire.tiers.opening import open_tiers
 
@@ -169,6 +170,18 @@ class Passages:
         if self._warm is not None:
             self._warm.put(bound, new)
         return self._stored(bound, new)
+
+    @property
+    def tier(self) -> Tier | None:
+        """The warm tier, where there is one."""
+        return None if self._warm is None else self._warm.tier
+
+    def purge(self, is_own: Callable[[Scope], bool]) -> int:
+        """Drop what was captured under some scopes, and overwrite it; return the captures."""
+        gone = self.store.purge(is_own)
+        for each in gone:
+            cast("ChunkKV", each).wipe()
+        return len(gone)
 
     def close(self) -> None:
         """Close the warm tier, where there is one."""

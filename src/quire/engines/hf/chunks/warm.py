@@ -32,6 +32,7 @@ from quire.tiers.format import (
     record_bytes,
     record_key,
     seal,
+    tag_of_key,
 )
 from quire.tiers.keys import TierKey
 from quire.tiers.stack.vouching import vouch
@@ -102,6 +103,8 @@ class WarmPassages:
         buffers = [new_buffer(record_bytes(size)) for size in sizes]
         found: list[Variant] = []
         reasons: dict[bytes, str] = {}
+        if keys and self.tier.writes.is_barred(tag_of_key(keys[0])):
+            return [], {}  # its tenant is being purged
         outcomes = self.tier.get(keys, buffers, _TIMEOUT_S) if keys else []
         for key, ids, size, buffer, outcome in zip(
             keys, passages, sizes, buffers, outcomes, strict=True
