@@ -1,10 +1,8 @@
 """`quire cache`: verify and evict what a tier holds."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,11 +11,12 @@ from rich.text import Text
 
 from quire.cli.options import AsJson
 from quire.cli.output import print_json, progress, stdout
+from quire.cli.purging import purge
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_keys import key
 from quire.cli.tier_place import check_installed, kind_of, path_of, reading, shown, writing
 from quire.cli.tiers import TierKeyFile
-from quire.config import format_bytes, parse_bytes, read_bytes
+from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -212,75 +211,7 @@ def evict(
     )
 
 
-@app.command()
-def purge(
-    place: Place,
-    *,
-    tenant: Annotated[
-        str | None,
-        typer.Option(
-            help="The tenant: the name of its key, or a scope's salt. Others see it in the list of processes.",
-            show_default=False,
-        ),
-    ] = None,
-    tenant_file: Annotated[
-        str | None,
-        typer.Option(help="Read the tenant from this file; -: from stdin.", show_default=False),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Delete all records of a tenant, and overwrite them where the tier can.
-
-    Exit code 1 if something of the tenant is left or may be; the reason is
-    said. Nothing else may have a disk tier's directory open. A running server
-    keeps KV in its own memory: end it first, or purge its stack.
-
-    [bold]Examples[/bold]
-
-      quire cache purge /var/cache/quire --tenant-file -
-      quire cache purge redis://localhost:6379 --tenant acme --json
-    """
-    if (tenant is None) == (tenant_file is None):
-        raise ConfigError("say whose records go: one of --tenant NAME and --tenant-file FILE")
-    from quire.core import Scope as TenantScope
-    from quire.exchange.hashing import tenant_tag
-    from quire.tiers.contents.names import purge_names
-
-    name = tenant if tenant is not None else _read_tenant(tenant_file or "-")
-    if not name:
-        raise ConfigError(
-            "the tenant is empty; records of everybody go with quire cache evict --all"
-        )
-    tag = tenant_tag(TenantScope(tenant=name))
-    with writing(place) as held, progress("purging") as begin:
-        begin("purging")
-        told = held.tier.purge(tag)
-        if held.path is not None:
-            told += purge_names(held.path, tag)
-    found = {
-        "place": shown(place),
-        "purged": told.count,
-        "purged_bytes": told.num_bytes,
-        "complete": told.is_complete,
-        "reason": told.reason,
-    }
-    if as_json:
-        print_json(found)
-    else:
-        stdout().print(f"purged {told.count:,} records ({format_bytes(told.num_bytes)})")
-        if told.reason:
-            stdout().print(Text(f"not complete: {told.reason}", "red"))
-    if not told.is_complete:
-        raise typer.Exit(DAMAGED)
-
-
-def _read_tenant(file: str) -> str:
-    """Return the first line of a file, or of stdin. Raises `ConfigError`."""
-    data = sys.stdin.buffer.read() if file == "-" else read_bytes(Path(file))
-    try:
-        return data.decode().rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the tenant in {file!r} is no UTF-8: {error}") from None
+app.command()(purge)
 
 
 @contextmanager

@@ -9,10 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from quire import ops
 from quire.core import CacheManager, Scope
 from quire.core.scope import ScopePart
-from quire.errors import CacheBusy, RequestFailed
+from quire.errors import CacheBusy, ConfigError, RequestFailed
 from quire.exchange.hashing import tenant_tag
 from quire.ops.purging import IsOwn, num_held, sequences_of
 from quire.tensors.pool import KVPool, Pool
@@ -58,11 +60,30 @@ class PurgeReport:
         return not self.reason
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """The report as plain data."""
+        plain = {
+            name: getattr(self, name) for name in ("blocks", "held", "requests", "pins", "passages")
+        }
+        tiers = {name: msgspec.to_builtins(each) for name, each in self.tiers.items()}
+        return plain | {"tiers": tiers, "complete": self.is_complete, "reason": self.reason}
+
+    @property
     def reason(self) -> str:
         """The reasons why something is left or may be; empty where the purge is complete."""
         held = [f"{self.held} blocks are held: a tier copies them still"] if self.held else []
         tiers = (f"{name}: {each.reason}" for name, each in self.tiers.items() if each.reason)
         return "; ".join([*held, *tiers])
+
+
+class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A purge that an operator asks for; a tenant is the name of its keys. Raises `ConfigError`."""
+
+    tenant: str
+
+    def __post_init__(self) -> None:
+        if not self.tenant:
+            raise ConfigError("tenant is empty; send the name of its keys")
 
 
 class PurgeableEngine:

@@ -20,7 +20,7 @@ from quire.core.node import Node, NodePart
 from quire.core.sequence import Sequence as Running
 from quire.core.stats import Missed
 from quire.core.tokens import Key
-from quire.errors import QuireError
+from quire.errors import ConfigError, QuireError
 from quire.foresight import LiveCurve
 from quire.ops import block_states
 
@@ -119,6 +119,17 @@ class Overview:
             ended = time.monotonic()
             self._curve_due = ended + CURVE_REST * (ended - begun)
         return self._curve
+
+
+def read_factors(text: str) -> list[float]:
+    """Return factors of memory as text has them, between commas. Raises `ConfigError`."""
+    try:
+        factors = [float(each) for each in text.split(",")]
+    except ValueError:
+        factors = [-1.0]
+    if not all(0 <= factor <= 1e6 for factor in factors):
+        raise ConfigError(f"memory is one or more factors, as 0.5,2; got {text[:60]!r}")
+    return factors
 
 
 def branches(manager: CacheManager) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.engines.purging import PurgeRequest
 from quire.serve import protocol
 from quire.serve.generation import answered
 from quire.serve.operator import Operator
@@ -56,6 +57,7 @@ def make_app(service: ServedModel) -> Starlette:
         ("GET", "/v1/cache/pins", None, operator.pins),
         ("DELETE", "/v1/cache/pins/{number:int}", None, operator.unpin),
         ("POST", "/v1/cache/evict", protocol.EvictRequest, operator.evict),
+        ("POST", "/v1/cache/purge", PurgeRequest, operator.purge),
     ]
     routes = [route(lambda _: None, "GET", "/health", None, client.health)]
     routes += [route(service.keys.tenant, *each) for each in for_clients]

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from quire import ops
 from quire.engines.loop import Engine
-from quire.errors import ConfigError
-from quire.observe.overview import Overview
+from quire.engines.purging import PurgeRequest
+from quire.observe.overview import Overview, read_factors
 from quire.serve.protocol import CacheRequest, EvictRequest, PinRequest
 from quire.serve.service import ServedModel
 from quire.web.errors import ApiError
@@ -54,13 +54,7 @@ class Operator:
         return await self._call(seen) | own | {"what_if": curve}
 
     async def what_if(self, asked: None, request: Request) -> Any:
-        given = request.query_params.get("memory", "2")
-        try:
-            factors = [float(each) for each in given.split(",")]
-        except ValueError:
-            factors = [-1.0]
-        if not all(0 <= factor <= 1e6 for factor in factors):
-            raise ConfigError(f"memory is one or more factors, as 0.5,2; got {given[:60]!r}")
+        factors = read_factors(request.query_params.get("memory", "2"))
         return await asyncio.to_thread(self._overview.what_if, factors)
 
     async def explain(self, asked: CacheRequest, request: Request) -> Any:
@@ -115,6 +109,9 @@ class Operator:
             return ops.invalidate(engine.manager, ids, engine.scope(asked.scope()))
 
         return {"evicted_blocks": await self._call(evicted)}
+
+    async def purge(self, asked: PurgeRequest, request: Request) -> Any:
+        return (await self._service.running.purge(asked.tenant)).counts
 
     def _held(self) -> dict[int, ops.Pin]:
         """Return the pins that hold something still."""

@@ -1,0 +1,157 @@
+"""`quire cache purge`: all of a tenant, in a tier or in a running server."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import typer
+from rich.text import Text
+
+from quire.cli.options import AsJson
+from quire.cli.output import print_json, progress, stdout
+from quire.cli.tables import facts_table
+from quire.cli.tier_place import shown, writing
+from quire.config import format_bytes, read_bytes
+from quire.errors import ConfigError, QuireError
+
+LEFT = 1
+"""The exit code where something of the tenant is left."""
+
+SERVER_TIMEOUT_S = 3600.0
+
+
+def purge(
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            help="A tier's directory, or an address like redis://localhost.", show_default=False
+        ),
+    ] = None,
+    *,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="The tenant: the name of its key, or a scope's salt. Others see it in the list of processes.",
+            show_default=False,
+        ),
+    ] = None,
+    tenant_file: Annotated[
+        str | None,
+        typer.Option(help="Read the tenant from this file; -: from stdin.", show_default=False),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="Purge this running server, http://host:port, and its tiers.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete all records of a tenant, and overwrite them where the tier can.
+
+    Exit code 1 if something of the tenant is left or may be; the reason is
+    said. Nothing else may have a disk tier's directory open. A running server
+    keeps KV in its own memory: --server purges that, and its tiers, while it
+    serves others. The operator's key is that of QUIRE_OPERATOR_KEY.
+
+    [bold]Examples[/bold]
+
+      quire cache purge /var/cache/quire --tenant-file -
+      quire cache purge redis://localhost:6379 --tenant acme --json
+      quire cache purge --server http://127.0.0.1:8000 --tenant acme
+    """
+    if (tenant is None) == (tenant_file is None):
+        raise ConfigError("say whose records go: one of --tenant NAME and --tenant-file FILE")
+    if (place is None) == (server is None):
+        raise ConfigError("say where: one of a tier's PLACE and --server URL")
+    name = tenant if tenant is not None else _read_tenant(tenant_file or "-")
+    if not name:
+        raise ConfigError(
+            "the tenant is empty; records of everybody go with quire cache evict --all"
+        )
+    found = _of_place(place, name) if place is not None else _of_server(str(server), name)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    if not found["complete"]:
+        raise typer.Exit(LEFT)
+
+
+def _of_place(place: str, name: str) -> dict[str, Any]:
+    """Purge a tier."""
+    from quire.core import Scope
+    from quire.exchange.hashing import tenant_tag
+    from quire.tiers.contents.names import purge_names
+
+    tag = tenant_tag(Scope(tenant=name))
+    with writing(place) as held, progress("purging") as begin:
+        begin("purging")
+        told = held.tier.purge(tag)
+        if held.path is not None:
+            told += purge_names(held.path, tag)
+    return {
+        "place": shown(place),
+        "purged": told.count,
+        "purged_bytes": told.num_bytes,
+        "complete": told.is_complete,
+        "reason": told.reason,
+    }
+
+
+def _of_server(url: str, name: str) -> dict[str, Any]:
+    """Have a server purge itself and its tiers. Raises `ConfigError`, and `QuireError` where it does not."""
+    from quire.web.keys import OPERATOR_ENV
+
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise ConfigError(f"--server is an address like http://127.0.0.1:8000, got {url!r}")
+    headers = {"Content-Type": "application/json"}
+    if operator := os.environ.get(OPERATOR_ENV):
+        headers["Authorization"] = f"Bearer {operator}"
+    body = json.dumps({"tenant": name}).encode()
+    asked = Request(f"{url.rstrip('/')}/v1/cache/purge", body, headers)  # noqa: S310 - checked above
+    try:
+        with progress("purging") as begin, urlopen(asked, timeout=SERVER_TIMEOUT_S) as answer:  # noqa: S310
+            begin("purging")
+            return {"server": url} | json.load(answer)
+    except HTTPError as error:
+        said = error.read(1000).decode("utf-8", "replace")
+        mend = f"; the key in {OPERATOR_ENV} is to be the operator's" if error.code == 401 else ""
+        raise QuireError(f"{url} answers {error.code}: {said}{mend}") from None
+    except (URLError, OSError, ValueError) as error:
+        raise QuireError(f"{url} cannot be asked: {getattr(error, 'reason', error)}") from None
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print the counts of a purge."""
+    console = stdout()
+    if "tiers" in found:
+        blocks = ", ".join(f"{count:,} of {name}" for name, count in found["blocks"].items())
+        facts: list[tuple[str, str | Text]] = [
+            ("blocks", blocks),
+            *((what, f"{found[what]:,}") for what in ("requests", "pins", "passages")),
+        ]
+        facts += [
+            (name, f"{tier['count']:,} records ({format_bytes(tier['num_bytes'])})")
+            for name, tier in found["tiers"].items()
+        ]
+        console.print(facts_table(facts))
+    else:
+        size = format_bytes(found["purged_bytes"])
+        console.print(f"purged {found['purged']:,} records ({size})")
+    if found["reason"]:
+        console.print(Text(f"not complete: {found['reason']}", "red"))
+
+
+def _read_tenant(file: str) -> str:
+    """Return the first line of a file, or of stdin. Raises `ConfigError`."""
+    data = sys.stdin.buffer.read() if file == "-" else read_bytes(Path(file))
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the tenant in {file!r} is no UTF-8: {error}") from None
