@@ -1,13 +1,11 @@
 """What holds for any model with real weights: prompts beyond a window of 512, in memory that is too small for them."""
 
-import pytest
 from real_help import asked, cache_of, lent, plain, shared_head, text
 
 from quire import ops
 from quire.engines.loop import Engine, SamplingParams
 from quire.tiers import Disk, Host
 from quire.tiers.stack import StackSettings, TierStack
-from turns import few
 
 OPEN = StackSettings(gate=False)
 """Loads all that the tiers have, however fast the model computes it."""
@@ -36,14 +34,11 @@ class Evictions:
 
     name: str
 
-    @pytest.mark.parametrize("num_shared", few([560, 1400], 560))
-    def test_what_pools_evict_comes_back_from_memory_and_after_a_restart_from_disk(
-        self, num_shared, tmp_path
-    ):
-        head = text(self.name, num_shared)
+    def test_what_pools_evict_comes_back_from_memory_and_after_a_restart_from_disk(self, tmp_path):
+        head = text(self.name, 560)
         prompts = [head + text(self.name, 40 + 40 * n, 4000 + 300 * n) for n in range(3)]
         with TierStack([Host("512MiB"), Disk(tmp_path, "512MiB")], OPEN) as tiers:
-            cache = cache_of(self.name, num_shared // 16 + 10, tiers=tiers)
+            cache = cache_of(self.name, 45, tiers=tiers)
             for prompt in prompts:
                 asked(cache, self.name, prompt, 2)
             assert cache.stats.evicted_blocks > 0
@@ -52,8 +47,8 @@ class Evictions:
             assert cache.last.tier_tokens["host"] >= 16
             assert tiers.drain(60)
         with TierStack([Disk(tmp_path, "512MiB")], OPEN) as tiers:
-            cache = cache_of(self.name, num_shared // 16 + 24, tiers=tiers)
-            for prompt, least in ((prompts[2], num_shared), (prompts[1], 64)):
+            cache = cache_of(self.name, 59, tiers=tiers)
+            for prompt, least in ((prompts[2], 560), (prompts[1], 64)):
                 asked(cache, self.name, prompt, 2)
                 assert cache.last.cached_tokens >= (len(prompt) - 1) // 16 * 16
                 assert cache.last.tier_tokens["disk"] >= least

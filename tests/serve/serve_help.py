@@ -1,7 +1,11 @@
-"""A server in this process, on a thread, whose engine tests can look at."""
+"""Servers for tests: on a thread of this process, with an engine to look at, and as a process of its own."""
 
 import asyncio
+import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -133,3 +137,28 @@ def running(model=None, keys=None, bounds=None, grace_s=None, **options):
         thread.join(20)
         engine.close()
     assert not thread.is_alive()
+
+
+SERVE = [sys.executable, "-m", "quire", "serve", "--port", "0", "--json"]
+
+
+@contextmanager
+def command(*words, **env):
+    """Start `quire serve`; yield its process and the document that it prints of itself."""
+    process = subprocess.Popen(
+        [*SERVE, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
+    try:
+        said = ""
+        while not said.endswith("}\n"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            said += line
+        yield process, json.loads(said)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,18 +1,16 @@
 """`quire serve`: its flags, what it says, and how it ends."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import httpx
 import pytest
-from serve_help import running
+from serve_help import command, running
 from typer.testing import CliRunner
 
 import plain_http
@@ -20,39 +18,6 @@ from quire.cli.app import app
 from quire.cli.serve import OF_SHAPES, listen
 
 pytestmark = pytest.mark.slow
-SERVE = [
-    sys.executable,
-    "-m",
-    "quire",
-    "serve",
-    "--port",
-    "0",
-    "--json",
-    "--kv-memory",
-    "32MiB",
-]
-
-
-@contextmanager
-def started(*words, **env):
-    """Start a server; yield its process and what it says of itself."""
-    process = subprocess.Popen(
-        [*SERVE, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | env,
-    )
-    try:
-        said = ""
-        while not said.endswith("}\n"):
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            said += line
-        yield process, json.loads(said)
-    finally:
-        process.kill()
-        process.wait()
 
 
 class Served(NamedTuple):
@@ -67,8 +32,17 @@ class Served(NamedTuple):
 def served(tmp_path_factory):
     """Return a server for the tests of this file; the last of them ends it."""
     tier = f"disk:{tmp_path_factory.mktemp('kv') / 'kv'}?capacity=64MiB"
-    words = ["--tier", tier, "--dtype", "float32", "--events", "tcp://127.0.0.1:0"]
-    with started(*words) as (process, told):
+    words = [
+        "--kv-memory",
+        "32MiB",
+        "--tier",
+        tier,
+        "--dtype",
+        "float32",
+        "--events",
+        "tcp://127.0.0.1:0",
+    ]
+    with command(*words) as (process, told):
         yield Served(process, told, tier)
 
 
