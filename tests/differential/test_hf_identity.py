@@ -1,6 +1,8 @@
 """Every change of a model that can be noticed: what was computed before it is not found after it."""
 
 import copy
+import functools
+import types
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.nn.utils import parametrizations, prune
 
 from quire import ops
 from quire.engines.hf import PrefixCache, SlotPrefixCache
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UnsupportedModel
 
 IDS = random_ids(torch.Generator().manual_seed(3), 41)
 
@@ -402,3 +404,207 @@ def test_numbers_that_follow_the_prompt_keep_nothing(model, cache):
     for _ in range(3):
         cache.generate(IDS, max_new_tokens=4)
         assert (cache.last.cached_tokens, cache.last.stored_tokens) == (0, 0)
+
+
+# -- what torch.compile wraps ----------------------------------------------------------------
+
+
+def compiled_in_place(model):
+    model.compile(backend="eager")
+
+
+def compiled_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+def compiled_layers(model):
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+
+
+def compiled_projection(model):
+    projection = attention(model).k_proj
+    projection.forward = torch.compile(projection.forward, backend="eager")
+
+
+def compiled_base(model):
+    model.model = torch.compile(model.model, backend="eager")
+
+
+def compiled_twice(model):
+    compiled_in_place(model)
+    compiled_forward(model)
+
+
+def compiled_projection_as_module(model):
+    attention(model).k_proj = torch.compile(attention(model).k_proj, backend="eager")
+
+
+def disabled(model):
+    attention(model).forward = torch.compiler.disable(attention(model).forward)
+    attention(model).k_proj = torch.compiler.disable(attention(model).k_proj)
+
+
+def compiled_activation(model):
+    for layer in model.model.layers:
+        layer.mlp.act_fn.forward = torch.compile(layer.mlp.act_fn.forward, backend="eager")
+
+
+COMPILED = [
+    compiled_in_place,
+    compiled_forward,
+    compiled_twice,
+    compiled_layers,
+    compiled_projection,
+    compiled_projection_as_module,
+    compiled_base,
+    compiled_activation,
+    disabled,
+]
+
+
+@pytest.mark.parametrize("change", COMPILED, ids=lambda change: change.__name__)
+def test_a_model_that_is_compiled_has_the_name_of_the_plain_one(change):
+    model = own("llama")
+    change(model)
+    cache = make_cache(model, block_size=4)
+    assert cache.fingerprint == make_cache(own("llama"), block_size=4).fingerprint
+
+
+@pytest.mark.parametrize("change", [compiled_projection, compiled_projection_as_module])
+def test_what_was_computed_before_a_model_was_compiled_is_found_after_it(model, cache, change):
+    assert [reused(model, cache) for _ in range(2)] == [0, 40]
+    change(model)
+    assert reused(model, cache) == 40
+    model.model.layers[1].self_attn.v_proj.weight.data.mul_(1.5)
+    assert reused(model, cache) == 0
+
+
+def test_a_class_whose_forward_is_compiled_has_the_name_of_the_plain_one(model, cache, monkeypatch):
+    kind = type(model.model.layers[0].mlp)
+    monkeypatch.setattr(kind, "forward", torch.compile(kind.forward, backend="eager"))
+    assert make_cache(own("llama"), block_size=4).fingerprint == cache.fingerprint
+
+
+def louder(states, *, own, by=2):
+    return own(states) * by
+
+
+def with_other_code(projection):
+    own = projection.forward
+    projection.forward = torch.compile(lambda states: own(states) * 2, backend="eager")
+
+
+def with_a_copy_of_attributes(projection):
+    compiled = torch.compile(projection.forward, backend="eager")
+
+    @functools.wraps(compiled)
+    def forward(states):
+        return compiled(states) * 2
+
+    projection.forward = forward
+
+
+def with_other_settings(projection):
+    code = functools.partial(louder, own=projection.forward)
+    projection.forward = torch.compile(code, backend="eager")
+
+
+def with_another_call(projection):
+    own = projection._call_impl
+    projection._compiled_call_impl = lambda states: own(states) * 2
+
+
+def with_a_method_of_another(projection):
+    other = torch.nn.Linear(projection.in_features, projection.out_features, bias=False)
+    projection.forward = torch.compile(other.forward, backend="eager")
+
+
+def with_an_object(projection):
+    class Louder:
+        def __call__(self, states):
+            return own(states) * 2
+
+        __repr__ = object.__repr__
+
+    own = projection.forward
+    projection.forward = Louder()
+
+
+OTHER_CODE = [
+    with_other_code,
+    with_a_copy_of_attributes,
+    with_other_settings,
+    with_another_call,
+    with_a_method_of_another,
+    with_an_object,
+]
+
+
+@pytest.mark.parametrize("change", OTHER_CODE, ids=lambda change: change.__name__)
+def test_compiled_code_that_is_other_code_is_another_model(model, cache, change):
+    assert reused(model, cache) == 0
+    change(attention(model).k_proj)
+    assert [reused(model, cache) for _ in range(2)] == [0, 40]
+
+
+def test_hooks_of_the_wrapper_around_a_compiled_module_count(model, cache):
+    compiled_projection_as_module(model)
+    assert reused(model, cache) == 0
+    attention(model).k_proj.register_forward_hook(lambda _m, _a, out: out * 2)
+    assert [reused(model, cache) for _ in range(2)] == [0, 40]
+
+
+@pytest.mark.parametrize("of", [PrefixCache, SlotPrefixCache])
+def test_a_wrapper_around_a_whole_compiled_model_is_refused_with_what_to_do(model, of):
+    with pytest.raises(UnsupportedModel, match=r"call model.compile\(\) in place of"):
+        of(torch.compile(model, backend="eager"), *(("1MiB",) if of is PrefixCache else (2, 64)))
+
+
+def test_a_model_may_be_compiled_while_a_session_is_open(model, cache):
+    with cache.session(IDS) as past, torch.no_grad():
+        model(IDS[:, :20], past_key_values=past, use_cache=True)
+        compiled_projection(model)
+        model(IDS[:, 20:], past_key_values=past, use_cache=True)
+    assert cache.last.unknown_tokens == 0
+    assert reused(model, cache) == 40
+
+
+@pytest.mark.parametrize("by", [2, 3])
+def test_settings_that_a_function_is_given_beforehand_count_in_every_process(model, by):
+    def name():
+        made = own("llama")
+        projection = attention(made).k_proj
+        projection.louder = functools.partial(louder, own=None, by=by)
+        return make_cache(made, block_size=4).fingerprint
+
+    assert name() == name()
+    attention(model).k_proj.louder = functools.partial(louder, own=None, by=1)
+    assert name() != make_cache(model, block_size=4).fingerprint
+
+
+class Scale:
+    """A hook that says nothing of its factor."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, module, args, out):
+        return out * self.by
+
+    def __repr__(self):
+        return "Scale()"
+
+
+def test_hooks_that_are_objects_are_told_apart_though_they_are_drawn_alike(model, cache):
+    for by in (2, 3):
+        handle = attention(model).k_proj.register_forward_hook(Scale(by))
+        assert reused(model, cache) == 0
+        handle.remove()
+
+
+def test_the_way_in_which_a_module_is_drawn_does_not_count(model, cache):
+    projection = attention(model).k_proj
+    draw = functools.partial(lambda own, _self: own(), projection.extra_repr)
+    projection.extra_repr = types.MethodType(draw, projection)
+    assert make_cache(model, block_size=4).fingerprint == cache.fingerprint

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from quire.core import Scope
 from quire.engines.hf.adapters import check_wrapper
+from quire.engines.hf.compiled import uncompiled
 from quire.engines.hf.noted import Held
 from quire.engines.hf.sight import Sight, Stamp
 from quire.errors import ConfigError, ScopeError
@@ -296,9 +297,13 @@ class Names:
         if isinstance(fact, type):
             return self._numbered(_class_name(cast("type[object]", fact)), fact)
         if isinstance(fact, types.MethodType):
-            return f"{self.of(fact.__func__)} of {self._numbered('', fact.__self__)}"
+            return (
+                f"{self.of(cast('object', fact.__func__))} of {self._numbered('', fact.__self__)}"
+            )
         if isinstance(fact, (types.FunctionType, types.BuiltinFunctionType)):
             return self._numbered(self._function_name(fact), fact)
+        if callable(fact):  # an object with settings that nothing is known of
+            return f"{self._numbered(_class_name(type(fact)), fact)} {self._here}"
         return repr(fact)
 
     def _numbered(self, name: str, thing: object) -> str:
@@ -314,7 +319,7 @@ class Names:
         inside = (
             "" if code is None else f" {function.__globals__.get('__name__')} {code.co_qualname}"
         )
-        found = _look_up(where, name) is function
+        found = uncompiled(_look_up(where, name)) is function
         return f"{where}.{name}{inside}{'' if found else ' ' + self._here}"
 
 

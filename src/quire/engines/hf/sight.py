@@ -5,6 +5,7 @@
 
 import dataclasses
 import enum
+import functools
 import types
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -17,10 +18,10 @@ from transformers.utils import output_capturing
 from transformers.utils.quantization_config import QuantizationMethod
 
 from quire.engines.hf.adapters import BASE_CHILDREN, OWN_STATE, in_use, is_adapted
+from quire.engines.hf.compiled import CALLED_BY, is_compiled, replaced, uncompiled
 from quire.engines.hf.folded import Mark, fold_of, is_folded, unfolded
 from quire.engines.hf.noted import Held, ModelSpot, Values, Weight
 from quire.engines.hf.stamps import Place, forms_of, samples_of, stamps_of, values_of, writes_of
-from quire.engines.hf.watched import SeenForward
 
 Stamp = tuple[Place, bytes, tuple[str, ...] | None]
 """A tensor's place, a sample of its values, and the adapters that are merged into it (None where PEFT has
@@ -30,8 +31,12 @@ _ATOMS = frozenset(
     {int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
 )
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-# Attributes that every module has: registers, which are read as such, and hooks of gradients and loading.
-_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"} | {"_is_hf_initialized"}
+# Attributes that every module may have: registers, which are read as such, hooks of gradients and loading, how it is drawn.
+_OF_MODULES = (
+    frozenset(vars(torch.nn.Module())) - {"training"}
+    | {"_is_hf_initialized", "_is_torch_compile", "extra_repr"}
+    | CALLED_BY
+)
 # What transformers notes about a model, what `generate` alone reads, and the offset of the last call's
 # positions, which quire sets before it computes. Private attributes are plans of loading and placing.
 # Modules hold the settings of a quantizer that they compute with; the model holds the quantizer itself.
@@ -186,6 +191,7 @@ class Sight:
 
     def _note(self, module: torch.nn.Module, spot: ModelSpot) -> None:
         """Note a module of the model, and what is below it."""
+        module = self._within(module, spot)
         if is_adapted(type(module)):
             self._note_wrapper(module, spot)
             return
@@ -197,6 +203,25 @@ class Sight:
         self._note_own(module, spot)
         for name, child in _children(module):
             self._note(child, spot.at(f"{spot.path}.{name}"))
+
+    def _within(self, module: Any, spot: ModelSpot) -> Any:
+        """Return the module that torch.compile has wrapped, if it has; note what is not its own in how it is called."""
+        while is_compiled(module):
+            self._modules.append(module)
+            self._note_calls(module, spot.at(f"{spot.path}*"))
+            module = module._orig_mod
+        return module
+
+    def _note_calls(self, module: Any, spot: ModelSpot) -> None:
+        """Note the hooks of a module, and what it is called by in place of its class's `forward`."""
+        facts, path = self.added if spot.added else self.facts, spot.path
+        for name, value in replaced(module):
+            known = isinstance(value, (*_FUNCTIONS, functools.partial))
+            at = f"{path}.{name}"
+            facts[at] = self._frozen(value, spot.at(at)) if known else value
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if hooks := tuple(uncompiled(hook) for hook in hooks if not only_looks(hook)):
+            facts[f"{path} hooks"] = hooks
 
     def _note_wrapper(self, module: torch.nn.Module, spot: ModelSpot) -> None:
         """Note the adapters of a wrapper that take part, and the layer that it is around."""
@@ -216,6 +241,7 @@ class Sight:
 
     def _note_added(self, module: torch.nn.Module, spot: ModelSpot, above: frozenset[int]) -> None:
         """Note a part of a wrapper, and what is below it, but no entry that takes no part."""
+        module = self._within(module, spot)
         self._note_own(module, spot)
         below = spot if not above else spot._replace(unused=frozenset())
         for name, child in _children(module):
@@ -228,8 +254,9 @@ class Sight:
         """Note the class, the attributes, the hooks and the tensors of a module."""
         facts = self.added if spot.added else self.facts
         kind, path = cast("Any", type(module)), spot.path
-        facts[path] = (kind, kind.forward)
-        self.classes.add((kind, kind.forward))
+        code = kind, uncompiled(kind.forward)
+        facts[path] = code
+        self.classes.add(code)
         self._modules.append(module)
         is_model = issubclass(kind, PreTrainedModel)
         for name, value in tuple(cast("dict[str, Any]", vars(module)).items()):
@@ -237,19 +264,13 @@ class Sight:
                 continue
             if spot.added and name in OWN_STATE:
                 continue
-            if isinstance(value, SeenForward):  # of open sessions
-                value = value.beneath()  # noqa: PLW2901
-                if value is None:
-                    continue
             if spot.unused and isinstance(value, dict):
                 self._containers.append(value)
                 entries = cast("dict[Any, Any]", value).items()
                 value = {k: v for k, v in entries if k not in spot.unused}  # noqa: PLW2901
             at = f"{path}.{name}"
             facts[at] = value if type(value) in _ATOMS else self._frozen(value, spot.at(at))
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if hooks := tuple(hook for hook in hooks if not only_looks(hook)):
-            facts[f"{path} hooks"] = hooks
+        self._note_calls(module, spot)
         for held, is_buffer in ((module._parameters, False), (module._buffers, True)):
             for name, tensor in held.items():
                 if tensor is not None and name not in spot.unused:
@@ -272,7 +293,7 @@ class Sight:
 
     def _frozen(self, value: Any, spot: ModelSpot, owner: str = "") -> object:
         """Return the value of an attribute as something that compares and stays as it is."""
-        owner = owner or spot.path
+        owner, value = owner or spot.path, uncompiled(value)
         if type(value) in _ATOMS or isinstance(value, (enum.Enum, type, *_FUNCTIONS)):
             return value
         if isinstance(value, torch.Tensor):
@@ -287,6 +308,7 @@ class Sight:
         if isinstance(value, (list, tuple, set, frozenset)):
             entries = enumerate(cast("Iterable[Any]", value))
         elif isinstance(value, torch.nn.Module):
+            value = self._within(value, spot)
             if not spot.added and id(value) not in self._first:
                 self._note(value, ModelSpot(spot.path))
             return Held(value)
@@ -296,6 +318,9 @@ class Sight:
                 return ("the config at", first)
             self._containers.append(vars(value))
             entries, spot = _settings(value), spot._replace(config=True)
+        elif isinstance(value, functools.partial):
+            part = cast("functools.partial[Any]", value)
+            entries = enumerate((part.func, part.args, part.keywords))
         elif isinstance(value, Mapping):
             entries = cast("Mapping[Any, Any]", value).items()
             entries = sorted(entries, key=_name) if spot.config else entries
