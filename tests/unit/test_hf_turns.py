@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cuts import Cut
+from interrupt_help import SignalCut
 from quire.engines.hf import turns
 from quire.engines.hf.turns import Turn, in_turn
 from quire.errors import CacheBusy, ConfigError
@@ -255,6 +256,91 @@ def test_ctrl_c_on_any_line_of_the_way_in_leaves_the_turn_to_others(elsewhere):
             holder.join()
         assert elsewhere(lambda turn=turn: come_in(turn))
     assert len(cut_at) > 20
+
+
+class Uses:
+    """Every way in and out, in methods that take the turn."""
+
+    def __init__(self, turn):
+        self._turn = turn
+
+    @in_turn
+    def call(self):
+        pass
+
+    @in_turn
+    def call_within(self):
+        self.call()
+
+    @in_turn
+    def lend(self):
+        with self._turn.lending():
+            pass
+
+    @in_turn
+    def lend_and_call(self):
+        with self._turn.lending():
+            self.call()
+
+    @in_turn
+    def lend_twice(self):
+        with self._turn.lending():
+            self.lend()
+
+    def look(self):
+        with self._turn.if_free():
+            pass
+
+    def mend(self):
+        with self._turn.mending():
+            pass
+
+    @in_turn
+    def fail(self):
+        with self._turn.lending():
+            raise CacheBusy("a refusal")
+
+
+@pytest.mark.parametrize("way", [name for name in vars(Uses) if name[0] != "_"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_ctrl_c_wherever_a_signal_may_come_leaves_the_turn_to_others(elsewhere, way, is_inside):
+    at = 0
+    while True:
+        at += 1
+        turn = Turn()
+        cut = SignalCut(at, rooms=(turns.__file__,))
+        if is_inside:
+            with turn:
+                was_cut = cut.run(getattr(Uses(turn), way))
+                with pytest.raises(CacheBusy):
+                    elsewhere(lambda turn=turn: come_in(turn))
+        else:
+            was_cut = cut.run(getattr(Uses(turn), way))
+        turn.cut_off = ""
+        assert elsewhere(lambda turn=turn: come_in(turn)), f"cut at {at}"
+        assert (turn._depth, turn._lenders) == (0, {}), f"cut at {at}"
+        if not was_cut and cut.count < at:
+            break
+    assert at > 10
+
+
+def test_ctrl_c_while_what_was_lent_is_waited_for_leaves_the_other_call_inside():
+    turn, waits = Turn(), []
+    turn.__enter__()
+    lent = turn.lending()
+    lent.__enter__()
+
+    def interrupted(is_free, _wait_s=None):
+        waits.append(is_free())
+        raise KeyboardInterrupt
+
+    turn._inside, turn._depth = threading.Thread(name="in a call"), 1
+    turn._changed.wait_for = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        lent.__exit__(None, None, None)
+    turn.__exit__()
+    assert (waits, turn._depth, turn._inside.name) == ([False], 1, "in a call")
+    assert not turn._lenders
 
 
 @pytest.mark.parametrize("wait_s", [-1, float("nan"), float("inf"), "1", True, [1]])

@@ -25,6 +25,9 @@ class Turn:
     out, comes in again at once. What was lent may be given back by any thread: that waits for the call that runs,
     and needs no turn.
 
+    Ctrl-C may come at any call, and where a function begins: it leaves the turn to others, also on the way out. A lock
+    of C, unlike a `Condition`, is taken and given back by `with` without such a place.
+
     `cut_off`  what was cut off half-way (`undivided`), and by what: then nobody comes in until it is emptied again
     """
 
@@ -35,65 +38,90 @@ class Turn:
         self._wait_s = _seconds(wait_s)
         # Who waits, and until when: a place that Ctrl-C left behind is none after that.
         self._queue: deque[tuple[threading.Thread, float]] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._inside = threading.current_thread()  # where `_depth` is not 0
         self._depth = 0
-        self._lenders: list[threading.Thread] = []
+        self._lenders: dict[object, threading.Thread] = {}
 
     def __enter__(self) -> Self:
-        depth = self._own_depth()
+        depth = self.own_depth()
         try:
             self._admit()
             self._check_whole()
             return self  # noqa: TRY300 - in an `else`, Ctrl-C before it would leave the thread inside
         except BaseException:  # also Ctrl-C on the way in
-            if self._own_depth() > depth:
-                self.__exit__()
+            self.leave_to(depth)
             raise
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
-            self._depth -= 1
+        with self._lock:
+            is_inside = True
+            try:
+                # Not so for a thread that Ctrl-C has kept from taking back what it lent.
+                is_inside = self._inside is threading.current_thread()
+                self._changed.notify_all()
+            finally:
+                if is_inside and self._depth:
+                    self._depth -= 1
+
+    def own_depth(self) -> int:
+        """Return how often this thread is inside."""
+        return self._depth if self._inside is threading.current_thread() else 0
+
+    def leave_to(self, depth: int) -> None:
+        """Leave until this thread is inside so often: after Ctrl-C where `__exit__` begins, which nothing else sees."""
+        while self.own_depth() > depth:
+            self.__exit__()
 
     @contextmanager
     def mending(self) -> Generator[None, None, None]:
         """Come in also after a call that was cut off, and do away with what it left; half of that is a cut as well."""
-        self._admit()
+        depth = self.own_depth()
         try:
+            self._admit()
             self.cut_off = "a reset was cut off half-way"
             yield
             self.cut_off = ""
-        finally:
-            self.__exit__()
+            self.leave_to(depth)
+        except BaseException:  # also Ctrl-C on the way out
+            self.leave_to(depth)
+            raise
 
     @contextmanager
     def if_free(self) -> Generator[bool, None, None]:
         """Come in unless that would turn the thread away; say whether it has."""
-        if self._come_in() is not None:
-            yield False
-            return
+        depth = self.own_depth()
         try:
-            yield True
-        finally:
-            self.__exit__()
+            yield self._come_in() is None
+            self.leave_to(depth)
+        except BaseException:  # also Ctrl-C on the way out
+            self.leave_to(depth)
+            raise
 
     @contextmanager
     def lending(self) -> Generator[None, None, None]:
         """Be outside until the end of the block, where this thread or another comes in again."""
-        lender = threading.current_thread()
-        with self._changed:
-            self._lenders.append(lender)
-        self.__exit__()
+        lender, loan = threading.current_thread(), object()
         try:
+            with self._lock:
+                # Both or none: there is no call between the two.
+                self._depth -= 1
+                self._lenders[loan] = lender
+                self._changed.notify_all()
             yield
         finally:
-            me = threading.current_thread()
-            with self._changed:
-                self._changed.wait_for(lambda: not self._depth or self._inside is me)
-                self._inside = me
-                self._depth += 1
-                self._lenders.remove(lender)
+            with self._lock:
+                me = lender
+                try:
+                    me = threading.current_thread()
+                    self._changed.wait_for(lambda: not self._depth or self._inside is me)
+                finally:  # after Ctrl-C while another is inside, this thread is not: what it lent is given back
+                    if loan in self._lenders:
+                        del self._lenders[loan]
+                        if not self._depth or self._inside is me:
+                            self._inside = me
+                            self._depth += 1
 
     def _check_whole(self) -> None:
         """Raise `Interrupted` after a call that was cut off half-way."""
@@ -103,14 +131,10 @@ class Turn:
                 "ends all requests and empties the cache, and ask again"
             )
 
-    def _own_depth(self) -> int:
-        """Return how often this thread is inside."""
-        return self._depth if self._inside is threading.current_thread() else 0
-
     def _admit(self) -> None:
         """Come in, or raise `CacheBusy`."""
         if (other := self._come_in(self._wait_s)) is not None:
-            lent = " or has a session open" if other in self._lenders else ""
+            lent = " or has a session open" if other in self._lenders.values() else ""
             waited = f", also after {self._wait_s:g} s" if self._wait_s else ""
             wait = (
                 ""
@@ -125,7 +149,7 @@ class Turn:
     def _come_in(self, wait_s: float = 0.0) -> threading.Thread | None:
         """Come in, or return the thread that is in the way also after so many seconds."""
         me = threading.current_thread()
-        with self._changed:
+        with self._lock:
             other = self._before(me)
             if other is not None and wait_s:
                 other = self._waited(me, wait_s)
@@ -148,7 +172,7 @@ class Turn:
 
     def _before(self, me: threading.Thread) -> threading.Thread | None:
         """Return a thread that is inside, has lent something out or came earlier; None: it is this one's turn."""
-        held = [*([self._inside] if self._depth else []), *self._lenders]
+        held = [*([self._inside] if self._depth else []), *self._lenders.values()]
         # Who is inside comes in again, whoever waits; else the one that has waited longest is next.
         now = monotonic()
         ahead = held or [thread for thread, until in self._queue if until > now][:1]
@@ -174,8 +198,14 @@ def in_turn(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with cast("Any", args[0])._turn:  # noqa: SLF001 - the method's own object
-            return method(*args, **kwargs)
+        turn: Turn = cast("Any", args[0])._turn  # noqa: SLF001 - the method's own object
+        depth = turn.own_depth()
+        try:
+            with turn:
+                return method(*args, **kwargs)
+        except BaseException:  # also Ctrl-C on the way out
+            turn.leave_to(depth)
+            raise
 
     return call
 
