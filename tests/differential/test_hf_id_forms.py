@@ -36,6 +36,7 @@ DOORS = {
     "generate": lambda cache, ids: cache.generate(ids, max_new_tokens=1),
     "session": lambda cache, ids: cache.session(ids).__enter__(),
     "explain": lambda cache, ids: cache.explain(ids),
+    "pin": lambda cache, ids: cache.pin(ids),
     "prefetch": lambda cache, ids: cache.prefetch(ids),
     "slots": lambda slots, ids: slots.generate(ids, max_new_tokens=1),
     "add_request": lambda engine, ids: engine.add_request(ids, PARAMS),

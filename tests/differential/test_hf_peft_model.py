@@ -1,5 +1,7 @@
 """A `PeftModel` in the place of a model: what it generates, by the adapters that it has active at each call."""
 
+import copy
+
 import pytest
 import torch
 from hf_help import make_cache, random_ids
@@ -181,3 +183,59 @@ def test_a_wrapper_in_training_mode_is_refused():
     wrapped = peft.get_peft_model(own_of("llama"), config_of("LORA")).train()
     with pytest.raises(ConfigError, match="training mode"):
         PrefixCache(wrapped, "1MiB")
+
+
+# -- generation settings ---------------------------------------------------------------------------
+
+
+def causal(model):
+    """Wrap a model as a PeftModelForCausalLM, whose `generate` is its own."""
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["k_proj"])
+    return peft.get_peft_model(model, config).eval()
+
+
+def settings_of(model, **changes):
+    settings = copy.deepcopy(model.generation_config)
+    settings.update(**changes)
+    return settings
+
+
+@pytest.mark.parametrize("of", [PrefixCache, SlotPrefixCache])
+@pytest.mark.parametrize("make", [causal, lambda model: peft.PeftModel(model, config_of("LORA"))])
+@pytest.mark.parametrize("place", ["wrapper", "model", "cache"])
+def test_generation_settings_are_those_that_the_wrapper_generates_with(of, make, place):
+    wrapped = make(own_of("llama")).eval()
+    cache = of(wrapped, *(("1MiB", 4) if of is PrefixCache else (4, 128)))
+    assert len(cache.generate(IDS)[0]) > 43
+    holder = {"wrapper": wrapped, "model": wrapped.get_base_model(), "cache": cache}[place]
+    for num_new in (2, 1):
+        holder.generation_config = settings_of(wrapped, max_new_tokens=num_new)
+        found = cache.generate(IDS)
+        assert torch.equal(found, wrapped.generate(input_ids=IDS))
+        assert cache.generation_config is wrapped.get_base_model().generation_config
+
+
+def test_an_engine_of_a_wrapper_ends_texts_as_the_wrapper_does():
+    wrapped = causal(own_of("llama"))
+    new = wrapped.generate(input_ids=IDS, max_new_tokens=3)[0, 41:].tolist()
+    wrapped.generation_config = settings_of(wrapped, eos_token_id=new[0])
+    (output,) = Engine(wrapped, num_blocks=200, block_size=4).generate(
+        [IDS[0].tolist()], SamplingParams(max_tokens=3, temperature=0)
+    )
+    assert list(output.outputs[0].token_ids) == new[:1]
+
+
+# -- wrappers of torch -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "of", [PrefixCache, SlotPrefixCache, Engine], ids=lambda each: each.__name__
+)
+def test_a_wrapper_that_spreads_a_model_over_devices_is_refused_by_name(of):
+    model = torch.nn.DataParallel(own_of("llama"))
+    sizes = {PrefixCache: ("1MiB",), SlotPrefixCache: (2, 64), Engine: ()}[of]
+    with pytest.raises(
+        UnsupportedModel,
+        match=rf"is a DataParallel, .*: pass its model, {of.__name__}\(it.module\)",
+    ):
+        of(model, *sizes)

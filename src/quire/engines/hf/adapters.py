@@ -34,6 +34,14 @@ def inside(model: Any) -> Any:
     return model.get_base_model() if is_wrapper else model
 
 
+def follow_settings(wrapper: Any, model: Any) -> None:
+    """Give the model inside a `PeftModel` the generation settings that the wrapper's own `generate` gives it."""
+    if wrapper is not model and hasattr(cast("Any", type(wrapper)), "generate"):
+        settings = wrapper.generation_config
+        if model.generation_config is not settings:
+            model.generation_config = settings
+
+
 def check_wrapper(wrapper: Any) -> None:
     """Raise `UnsupportedModel` unless a `PeftModel` computes what the model inside it computes.
 

@@ -147,6 +147,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         generate raises leaves the cache usable and keeps nothing of this call, but for states of the
         prompt (recurrent layers), which are kept on the way.
         """
+        self._follow_settings()
         calls, started = self._calls, self._calls.clock()
         terms, asked = taken_terms(arguments), asked_for(self.passages, arguments)
         if asked is not None:

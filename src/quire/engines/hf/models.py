@@ -5,9 +5,19 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from quire.engines.hf.adapters import BASE_CHILDREN, check_wrapper, inside, is_adapted
-from quire.errors import ConfigError
+from quire.engines.hf.adapters import (
+    BASE_CHILDREN,
+    check_wrapper,
+    follow_settings,
+    inside,
+    is_adapted,
+)
+from quire.errors import ConfigError, UnsupportedModel
 
+_SPREAD = cast(
+    "tuple[type[object], ...]",
+    (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel),
+)
 _LOAD = "AutoModelForCausalLM.from_pretrained({!r}).eval()"
 
 
@@ -15,7 +25,7 @@ def checked_model(model: object, cache: str) -> Any:
     """Return the model of transformers that a cache is of: of a `PeftModel` the one inside.
 
     Raises `ConfigError` unless it is a module whose weights are in memory, and `UnsupportedModel` for a `PeftModel`
-    that computes something else than the model inside it.
+    that computes something else than the model inside it, and for a wrapper that spreads a model over devices.
     """
     if not isinstance(model, torch.nn.Module):
         what, do = f"model is a {type(model).__name__}", "a model of transformers"
@@ -27,6 +37,11 @@ def checked_model(model: object, cache: str) -> Any:
         elif isinstance(getattr(model, "model", None), torch.nn.Module):
             do = f"its model: {cache}(it.model)"
         raise ConfigError(f"{what}; pass {do}")
+    if isinstance(model, _SPREAD):
+        raise UnsupportedModel(
+            f"model is a {type(cast('object', model)).__name__}, which copies the model or its gradients between devices in each forward, "
+            f"and K and V are kept on one: pass its model, {cache}(it.module), and make a cache per device for more"
+        )
     named = chain(model.named_parameters(), model.named_buffers())
     absent = [name for name, tensor in named if tensor.is_meta]
     if absent:
@@ -60,6 +75,19 @@ class _OfModel:
         return self if cache is None else getattr(cache._model, self._name)  # noqa: SLF001 - the descriptor's owner
 
 
+class _OfGenerate(_OfModel):
+    """The generation settings of the model as it was given; set on a cache, they are set on that."""
+
+    def __get__(self, cache: Any, kind: type) -> Any:
+        if cache is not None:
+            cache._follow_settings()  # noqa: SLF001 - the descriptor's owner
+        return super().__get__(cache, kind)
+
+    def __set__(self, cache: Any, settings: object) -> None:
+        for model in (cache._given, cache._model):  # noqa: SLF001 - the descriptor's owner
+            model.generation_config = settings
+
+
 class ModelFace:
     """What a pipeline of transformers asks its model, for a cache that stands in the place of one.
 
@@ -87,12 +115,16 @@ class ModelFace:
     device = _OfModel()
     dtype = _OfModel()
     config = _OfModel()
-    generation_config = _OfModel()
+    generation_config = _OfGenerate()
     name_or_path = _OfModel()
     main_input_name = _OfModel()
     input_modalities = _OfModel()
     output_modalities = _OfModel()
     can_generate = _OfModel()
+
+    def _follow_settings(self) -> None:
+        """Take the generation settings that the model as it was given generates with."""
+        follow_settings(self._given, self._model)
 
     def to(self, device: torch.device | str | int) -> Any:
         """Return this cache if it is on that device. Raises `ConfigError` if not: pools do not move."""

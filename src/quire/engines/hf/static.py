@@ -183,6 +183,7 @@ class SlotPrefixCache(ModelFace):
         generate's own; it ends at the latest when the slot is full. A call that raises keeps nothing.
         Raises `TokensError`, `ConfigError`, `ScopeError` and `OutOfSlots` before anything is changed.
         """
+        self._follow_settings()
         prompts = self._prompts(input_ids, attention_mask, arguments)
         plan = read_plan(self._model, self._signatures, prompts, arguments)
         if plan.expand > 1 or plan.assisted:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from quire.core import Scope
 from quire.core.scope import ScopePart
+from quire.engines.hf.adapters import follow_settings
 from quire.engines.hf.identity import Compute, Identity, checksum
 from quire.engines.hf.models import checked_model
 from quire.engines.hf.sight import Sight
@@ -25,6 +26,7 @@ class BoundModel:
 
     def __init__(self, given: Any, block_size: int, *, outlives: bool) -> None:
         self.model = model = checked_model(given, "Engine")
+        follow_settings(given, model)
         before = Sight(model)
         self.packed = proven(model, block_size)
         again = checksum if outlives else None
