@@ -133,8 +133,9 @@ class CacheManager(Interruptible):
     ) -> Sequence:
         """Start a request: reference what is cached of its prompt.
 
-        It counts, and what it found as used, at the first `reserve` (or fork) that succeeds: one that is refused and closed
-        leaves the counters and the order of eviction as they were. At least one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as
+        The request counts, and the blocks it found as used, at the first `reserve` (or fork) that succeeds; a refused one
+        counts nothing. But `open` takes a block at once for a shared head that is copied, and evicts one for it
+        in a full pool. At least one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as
         `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """

@@ -1,7 +1,7 @@
 """What callers ask for: prompts, as they give them, and the options of a request."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from math import inf
 from typing import Any, TypedDict, cast
 
 import numpy as np
@@ -49,8 +49,8 @@ def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
         )
     terms: dict[str, Any] = {**options}
     deadline_s = terms.pop("deadline_s", None)
-    if not (deadline_s is None or (isinstance(deadline_s, int | float) and isfinite(deadline_s))):
-        raise ConfigError(f"deadline_s is a finite number of seconds from now, got {deadline_s!r}")
+    if deadline_s is not None and not (type(deadline_s) in (int, float) and 0 < deadline_s < inf):
+        raise ConfigError(f"deadline_s is a finite number of seconds, above 0, got {deadline_s!r}")
     return {
         "scope": terms.pop("scope", None),
         "priority": terms.pop("priority", 0),
