@@ -98,9 +98,8 @@ class PrefixCache(PurgeableCache, ModelFace):
         self._turn = Turn(wait_s=settings.get("wait_s"))
         verify, before = settings.get("verify", "probe"), Sight(model)
         kinds, computed = probe_model(model, block_size)
-        below = (
-            None if verify is None else check_kind(model, PrefixCache, needs_twin=verify != "first")
-        )
+        twin = verify != "first"
+        below = None if verify is None else check_kind(model, PrefixCache, needs_twin=twin)
         computed = computed.with_interval(settings.get("snapshot_interval"))
         self.kept = KeptBlocks(model, computed, capacity, settings, before, given=self._given)
         debug = settings.get("debug", False)
