@@ -11,6 +11,7 @@ from loop_help import nothing_held, tiny_model, trained_model
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
 
 from searching import (
+    found_in_bytes,
     found_in_files,
     found_in_memory,
     found_in_passes,
@@ -21,7 +22,7 @@ from quire import Scope, ops
 from quire.engines.loop import AsyncEngine, Engine, SamplingParams
 from quire.errors import RequestFailed, ScopeError
 from quire.exchange.hashing import tenant_tag
-from quire.tiers import Disk, Files, Host
+from quire.tiers import Disk, Files, Host, TierKey
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 
@@ -69,10 +70,10 @@ class Needles:
         return {each.partition(below)[2].split("/")[0] or each.split(":")[0] for each in where}
 
 
-@pytest.fixture
-def tiers(tmp_path):
+@pytest.fixture(params=[None, TierKey(b"k" * 32, tenants=b"t" * 32)], ids=["open", "keyed"])
+def tiers(tmp_path, request):
     made = [Host("4MiB"), Disk(tmp_path / "disk", "16MiB"), Files(tmp_path / "files")]
-    with TierStack(made, StackSettings(**ALWAYS)) as stack:
+    with TierStack(made, StackSettings(key=request.param, **ALWAYS)) as stack:
         yield stack
 
 
@@ -245,3 +246,38 @@ def test_in_an_async_engine_others_stream_on_while_tiers_are_purged(tmp_path, ti
         running.close()
 
     asyncio.run(both())
+
+
+@pytest.mark.system("redis-server")
+def test_no_byte_of_a_tenant_is_left_in_a_dump_of_redis(tmp_path):
+    from servers import running
+
+    from quire.tiers.redis import Redis
+
+    with running(tmp_path) as server, server.client() as client:
+        key = TierKey(b"k" * 32, tenants=b"t" * 32)
+        settings = StackSettings(key=key, **ALWAYS)
+        with TierStack([Host("4MiB"), Redis(server.url)], settings) as stack:
+            engine = make(trained_model(), stack)
+            needles = Needles(engine)
+            needles.found.add(key.tag(tenant_tag(MINE)))
+            for number, scope in enumerate((MINE, OTHER, SALTED)):
+                engine.generate([prompt(number)], SHORT, scope=scope)
+            needles.take(MINE, SALTED)
+            settled(engine)
+
+            def found():
+                held = {name: (client.dump(name), client.get(name)) for name in client.scan_iter()}
+                data = [b"".join(filter(None, (name, *each))) for name, each in held.items()]
+                return [n for n in needles.found for each in data if found_in_bytes("", each, n)]
+
+            assert len(found()) > 10
+            told = engine.purge("acme")
+            assert told.is_complete, told.reason
+            assert told.tiers["redis"].count > 10
+            assert found() == []
+            engine.manager.reset()
+            (output,) = engine.generate([prompt(1)], SHORT, scope=OTHER)
+            assert output.num_cached_tokens == 40
+            engine.close()
+            assert found() == []

@@ -3,8 +3,9 @@
 import json
 import os
 import sys
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -16,13 +17,25 @@ from quire.cli.options import AsJson
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table
 from quire.cli.tier_place import shown, writing
+from quire.cli.tiers import TierKeyFile
 from quire.config import format_bytes, read_bytes
 from quire.errors import ConfigError, QuireError
+
+if TYPE_CHECKING:
+    from quire.tiers.base import Tier
 
 LEFT = 1
 """The exit code where something of the tenant is left."""
 
 SERVER_TIMEOUT_S = 3600.0
+
+LOOKED_AT = 16
+"""Records that are looked at for a signature."""
+
+HIDDEN = (
+    "nothing of this tenant is found, and the tier has signed records: a tier key may hide its tenants; "
+    "give --tier-key-file"
+)
 
 
 def purge(
@@ -50,6 +63,7 @@ def purge(
             help="Purge this running server, http://host:port, and its tiers.", show_default=False
         ),
     ] = None,
+    tier_key_file: TierKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete all records of a tenant, and overwrite them where the tier can.
@@ -57,7 +71,8 @@ def purge(
     Exit code 1 if something of the tenant is left or may be; the reason is
     said. Nothing else may have a disk tier's directory open. A running server
     keeps KV in its own memory: --server purges that, and its tiers, while it
-    serves others. The operator's key is that of QUIRE_OPERATOR_KEY.
+    serves others. The operator's key is that of QUIRE_OPERATOR_KEY. A tier
+    with a tier key that hides tenants needs --tier-key-file.
 
     [bold]Examples[/bold]
 
@@ -74,7 +89,11 @@ def purge(
         raise ConfigError(
             "the tenant is empty; records of everybody go with quire cache evict --all"
         )
-    found = _of_place(place, name) if place is not None else _of_server(str(server), name)
+    found = (
+        _of_place(place, name, tier_key_file)
+        if place is not None
+        else _of_server(str(server), name)
+    )
     if as_json:
         print_json(found)
     else:
@@ -83,16 +102,21 @@ def purge(
         raise typer.Exit(LEFT)
 
 
-def _of_place(place: str, name: str) -> dict[str, Any]:
-    """Purge a tier."""
+def _of_place(place: str, name: str, key_file: Path | None) -> dict[str, Any]:
+    """Purge a tier. Without a key file a tier with signed records may hide the tenant."""
     from quire.core import Scope
     from quire.exchange.hashing import tenant_tag
     from quire.tiers.contents.names import purge_names
+    from quire.tiers.keys import TierKey, stored_tag
+    from quire.tiers.purging import Purged
 
     tag = tenant_tag(Scope(tenant=name))
+    key = None if key_file is None else TierKey.from_file(key_file)
     with writing(place) as held, progress("purging") as begin:
         begin("purging")
-        told = held.tier.purge(tag)
+        told = held.tier.purge(stored_tag(tag, key))
+        if not told.count and key is None and _has_signed(held.tier):
+            told += Purged(is_complete=False, reason=HIDDEN)
         if held.path is not None:
             told += purge_names(held.path, tag)
     return {
@@ -102,6 +126,18 @@ def _of_place(place: str, name: str) -> dict[str, Any]:
         "complete": told.is_complete,
         "reason": told.reason,
     }
+
+
+def _has_signed(tier: "Tier") -> bool:
+    """Return whether one of the first records of a tier is signed."""
+    from quire.tiers.base import Outcome
+    from quire.tiers.format import key_id_of, new_buffer
+
+    for each in islice(tier.scan(), LOOKED_AT):
+        buffer = new_buffer(each.num_bytes)
+        if tier.get([each.key], [buffer]) == [Outcome.HIT] and any(key_id_of(buffer)):
+            return True
+    return False
 
 
 def _of_server(url: str, name: str) -> dict[str, Any]:

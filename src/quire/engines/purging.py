@@ -21,6 +21,7 @@ from quire.tensors.pool import KVPool, Pool
 
 if TYPE_CHECKING:
     from quire.engines.hf.chunks.passages import Passages
+    from quire.engines.hf.chunks.warm import WarmPassages
     from quire.engines.hf.keeping import KeptBlocks
     from quire.engines.hf.turns import Turn
     from quire.engines.loop.answers import EngineRequest, FinishReason
@@ -112,7 +113,7 @@ class PurgeableEngine:
 
     def barring(self, scope: Scope) -> ExitStack:
         """Have no tier take or give anything of a tenant until the end of a block; any thread may."""
-        return barring(scope, self.tiers, self._warm_tier)
+        return barring(scope, self.tiers, self._warm)
 
     def purge_device(self, scope: Scope, timeout_s: float) -> PurgeReport:
         """Purge what the engine itself holds, between two steps and within `barring`."""
@@ -133,11 +134,11 @@ class PurgeableEngine:
 
     def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
         """Purge the tiers, within `barring`; any thread may."""
-        return purge_tiers(scope, timeout_s, self.tiers, self._warm_tier)
+        return purge_tiers(scope, timeout_s, self.tiers, self._warm)
 
     @property
-    def _warm_tier(self) -> Tier | None:
-        return None if self._passages is None else self._passages.passages.tier
+    def _warm(self) -> WarmPassages | None:
+        return None if self._passages is None else self._passages.passages.warm
 
 
 class _Purgeable(Protocol):
@@ -184,7 +185,7 @@ class PurgeableCache:
         """
         scope = scope_of(tenant)
         is_own = of_tenant(scope)
-        warm = None if self.passages is None else self.passages.tier
+        warm = None if self.passages is None else self.passages.warm
         with self._turn:
             manager, store = self.kept.manager, self.kept.store
             if count := len(sequences_of(manager, is_own)):
@@ -214,13 +215,13 @@ def of_tenant(scope: Scope) -> IsOwn:
     return lambda other: tenant_tag(other) == tag
 
 
-def barring(scope: Scope, stack: TierStack | None, warm: Tier | None) -> ExitStack:
+def barring(scope: Scope, stack: TierStack | None, warm: WarmPassages | None) -> ExitStack:
     """Have tiers take and give nothing of a tenant until the end of a block."""
     with ExitStack() as opened:
         if stack is not None:
             opened.enter_context(stack.barring(scope))
         if warm is not None:
-            opened.enter_context(_barred(warm, tenant_tag(scope)))
+            opened.enter_context(_barred(warm.tier, warm.tag(scope)))
         return opened.pop_all()
 
 
@@ -261,10 +262,10 @@ def wipe_unused(manager: CacheManager, pools: Sequence[Pool]) -> None:
 
 
 def purge_tiers(
-    scope: Scope, timeout_s: float, stack: TierStack | None, warm: Tier | None
+    scope: Scope, timeout_s: float, stack: TierStack | None, warm: WarmPassages | None
 ) -> dict[str, Purged]:
     """Purge a stack, and the tier of passages as "passages"; return their results by name."""
     told = {} if stack is None else stack.purge(scope, timeout_s)
     if warm is not None:
-        told["passages"] = warm.purge(tenant_tag(scope), timeout_s)
+        told["passages"] = warm.tier.purge(warm.tag(scope), timeout_s)
     return told

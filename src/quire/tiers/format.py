@@ -125,11 +125,16 @@ class Namespace(msgspec.Struct, frozen=True):
         return record_key(self.digest, block_hash, tag_of(block_hash))
 
 
-def record_key(namespace_digest: bytes, name: bytes, tag: bytes) -> bytes:
+def record_key(
+    namespace_digest: bytes, name: bytes, tag: bytes, key: TierKey | None = None
+) -> bytes:
     """Return the key of a tenant's block under `Namespace.digest`: 24 bytes of SHA-256 over both, then the tag.
 
-    `name` is a block's chained hash, or whatever else names content.
+    `name` is a block's chained hash, or whatever else names content. With a tier key that has `tenants` both parts are
+    keyed, but nobody's: else who lists a tier could try names of tenants, by their tags or by prompts that are known.
     """
+    if key is not None and key.hides(tag):
+        return key.name(namespace_digest + name, TENANT_AT) + key.tag(tag)
     return sha256(namespace_digest + name).digest()[:TENANT_AT] + tag
 
 

@@ -30,7 +30,7 @@ KEY_ID_BYTES = 8
 MAC_BYTES = 32
 TENANTS = "tenants"
 
-_ID_PERSON, _MAC_PERSON = b"quire-key-id", b"quire-record-mac"
+_ID_PERSON, _MAC_PERSON, _NAME_PERSON = b"quire-key-id", b"quire-record-mac", b"quire-key-name"
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +92,20 @@ class TierKey:
             state.update(part)
         return state.digest()
 
+    def tag(self, tenant_tag: bytes) -> bytes:
+        """Return what stands in records' keys for a tenant tag: BLAKE2b keyed with `tenants`, 8 bytes; nobody's as it is."""
+        if not self.hides(tenant_tag):
+            return tenant_tag
+        return blake2b(tenant_tag, key=self.tenants, digest_size=len(tenant_tag)).digest()
+
+    def name(self, text: bytes, size: int) -> bytes:
+        """Return so many bytes that name a tenant's content to holders of `tenants` alone."""
+        return blake2b(text, key=self.tenants, digest_size=size, person=_NAME_PERSON).digest()
+
+    def hides(self, tenant_tag: bytes) -> bool:
+        """Return whether records' keys do not show this tag."""
+        return bool(self.tenants) and any(tenant_tag)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TierKey):
             return NotImplemented
@@ -113,6 +127,11 @@ class TierKey:
         raise ConfigError(
             "a TierKey goes to no other process as bytes; hand over the path of its file, `key_file`"
         )
+
+
+def stored_tag(tenant_tag: bytes, key: TierKey | None) -> bytes:
+    """Return what stands for a tenant tag in the keys of records that are stored with a tier key, or None."""
+    return tenant_tag if key is None else key.tag(tenant_tag)
 
 
 def key_id(secret: bytes) -> bytes:

@@ -22,6 +22,7 @@ from quire.tiers.contents.names import (
     ScopeName,
 )
 from quire.tiers.format import Namespace
+from quire.tiers.keys import TierKey
 from quire.tiers.stack.lanes import Work
 
 KEPT = 1 << 18
@@ -39,12 +40,17 @@ class Naming:
     """Appends the namespaces, scopes and chains of blocks to the directories that tiers are in.
 
     Nothing depends on it, and nothing it does fails. Tokens and salts are not written: a block is
-    a digest, a salt the first four bytes of one.
+    a digest, a salt the first four bytes of one. Of tenants that a tier key hides nothing is written.
     """
 
     def __init__(
-        self, tiers: Iterable[Tier], namespaces: Sequence[Namespace], later: Later
+        self,
+        tiers: Iterable[Tier],
+        namespaces: Sequence[Namespace],
+        later: Later,
+        key: TierKey | None = None,
     ) -> None:
+        self._key = key
         paths = enumerate(getattr(tier, "path", None) for tier in tiers)
         self._files = {at: NamesFile(path) for at, path in paths if isinstance(path, Path)}
         self._later = later
@@ -68,7 +74,7 @@ class Naming:
 
         Any thread may call it, once they are stored.
         """
-        if not self._files:
+        if not self._files or (self._key is not None and self._key.hides(tenant_tag(scope))):
             return lambda: None
         fresh: list[bytes] = []
         parent = digests_of(manager).root(scope)

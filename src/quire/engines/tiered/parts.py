@@ -48,11 +48,16 @@ class BlockPart:
     `codec`      between the group's pool and payloads
     `namespace`  what must be equal for a record to be read
 
+    `tier_key`   keys what tells tenants apart in records' keys, if it has `tenants`
+
     Raises `ConfigError` for an unknown dtype.
     """
 
-    def __init__(self, layout: ModelLayout, index: int, origin: Origin) -> None:
+    def __init__(
+        self, layout: ModelLayout, index: int, origin: Origin, tier_key: TierKey | None = None
+    ) -> None:
         group = layout.groups[index]
+        self._tier_key = tier_key
         self.group = index
         self.codec = BlockCodec(group.memory, origin.dtype)
         self.namespace = Namespace(
@@ -83,7 +88,8 @@ class BlockPart:
         if known is None:
             if len(self._keys) >= REMEMBERED_KEYS:
                 self._keys.clear()
-            known = self._keys[digest] = record_key(self._digest, digest, tag_of(digest))
+            known = record_key(self._digest, digest, tag_of(digest), self._tier_key)
+            self._keys[digest] = known
         return known
 
     def forget(self) -> None:

@@ -88,10 +88,11 @@ class TieredStore:
         self.digests = digests_of(manager)
         self._spill = manager.kernel.watchers.find(Spill)
         self.stack = stack
-        self.parts = [BlockPart(layout, group, origin) for group in range(len(pools))]
+        key = stack.settings.key
+        self.parts = [BlockPart(layout, group, origin, key) for group in range(len(pools))]
         self.namespaces = [part.namespace for part in self.parts]
         written = () if stack.settings.read_only else stack.tiers
-        self._naming = Naming(written, self.namespaces, stack.call_later)
+        self._naming = Naming(written, self.namespaces, stack.call_later, key)
         self.cost = PrefillCost()
         self.pools = pools
         self.transfers = Transfers()

@@ -159,7 +159,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
             return
         try:
             self._shapes = [metadata[rank].shapes for rank in sorted(metadata)]
-            parts = make_parts(self._shapes, self._model, self._block_size)
+            parts = make_parts(self._shapes, self._model, self._block_size, stack.settings.key)
             staging = parse_bytes(self._extra.get("staging", STAGING))
             self._side = SchedulerSide(stack, parts, staging, len(self._shapes))
         except BaseException:
@@ -221,9 +221,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
     def reset_cache(self) -> bool | None:
         """Find nothing any more that is stored: vLLM's weights may have been replaced where they are."""
         if self._side is not None:
-            self._side.rename(
-                make_parts(self._shapes, f"{self._model} {uuid4().hex}", self._block_size)
-            )
+            key, model = self._side.stack.settings.key, f"{self._model} {uuid4().hex}"
+            self._side.rename(make_parts(self._shapes, model, self._block_size, key))
         return True
 
     def shutdown(self) -> None:

@@ -61,8 +61,16 @@ class GroupPart:
     """
 
     def __init__(
-        self, index: int, shape: GroupShape, model: str, block_size: int, num_workers: int
+        self,
+        index: int,
+        shape: GroupShape,
+        model: str,
+        block_size: int,
+        num_workers: int,
+        *,
+        tier_key: TierKey | None = None,
     ) -> None:
+        self._tier_key = tier_key
         heads = shape.heads * num_workers
         self.index = index
         self.window = shape.window
@@ -89,7 +97,8 @@ class GroupPart:
         if known is None:
             if len(self._keys) >= REMEMBERED_KEYS:
                 self._keys.clear()
-            known = self._keys[digest] = record_key(self._digest, digest, tag_of(digest))
+            known = record_key(self._digest, digest, tag_of(digest), self._tier_key)
+            self._keys[digest] = known
         return known
 
     def write(
@@ -112,7 +121,10 @@ class GroupPart:
 
 
 def make_parts(
-    shapes: Sequence[Sequence[GroupShape]], model: str, block_size: int
+    shapes: Sequence[Sequence[GroupShape]],
+    model: str,
+    block_size: int,
+    tier_key: TierKey | None = None,
 ) -> list[GroupPart]:
     """Return a part for each layer group, from the shapes that each worker has reported.
 
@@ -124,5 +136,6 @@ def make_parts(
             "the workers' KV caches differ in shape: quire needs workers that share the heads evenly"
         )
     return [
-        GroupPart(index, shape, model, block_size, len(shapes)) for index, shape in enumerate(first)
+        GroupPart(index, shape, model, block_size, len(shapes), tier_key=tier_key)
+        for index, shape in enumerate(first)
     ]

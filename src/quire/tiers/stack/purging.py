@@ -12,6 +12,7 @@ from quire.exchange.hashing import tenant_tag
 from quire.tiers.base import Tier
 from quire.tiers.contents.names import purge_names
 from quire.tiers.format import tag_of_key
+from quire.tiers.keys import stored_tag
 from quire.tiers.purging import PURGE_TIMEOUT_S, Purged, Writes
 from quire.tiers.stack.feeding import Feeding
 from quire.tiers.stack.lanes import Deadline
@@ -137,7 +138,7 @@ class PurgeableStack:
 
     def _tag(self, tenant: Scope | ScopePart) -> bytes:
         """Return what stands for a tenant in the keys of records."""
-        return tenant_tag(scope_of(tenant))
+        return stored_tag(tenant_tag(scope_of(tenant)), self._shared.settings.key)
 
     def _purge_names(self, level: Level, path: Path, tag: bytes) -> Purged:
         """Purge names behind all that waits to be written of them."""

@@ -38,7 +38,6 @@ from quire.engines.hf.turns import Turn, in_turn
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, NotRelocatable
 from quire.tensors.kinds import LayerKind
-from quire.tiers.base import Tier
 from quire.tiers.keys import TierKey
 from quire.tiers.opening import open_tiers
 
@@ -172,9 +171,9 @@ class Passages:
         return self._stored(bound, new)
 
     @property
-    def tier(self) -> Tier | None:
+    def warm(self) -> WarmPassages | None:
         """The warm tier, where there is one."""
-        return None if self._warm is None else self._warm.tier
+        return self._warm
 
     def purge(self, is_own: Callable[[Scope], bool]) -> int:
         """Drop what was captured under some scopes, and overwrite it; return the captures."""

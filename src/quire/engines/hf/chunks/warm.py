@@ -34,7 +34,7 @@ from quire.tiers.format import (
     seal,
     tag_of_key,
 )
-from quire.tiers.keys import TierKey
+from quire.tiers.keys import TierKey, stored_tag
 from quire.tiers.stack.vouching import vouch
 
 _TIMEOUT_S = 5.0
@@ -122,6 +122,10 @@ class WarmPassages:
         )
         return found, reasons
 
+    def tag(self, scope: Scope) -> bytes:
+        """Return what stands for the tenant of a scope in the keys of records."""
+        return stored_tag(tenant_tag(scope), self._signer)
+
     def close(self) -> None:
         """Close the tier."""
         self.tier.close()
@@ -130,7 +134,7 @@ class WarmPassages:
         owner = Scope() if self._shared else Scope(salt=bound.salt, tenant=bound.tenant)
         parts = (root_digest(owner), head, ids)
         text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-        return record_key(self._namespace(bound).digest, text, tenant_tag(owner))
+        return record_key(self._namespace(bound).digest, text, tenant_tag(owner), self._signer)
 
     def _namespace(self, bound: Scope) -> Namespace:
         layers = "; ".join(f"K {k} V {v}" for k, v in self._shapes)
