@@ -10,7 +10,9 @@ from quire.tiers.contract.samples import name_of
 
 KEYS = [name_of(number) for number in range(6)]
 OWN_FILES = ("quire-tier", "names.jsonl", "lock", "slab-1216.quire", "index-1216.quire")
+SLABS = ("slab-", "index-")
 OWN_FOLDERS = ("unfinished", *(key.hex()[:2] for key in KEYS[:3]))
+LOOK_ALIKES = ("slab-64.quire", "index-64.quire", "slab-01216.quire", "names.jsonl.1.tmp")
 KINDS = (
     "file",
     "folder",
@@ -23,7 +25,7 @@ KINDS = (
 )
 
 places = st.one_of(
-    st.sampled_from([*OWN_FILES, *OWN_FOLDERS, "README", "slab-64.quire", "names.jsonl.1.tmp"]),
+    st.sampled_from([*OWN_FILES, *OWN_FOLDERS, "README", *LOOK_ALIKES]),
     st.sampled_from(["document", f"{KEYS[0].hex()}.{1:016x}", KEYS[1].hex()]).map(
         "unfinished/{}".format
     ),
@@ -35,16 +37,21 @@ planted = st.dictionaries(places, st.sampled_from(KINDS), max_size=4)
 
 def is_record(name, kind):
     """Whether it is what a tier itself would have there: a regular file of its own pattern."""
-    folder, _, file = name.partition("/")
+    folder, _, file = name.rpartition("/")
+    if not folder and file.startswith(SLABS):
+        return False
     return kind in ("file", "other name of a file") and (
         (folder == "unfinished" and file.count(".") == 1) or file.endswith(".quire")
     )
 
 
 class Foreign:
-    """Plants things below `root`, which link to things in `outside`; `check` compares all with how they were."""
+    """Plants things below `root`, which link to things in `outside`; `check` compares all with how they were.
 
-    def __init__(self, root, outside, things):
+    Where `is_marked`, a marker says that files with names of slabs are the tier's.
+    """
+
+    def __init__(self, root, outside, things, *, is_marked=False):
         self.outside = outside
         (outside / "folder").mkdir(parents=True)
         for name in ("file", "linked", "folder/inside"):
@@ -60,7 +67,8 @@ class Foreign:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             self._plant(path, kind)
-            self.planted[path] = is_record(name, kind)
+            is_slab = is_marked and name.startswith(SLABS) and not name.startswith("slab-0")
+            self.planted[path] = is_record(name, kind) or is_slab
         long_ago = 1e9
         for path in (*self.planted, *outside.rglob("*")):
             os.utime(path, (long_ago, long_ago), follow_symlinks=False)

@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 from quire.engines.tiered.opening import open_stack
 from quire.errors import ConfigError, QuireError, TierError
-from quire.tiers import open_tier
+from quire.tiers import open_tier, wrapped
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, names_of, records_of
 from quire.tiers.directory import MARKER
-from quire.tiers.disk import Disk
+from quire.tiers.disk import Disk, DiskReader
 from quire.tiers.files import Files
 from quire.tiers.format import record_bytes
+from quire.tiers.opening import open_tiers
 
 HIT, STORED = Outcome.HIT, Outcome.STORED
 SIZE = record_bytes(1000)
@@ -70,6 +71,9 @@ def commanded(path):
 @example(first={"unfinished": "link to a folder"}, then={})
 @example(first={"quire-tier": "link", "README": "file"}, then={})
 @example(first={"names.jsonl": "other name of a file"}, then={"names.jsonl": "link"})
+@example(first={"slab-1216.quire": "file"}, then={})
+@example(first={"index-1216.quire": "file", "slab-64.quire": "file"}, then={})
+@example(first={"slab-01216.quire": "file"}, then={"slab-01280.quire": "file"})
 def test_nothing_foreign_is_deleted_written_or_followed(kind, first, then):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "kv"
@@ -81,13 +85,45 @@ def test_nothing_foreign_is_deleted_written_or_followed(kind, first, then):
         commanded(root)
         before.check()
         then = {name: each for name, each in then.items() if not os.path.lexists(root / name)}
-        after = Foreign(root, Path(folder) / "outside too", then)
+        after = Foreign(root, Path(folder) / "outside too", then, is_marked=True)
         for _ in range(2):
             used(kind, root)
             after.check()
         commanded(root)
         before.check()
         after.check()
+
+
+@pytest.mark.parametrize("name", ["slab-1216.quire", "index-1216.quire", "slab-64.quire"])
+def test_a_refused_directory_gets_no_marker_and_every_later_opening_refuses_it_too(
+    tmp_path, name, monkeypatch
+):
+    (tmp_path / name).write_bytes(b"mine" * 300)
+    (tmp_path / "slab-128.quire").touch()
+    before = every(tmp_path)
+    for _ in range(3):
+        with pytest.raises(TierError, match=f"{name} is in the way of a file of the tier"):
+            Disk(tmp_path, "1MiB")
+    monkeypatch.setattr(wrapped, "RETRY_S", 0.0)
+    (late,) = open_tiers([f"disk:{tmp_path}?capacity=1MiB"])
+    with late:
+        for _ in range(3):
+            assert late.put(KEYS, records_of(KEYS), 10) == [Outcome.ERROR] * len(KEYS)
+    assert every(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["slab-01216.quire", "index-01216.quire", "slab-\u0661\u0662\u0668.quire"]
+)
+def test_look_alikes_of_slabs_are_nobodys_and_left_alone(tmp_path, name):
+    (tmp_path / name).write_bytes(b"mine" * 304)
+    for outcome in (STORED, Outcome.PRESENT):
+        with Disk(tmp_path, "1MiB", ahead=1) as disk:
+            assert disk.recovered.is_clean
+            assert set(disk.put(KEYS, records_of(KEYS), 10)) == {outcome}
+        with DiskReader(tmp_path) as disk:
+            assert disk.get(KEYS, buffers_like(records_of(KEYS)), 10) == [HIT] * len(KEYS)
+    assert (tmp_path / name).read_bytes() == b"mine" * 304
 
 
 def test_a_folder_called_unfinished_makes_no_tier_of_a_directory(tmp_path):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quire.tiers.base import Tier
     from quire.tiers.contents.names import NameBook
 
-_SLAB = re.compile(r"slab-\d+\.quire")
+_SLAB = re.compile(r"slab-[1-9][0-9]*\.quire")
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):")
 _KINDS = ("disk", "files")
 

@@ -19,6 +19,7 @@ import grp
 import logging
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,12 +100,15 @@ class TierDirectory:
         self._kind = kind
         self._device = -1
 
-    def begin(self) -> None:
-        """Make the directory and its marker if need be. Raises `OSError`, and `TierError` for one of another kind."""
+    def begin(self, judge: Callable[[Path], None] | None = None) -> None:
+        """Make the directory and its marker if need be. Raises `OSError`, and `TierError` for one of another kind.
+
+        Before a marker is written, `judge` may refuse what is in the directory: a marker says that the tier's names are quire's.
+        """
         self._make()
         descriptor = os.open(self.path, _OPEN_FOLDER)
         try:
-            self.was_marked = self._mark(descriptor)
+            self.was_marked = self._mark(descriptor, judge)
             self._device = os.fstat(descriptor).st_dev
         finally:
             os.close(descriptor)
@@ -119,8 +123,8 @@ class TierDirectory:
         finally:
             os.close(descriptor)
 
-    def renew(self) -> bool:
-        """Make anew what is missing; return whether the marker was, so that the tier is a new one.
+    def renew(self, judge: Callable[[Path], None] | None = None) -> bool:
+        """Make anew what is missing; return whether the marker was, so that the tier is a new one. `judge` as in `begin`.
 
         Raises `OSError`, also where the directory is on another file system than at first and has no marker.
         """
@@ -136,7 +140,7 @@ class TierDirectory:
             if not has_marker(descriptor):
                 self._check_device(device)
             self._device = device
-            return not self._mark(descriptor)
+            return not self._mark(descriptor, judge)
         except TierError as error:
             raise OSError(errno.ESTALE, str(error)) from error
         finally:
@@ -164,10 +168,12 @@ class TierDirectory:
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
 
-    def _mark(self, directory: int) -> bool:
+    def _mark(self, directory: int, judge: Callable[[Path], None] | None) -> bool:
         """Write the marker, unless it is there; return whether it was. Raises `OSError` and `TierError`."""
         if has_marker(directory) and self._read_marker(directory):
             return True
+        if judge is not None:
+            judge(self.path)
         is_empty = not os.listdir(directory)
         # An empty one is completed: its writer was cut off, or is at it and writes the same.
         file = os.open(MARKER, _OPEN_MARKER | os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=directory)

@@ -28,7 +28,7 @@ from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import HEADER_BYTES, TAG_AT, read_header, record_bytes
 from quire.tiers.places.key_table import KEY_WORDS, as_words, later_duplicates
 
-_NAME = re.compile(r"(slab|index)-(\d+)\.quire")
+_NAME = re.compile(r"(slab|index)-([1-9][0-9]*)\.quire")
 
 _NO_WORDS = np.zeros((0, KEY_WORDS), np.uint64)
 
@@ -66,7 +66,7 @@ def open_slabs(slabs: Slabs, room: int) -> Recovered:
     bytes: the file may be of any length, with nothing in it. Raises `OSError`, and `TierError` where a later version wrote an index.
     """
     with ExitStack() as opened:
-        for size in _sizes(slabs, "slab"):
+        for size in _sizes(slabs.directory, "slab"):
             slabs[size] = slabs.open(size)
             opened.callback(slabs[size].close)
         recovered = _fill(slabs, room)
@@ -114,9 +114,9 @@ def _fill(slabs: Slabs, room: int) -> Recovered:
     return Recovered(num_records, num_rebuilt, int(num_lost), num_repeated)
 
 
-def _sizes(slabs: Slabs, kind: str) -> list[int]:
+def _sizes(directory: Path, kind: str) -> list[int]:
     """Return the record sizes of which a directory has a slab, or an index, that can be one of ours."""
-    names = [(_NAME.fullmatch(path.name), path) for path in slabs.directory.iterdir()]
+    names = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
     found = [
         int(match[2])
         for match, path in names
@@ -128,7 +128,7 @@ def _sizes(slabs: Slabs, kind: str) -> list[int]:
 def _without_slab(slabs: Slabs) -> dict[int, int]:
     """Return by record size how many records the indexes name whose slab somebody removed."""
     found: dict[int, int] = {}
-    for size in _sizes(slabs, "index"):
+    for size in _sizes(slabs.directory, "index"):
         if size not in slabs:
             index = slabs.index_file(size, os.O_RDONLY)
             try:
@@ -175,25 +175,27 @@ def _key_words(entries: NDArray[Any]) -> NDArray[np.uint64]:
     return entries.view(np.uint64).reshape(-1, ROW_BYTES // 8)[:, KEY_AT // 8 :]
 
 
-def check_strangers(slabs: Slabs) -> None:
+def check_strangers(directory: Path) -> None:
     """Raise `TierError` where files of a directory without a marker only have names of slabs or indexes.
 
-    Those of a tier that lost its marker say by their content whose they are: one is enough.
+    Those of a tier that lost its marker say by their content whose they are: one is enough. An empty file says nothing.
     """
-    indexes = [(slabs.index_path(size), ROW_BYTES) for size in _sizes(slabs, "index")]
-    files = [*indexes, *((slabs.slab_path(size), size) for size in _sizes(slabs, "slab"))]
-    strangers = [path for path, step in files if not _is_own(path, step)]
-    if len(strangers) == len(files) and strangers:
+    files = [
+        (directory / f"{kind}-{size}.quire", ROW_BYTES if kind == "index" else size)
+        for kind in ("index", "slab")
+        for size in _sizes(directory, kind)
+    ]
+    written = [(path, step) for path, step in files if path.stat().st_size]
+    strangers = [path for path, step in written if not _is_own(path, step)]
+    if strangers and len(strangers) == len(written):
         raise TierError(
             f"{strangers[0]} is in the way of a file of the tier, and no marker says that it is one: move it elsewhere"
         )
 
 
 def _is_own(path: Path, step: int) -> bool:
-    """Whether a file is empty, or has a row of an index or a record among the first, so many bytes each."""
+    """Whether a file has a row of an index or a record among the first, so many bytes each."""
     with suppress(OSError, InTheWay), open(path, "rb", opener=open_file) as file:
-        if not os.fstat(file.fileno()).st_size:
-            return True
         for place in range(_LOOKED_AT):
             head = os.pread(file.fileno(), HEADER_BYTES, place * step)
             row = np.frombuffer(head[:ROW_BYTES].ljust(ROW_BYTES, b"\0"), ENTRY)

@@ -47,11 +47,9 @@ class Renewal:
     def _move_in(self, lock: DirectoryLock) -> str:
         """Use the directory that has the name now, and what is in it, instead of one that was moved or removed."""
         slabs = self._records.slabs
-        was_marked = not self._home.renew()
+        self._home.renew(check_strangers)
         fresh = slabs.beside(DirectoryLock(slabs.directory, slabs.files))
         try:
-            if not was_marked:
-                check_strangers(fresh)
             prepare(fresh, self._room.capacity)
         except BaseException:
             if fresh.lock is not None:

@@ -144,7 +144,7 @@ class Disk(Tier):
     def _locked(self) -> DirectoryLock | None:
         """Take the directory to write in; None where nothing can be written."""
         try:
-            self._home.begin()
+            self._home.begin(check_strangers)
             self._files.access = self._home.access
             return DirectoryLock(self._directory, self._files)
         except OSError as error:
@@ -165,8 +165,6 @@ class Disk(Tier):
         by_cache = self.is_direct and direct is None
         self._cache = PageCache(limit_here()) if by_cache else None
         slabs = Slabs(self._files, self._directory, self._flags, self._cache, self._lock)
-        if not self.is_read_only and not self._home.was_marked:
-            check_strangers(slabs)
         opens = open_slabs if self.is_read_only else prepare
         self.recovered = opens(slabs, capacity)
         self._records = DiskRecords(slabs)
