@@ -13,6 +13,7 @@ from foreign import KEYS, Foreign, planted
 from hypothesis import example, given, settings
 from processes import forked
 from typer.testing import CliRunner
+from upheavals import without_files
 
 from quire.cli.app import app
 from quire.engines.tiered.opening import open_stack
@@ -57,6 +58,7 @@ def commanded(path):
         ["cache", "verify", path, "--repair"],
         ["inspect", path],
         ["cache", "evict", path, "--all"],
+        ["cache", "purge", path, "--tenant", "acme"],
     ):
         done = run(app, list(map(str, words)))
         assert done.exception is None or isinstance(done.exception, (SystemExit, QuireError)), words
@@ -71,6 +73,7 @@ def commanded(path):
 @example(first={"unfinished": "link to a folder"}, then={})
 @example(first={"quire-tier": "link", "README": "file"}, then={})
 @example(first={"names.jsonl": "other name of a file"}, then={"names.jsonl": "link"})
+@example(first={"names.jsonl": "file", "names.jsonl.1.tmp": "file"}, then={})
 @example(first={"slab-1216.quire": "file"}, then={})
 @example(first={"index-1216.quire": "file", "slab-64.quire": "file"}, then={})
 @example(first={"slab-01216.quire": "file"}, then={"slab-01280.quire": "file"})
@@ -291,4 +294,21 @@ def test_a_read_only_file_system_is_read_and_says_so(kind, tmp_path, caplog):
                 assert tier.is_read_only
                 assert tier.get(keys, buffers_like(records_of(keys)), 10) == [HIT] * 3
                 assert tier.put(keys, records_of(keys), 10) == [Outcome.SKIPPED] * 3
-    assert caplog.text.count("opened to read only") == 1, "who asked for it knows"
+        assert caplog.text.count("opened to read only") == 1, "who asked for it knows"
+        for words in (["evict", bound, "--all"], ["purge", bound, "--tenant", "acme"]):
+            done = CliRunner().invoke(app, ["cache", *map(str, words)])
+            assert done.exit_code == 2, done.output
+            assert "nothing may be written there" in " ".join(done.output.split())
+
+
+@tiers
+def test_a_directory_of_which_only_folders_are_left_is_a_new_tier_with_a_marker(kind, tmp_path):
+    with OPENS[kind](tmp_path) as tier:
+        tier.put(KEYS[:3], records_of(KEYS[:3]), 10)
+        without_files(tmp_path)
+        assert tier.put(KEYS[:3], records_of(KEYS[:3]), 10) == [STORED] * 3
+        assert tier.num_renewed == 1
+        assert "it is a new, empty tier" in tier.last_failure
+        assert tier.get(KEYS[:3], buffers_like(records_of(KEYS[:3])), 10) == [HIT] * 3
+    done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert done.exit_code == 0, done.output

@@ -7,13 +7,14 @@ from collections import Counter
 from hashlib import sha256
 from random import Random
 
+import msgspec
 import pytest
 from prefixes_help import FULL, STATES, book_of, hashes_of
 
 import quire.tiers.contents.names as names_module
 from quire import Scope
 from quire.errors import TierError
-from quire.exchange.hashing import root_digest
+from quire.exchange.hashing import root_digest, tag_of
 from quire.tiers.contents.names import (
     FILE_NAME,
     TRIES,
@@ -22,6 +23,7 @@ from quire.tiers.contents.names import (
     NamesFile,
     NamespaceName,
     ScopeName,
+    purge_names,
     write_names,
 )
 from quire.tiers.format import Namespace, record_key
@@ -151,7 +153,7 @@ def test_what_stands_there_and_is_no_file_has_no_names_and_is_not_waited_for(tmp
     assert (added, books) == ([False], [{}])
 
 
-@pytest.mark.parametrize("kind", ["link", "other name", "other content"])
+@pytest.mark.parametrize("kind", ["link", "other name", "other content", "other JSON"])
 def test_a_file_of_somebody_else_is_not_written(tmp_path, kind):
     path, other = tmp_path / FILE_NAME, tmp_path / "other"
     other.write_bytes(b"")
@@ -159,11 +161,43 @@ def test_a_file_of_somebody_else_is_not_written(tmp_path, kind):
         path.symlink_to(other)
     elif kind == "other name":
         path.hardlink_to(other)
-    else:
+    elif kind == "other content":
         path.write_text("Alice\nBob\n")
+    else:
+        path.write_text('{"type":"milk"}\n')
     before = path.read_bytes()
     assert not NamesFile(tmp_path).add(NamespaceName(FULL))
     assert (path.read_bytes(), other.read_bytes()) == (before, b"")
+
+
+NAMED = msgspec.json.encode(ScopeName(ROOT, "x")) + b"\n"
+
+
+@pytest.mark.parametrize("foreign", [b"milk\n", b'{"type":"milk"}\n', b"\n{}\n", b"\xff\n"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_file_with_a_line_of_somebody_else_is_not_replaced(tmp_path, foreign, is_first):
+    path = tmp_path / FILE_NAME
+    path.write_bytes(foreign + NAMED if is_first else NAMED + foreign)
+    before = path.read_bytes()
+    (tmp_path / f"{FILE_NAME}.1.tmp").write_bytes(b"mine")
+    with pytest.raises(TierError, match=f"{FILE_NAME} is in the way"):
+        write_names(NameBook(), tmp_path)
+    assert purge_names(tmp_path, b"another ").is_complete, "nothing of the tenant is in it"
+    told = purge_names(tmp_path, tag_of(ROOT))
+    assert not told.is_complete
+    assert f"{FILE_NAME} is in the way" in told.reason
+    assert path.read_bytes() == before
+    assert (tmp_path / f"{FILE_NAME}.1.tmp").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("length", [1, 5, 9, 12, 30, len(NAMED) - 1])
+@pytest.mark.parametrize("end", [b"", b"\n", NAMED, bytes(40) + NAMED])
+def test_a_line_that_was_cut_off_is_quires_own_and_purged(tmp_path, length, end):
+    path = tmp_path / FILE_NAME
+    path.write_bytes(NAMED + NAMED[:length] + end)
+    assert purge_names(tmp_path, tag_of(ROOT)).is_complete
+    assert NameBook.read(tmp_path).num_bad_lines == 0
+    assert NameBook.read(tmp_path).scopes == {}
 
 
 def test_a_book_is_written_beside_what_links_say(tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ def test_names_of_the_tenant_go_and_those_of_others_stay(tmp_path):
             ScopeName(mine, "mine"), ChainName(mine, [mine]), ScopeName(other, "other")
         )
         with (tmp_path / "names.jsonl").open("ab") as file:
-            file.write(b"torn " + tenant_tag(MINE))
+            file.write(b'{"type":"scope","root":"' + tenant_tag(MINE))
         assert tag_of(mine) == tenant_tag(MINE)
         assert stack.purge("acme")["files"].is_complete
         assert found_in_files(tmp_path, tenant_tag(MINE)) == []

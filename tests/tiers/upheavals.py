@@ -54,4 +54,21 @@ def one_cut(path):
         os.truncate(files[-1], files[-1].stat().st_size // 2)
 
 
-UPHEAVALS = [emptied, removed, replaced, swept, unlocked, without_unfinished, one_gone, one_cut]
+def without_files(path):
+    """All files are removed, and folders left."""
+    for each in path.rglob("*"):
+        if each.is_file():
+            each.unlink()
+
+
+UPHEAVALS = [
+    emptied,
+    without_files,
+    removed,
+    replaced,
+    swept,
+    unlocked,
+    without_unfinished,
+    one_gone,
+    one_cut,
+]

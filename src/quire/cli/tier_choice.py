@@ -48,7 +48,7 @@ def prune_names(names: "NameBook", path: Path, tier: "Tier") -> None:
     """Forget the names of blocks that no record is left of, nor of any behind them."""
     from quire.tiers.contents.names import NameBook, write_names
 
-    if not names.parents:
+    if not names.parents or names.num_foreign_lines:
         return
     known, is_all = names.named([entry.key for entry in tier.scan()])
     if not is_all:  # a record without a name may have one all the same

@@ -73,9 +73,9 @@ def writing(place: str, capacity_bytes: int | None = None) -> Generator[OpenedTi
     else:
         held = sum(file.lstat().st_size for file in path.iterdir() if _SLAB.fullmatch(file.name))
         tier = Disk(path, max(held if capacity_bytes is None else capacity_bytes, 1))
-        if tier.is_read_only:
-            tier.close()
-            raise TierError(f"{place!r} cannot be changed: nothing may be written there")
+    if isinstance(tier, Disk | Files) and tier.is_read_only:
+        tier.close()
+        raise TierError(f"{shown(place)!r} cannot be changed: nothing may be written there")
     yield from _placed(tier, path)
 
 

@@ -2,13 +2,16 @@
 
 Keys are digests. `names.jsonl` says what they were made of: `NamespaceName`, `ScopeName` and `ChainName`, one a line as msgspec
 writes them in JSON, appended. Nothing depends on this file: without it, `quire inspect` shows no prefixes. Lines that cannot
-be read are left out and counted, so that several writers, or one that was killed, do no harm.
+be read are left out and counted, so that several writers, or one that was killed, do no harm. A file with a line that quire
+cannot have begun is somebody else's: it is never replaced.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -56,6 +59,12 @@ class ChainName(msgspec.Struct, frozen=True, tag="blocks"):
 Name: TypeAlias = NamespaceName | ScopeName | ChainName
 
 _BEGINNING = b'{"type":"'
+_BEGINNINGS = (
+    b'{"type":"namespace","namespace":{',
+    b'{"type":"scope","root":"',
+    b'{"type":"blocks","parent":"',
+)
+_UNFINISHED = re.compile(rf"{re.escape(FILE_NAME)}\.[0-9a-f]{{16}}\.tmp")
 _decoder = msgspec.json.Decoder(Name)
 
 
@@ -67,6 +76,7 @@ class NameBook:
         self.scopes: dict[bytes, str] = {}
         self.parents: dict[bytes, bytes] = {}
         self.num_bad_lines = 0
+        self.num_foreign_lines = 0
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> NameBook:
@@ -82,6 +92,7 @@ class NameBook:
                         book.add(_decoder.decode(line))
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                         book.num_bad_lines += 1
+                        book.num_foreign_lines += not _may_be_torn(line)
         except FileNotFoundError:
             pass
         except InTheWay as error:
@@ -156,7 +167,7 @@ class NamesFile:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
             file = open_file(os.fspath(self.path), flags, access=access_of(self.path.parent))
             try:
-                if not _BEGINNING.startswith(os.pread(file, len(_BEGINNING), 0)):
+                if not _may_be_torn(b"".join(os.pread(file, 64, 0).partition(b"\n")[:2])):
                     return False  # somebody else's
                 size = os.fstat(file).st_size
                 if size + len(data) > self.limit_bytes or os.write(file, data) < len(data):
@@ -182,6 +193,8 @@ def write_names(book: NameBook, directory: str | os.PathLike[str]) -> None:
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise InTheWay(os.fspath(path))
+        if NameBook.read(directory).num_foreign_lines:
+            raise InTheWay(os.fspath(path))
         with open(unfinished, "xb", opener=partial(open_file, access=access_of(directory))) as file:
             is_made = True
             file.write(_lines(book.names()))
@@ -198,19 +211,38 @@ def purge_names(directory: str | os.PathLike[str], tag: bytes) -> Purged:
     """Forget the names of a tenant's scopes and blocks, and lines that cannot be read."""
     path = Path(directory)
     try:
-        for unfinished in path.glob(f"{FILE_NAME}.*.tmp"):
-            unfinished.unlink(missing_ok=True)
+        for unfinished in path.iterdir():
+            if _UNFINISHED.fullmatch(unfinished.name):
+                status = unfinished.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                    unfinished.unlink(missing_ok=True)
         book = NameBook.read(path)
         blocks = {block: above for block, above in book.parents.items() if tag_of(block) != tag}
         scopes = {root: label for root, label in book.scopes.items() if tag_of(root) != tag}
         is_same = len(blocks) == len(book.parents) and len(scopes) == len(book.scopes)
-        if is_same and not book.num_bad_lines:
+        if is_same and book.num_bad_lines == book.num_foreign_lines:
             return Purged()
         book.parents, book.scopes = blocks, scopes
         write_names(book, path)
     except (OSError, TierError) as error:
         return Purged(is_complete=False, reason=f"{FILE_NAME} is not purged: {error}")
     return Purged()
+
+
+def _may_be_torn(line: bytes) -> bool:
+    """Whether a line that cannot be read may be the beginning of one of quire's, behind zeros of a loss of power."""
+    if line == b"\n":
+        return False
+    line = line.lstrip(b"\0").rstrip(b"\n")
+    for beginning in _BEGINNINGS:
+        num_same = next(
+            (at for at, each in enumerate(beginning) if line[at : at + 1] != bytes([each])),
+            len(beginning),
+        )
+        rest = line[num_same:]
+        if num_same == len(beginning) or not rest or rest.startswith((b"\0", _BEGINNING)):
+            return True
+    return False
 
 
 def _lines(names: Sequence[Name] | Iterator[Name]) -> bytes:

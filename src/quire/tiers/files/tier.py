@@ -18,6 +18,7 @@ from quire.errors import RecordError, TierError
 from quire.tiers.addresses import directory_of
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.directory import (
+    MARKER,
     InTheWay,
     TierDirectory,
     create_file,
@@ -149,6 +150,8 @@ class Files(Tier):
         if self.is_read_only:
             return
         deadline = time.monotonic() + timeout_s
+        if not os.path.lexists(self._directory.path / MARKER):
+            self._renew()
         newest = self._clock.stamps(len(keys))
         with self._room.sparing(keys) if self._room else contextlib.nullcontext():
             # What is there of this prompt already must not make room for the rest of it.
