@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from loop_help import nothing_held, tiny_model, trained_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
@@ -182,16 +183,20 @@ def test_requests_of_the_tenant_end_and_nothing_of_them_comes_back(tmp_path, tie
 def test_slots_behind_the_tokens_of_others_are_overwritten_too():
     """A block that another tenant was given holds what was there before, behind its own tokens."""
     engine = make(trained_model(), None, num_blocks=11)
-    needles = Needles(engine)
-    engine.generate([prompt(0)], SHORT, scope=MINE)
-    needles.take(MINE)
+    pool, marker = engine._forward.pools[0], 7.03125
+    pool.k.fill_(marker)  # as if the tenant had filled every block
+    pool.v.fill_(marker)
     engine.add_request(prompt(1, 38), ENDLESS, scope=OTHER)
     engine.step()
-    kept = [found_in_pools(engine._forward.pools, needle) for needle in needles.found]
-    assert any(kept)
-    told = engine.purge("acme")
-    assert told.is_complete
-    assert not any(found_in_pools(engine._forward.pools, needle) for needle in needles.found)
+    (seq,) = engine.manager.sequences.values()
+    own, computed = seq.block_ids(0)[-1], seq.computed % BLOCK
+    assert computed
+    before = pool.k[:, own, :computed].clone()
+    assert (pool.k[:, own, computed:] == marker).all()
+    assert engine.purge("acme").is_complete
+    for held in (pool.k, pool.v):
+        assert not (held == marker).any()
+    assert torch.equal(pool.k[:, own, :computed], before)
     engine.close()
 
 
