@@ -77,6 +77,7 @@ class World:
         if rest:
             manager.reserve(seq, len(rest) + 1)
             manager.commit(seq, np.array(rest, np.int32))
+        ops.admit(manager, seq)  # where all of it was found
         if self.has_learned:
             walk = self.learned.walk_of(seq)
             walk.prompt, walk.block_size = len(prompt) * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK
