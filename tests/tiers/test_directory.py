@@ -229,7 +229,9 @@ def test_a_group_that_is_none_is_refused_before_anything_is_made(kind, tmp_path)
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes two other users")
 def test_two_users_of_a_group_read_and_replace_each_others_records(tmp_path):
     path, group, keys = tmp_path / "kv", 54321, names_of(range(6))
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent == Path(tempfile.gettempdir()):
+            break
         parent.chmod(0o755)
     path.mkdir()
     os.chown(path, -1, group)

@@ -183,6 +183,9 @@ class TierDirectory:
             self.access.give(file)
             os.write(file, msgspec.json.encode(_Marker(self._kind, VERSION)) + b"\n")
             os.fsync(file)
+        except OSError as error:  # without room it stays empty, and the next opening completes it
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
         finally:
             os.close(file)
         return False
@@ -220,7 +223,9 @@ def kind_marked(path: Path) -> str | None:
         directory = os.open(path, _OPEN_FOLDER)
         try:
             found, _ = _marker_in(directory, path / MARKER)
-            return found.quire if found is not None else None
+            if found is None:  # written where there was no room: a disk tier has its lock beside it
+                return "disk" if (path / "lock").exists() else "files"
+            return found.quire
         finally:
             os.close(directory)
     return None

@@ -148,7 +148,7 @@ class Disk(Tier):
             self._files.access = self._home.access
             return DirectoryLock(self._directory, self._files)
         except OSError as error:
-            if not is_forbidden(error) and not is_full(error):
+            if not (is_forbidden(error) or is_full(error)) or not self._directory.is_dir():
                 raise
             _log.warning("%s is opened to read only, nothing is stored: %s", self._directory, error)
             return None
