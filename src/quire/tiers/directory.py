@@ -172,7 +172,7 @@ class TierDirectory:
         """Write the marker, unless it is there; return whether it was. Raises `OSError` and `TierError`."""
         if has_marker(directory) and self._read_marker(directory):
             return True
-        if judge is not None:
+        if judge is not None and not has_marker(directory):
             judge(self.path)
         is_empty = not os.listdir(directory)
         # An empty one is completed: its writer was cut off, or is at it and writes the same.
