@@ -11,6 +11,7 @@ from cut_tiers import (
     ROOMS,
     SAMPLES,
     STDLIB,
+    TIMEOUT_S,
     KeptCut,
     assert_fit,
     close,
@@ -35,7 +36,7 @@ KINDS = {
 
 def prepared(kind):
     tier = KINDS[kind]()
-    assert tier.put(HELD, records_of(HELD), 5.0) == [Outcome.STORED] * len(HELD)
+    assert tier.put(HELD, records_of(HELD), TIMEOUT_S) == [Outcome.STORED] * len(HELD)
     return tier
 
 

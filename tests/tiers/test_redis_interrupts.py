@@ -13,6 +13,7 @@ from cut_tiers import (
     ROOMS,
     SAMPLES,
     STDLIB,
+    TIMEOUT_S,
     KeptCut,
     assert_fit,
     close,
@@ -57,7 +58,7 @@ def opened(url):
 
 def prepared(url):
     tier = opened(url)
-    assert tier.put(HELD, records_of(HELD), 5.0) == [STORED] * len(HELD)
+    assert tier.put(HELD, records_of(HELD), TIMEOUT_S) == [STORED] * len(HELD)
     return tier
 
 
@@ -147,7 +148,7 @@ def test_a_thread_that_waits_for_a_connection_gets_it_when_its_user_is_cut_off(
     def begin_to_wait(tier):
         buffers = buffers_like(records_of(HELD))
         thread = threading.Thread(
-            target=lambda: answers.extend(tier.get(HELD, buffers, 5.0)), daemon=True
+            target=lambda: answers.extend(tier.get(HELD, buffers, TIMEOUT_S)), daemon=True
         )
         answers = []
         thread.start()
@@ -162,7 +163,7 @@ def test_a_thread_that_waits_for_a_connection_gets_it_when_its_user_is_cut_off(
         cut = KeptCut(at, rooms=ROOMS, meanwhile=lambda tier=tier: begin_to_wait(tier))
         cut.run(lambda tier=tier: CALLS["get"](tier))
         thread, answers, _ = waiting[-1]
-        thread.join(5.0)
+        thread.join(2 * TIMEOUT_S)
         assert answers == [HIT] * len(HELD), f"cut at {at}"
         close(tier)
     assert any(has_waited for *_, has_waited in waiting)

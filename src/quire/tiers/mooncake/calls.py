@@ -22,10 +22,11 @@ Register = Callable[[int, int], int]
 
 
 class NativeCall(Generic[Result]):
-    """A call of the library, and what it returned or raised once it `is_done`."""
+    """A call of the library, and what it returned or raised once it `is_done`. Its caller waits until `deadline`."""
 
-    def __init__(self, job: Callable[[], Result]) -> None:
+    def __init__(self, job: Callable[[], Result], deadline: float) -> None:
         self._job = job
+        self._deadline = deadline
         self._result: Result | None = None
         self._error: Exception | None = None
         self.has_begun = self.is_done = False
@@ -37,6 +38,11 @@ class NativeCall(Generic[Result]):
             self._result = self._job()
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
             self._error = error
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it runs beyond its deadline: one whose caller a signal cut off is only under way until then."""
+        return self.has_begun and not self.is_done and time.monotonic() >= self._deadline
 
     def result(self) -> Result:
         """Return what it returned. Raises what it raised."""
@@ -78,9 +84,9 @@ class Caller:
 
     @property
     def hangs(self) -> bool:
-        """Whether a call that was left behind still runs: one that has not begun only has to be."""
+        """Whether a call that was left behind still runs behind its deadline."""
         calls = list(self._calls)
-        return self.is_left and bool(calls) and calls[0].has_begun
+        return self.is_left and bool(calls) and calls[0].hangs
 
     def reserve(self, num_bytes: int) -> None:
         """Make the memory at least so large. Raises `TierError` where the library refuses it."""
@@ -96,7 +102,7 @@ class Caller:
 
     def call(self, job: Callable[[], Result]) -> Result:
         """Run a native call. Raises what it raises, and `TimeoutError` at the deadline: then it is left behind."""
-        call = NativeCall(job)
+        call = NativeCall(job, self.deadline)
         self._calls.append(call)
         self.wake()
         if not self._bell.wait_for(lambda: call.is_done, self.deadline - time.monotonic()):
@@ -133,7 +139,7 @@ class Callers:
 
     @property
     def num_hanging(self) -> int:
-        """Calls that were left behind and have not ended."""
+        """Calls that were left behind and have not ended by their deadlines."""
         return sum(caller.hangs for caller in self._all)
 
     def use(self, timeout_s: float, work: Callable[[Caller], Result]) -> Result:
