@@ -65,6 +65,23 @@ def _has_begun(error: BaseException) -> bool:
     return trace is not None and trace.tb_next is not None
 
 
+def interrupt_in(
+    error: BaseException, handled: BaseException | None = None
+) -> BaseException | None:
+    """Return the interrupt behind an error, as where what tidied up behind it failed; None where there is none.
+
+    `handled`  what was being handled when the call began (`sys.exc_info()[1]`), which did not cut it off
+    """
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each is not handled and each not in seen:
+        if not isinstance(each, Exception):
+            return each
+        seen.append(each)
+        each = each.__context__
+    return None
+
+
 def bar(part: Any, why: str) -> None:
     """Make every use of an object raise `Interrupted`, by giving it another class."""
     if not part.interrupted:

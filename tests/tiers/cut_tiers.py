@@ -12,6 +12,7 @@ import pytest
 from interrupt_help import QUIRE, SignalCut
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, names_of, records_of
+from quire.tiers.format import tag_of_key
 
 STDLIB = Path(threading.__file__).parent
 BELOW = ("threading.py", "queue.py", "contextlib.py", "concurrent/futures/", "_weakrefset.py")
@@ -24,6 +25,7 @@ SAMPLES, LONG = 3, 120
 TIMEOUT_S = 60.0
 """Of calls behind a cut, none of which takes a second on an idle machine: only one that waits for ever takes as long."""
 
+TAG = tag_of_key(names_of([0])[0])
 HELD, MORE = names_of(range(6)), names_of(range(100, 104))
 
 CALLS = {
@@ -35,6 +37,7 @@ CALLS = {
     "touch": lambda tier: tier.touch(HELD),
     "delete": lambda tier: tier.delete(HELD[::2], TIMEOUT_S),
     "scan": lambda tier: list(tier.scan()),
+    "purge": lambda tier: tier.purge(TAG, TIMEOUT_S),
 }
 
 
@@ -68,12 +71,14 @@ class KeptCut(SignalCut):
 
 
 def is_in_finalizer(frame):
-    """Return whether a finalizer runs, out of which Python lets no error come."""
-    while frame is not None and not (
-        frame.f_code.co_name == "__del__" or frame.f_code.co_filename.endswith("/weakref.py")
-    ):
+    """Return whether a finalizer or the callback of a weak reference runs, out of which Python lets no error come."""
+    while frame is not None:
+        code = frame.f_code
+        of_weak = code.co_filename.endswith("/_weakrefset.py") and code.co_name == "_remove"
+        if of_weak or code.co_name == "__del__" or code.co_filename.endswith("/weakref.py"):
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def places_of(call, samples, seed, rooms=ROOMS):
@@ -109,14 +114,52 @@ def in_time(call):
     return answer
 
 
-def assert_fit(tier, at):
-    """Assert that a tier answers, rightly, and in time, to another thread than the one that was cut off."""
+def cut_off(prepared, name, samples, *, call=None, rooms=ROOMS):
+    """Yield tiers, each of which a call was cut off of at another place, and the number of the place."""
+    call = call or CALLS[name]
+    with prepared() as tier:
+        places = places_of(lambda: call(tier), samples, name, rooms)
+    for at in places:
+        tier, cut = prepared(), KeptCut(at, rooms=rooms)
+        cut.run(lambda tier=tier: call(tier))
+        yield tier, at
+        tier = None
+        del cut
+
+
+def assert_fit_after_cuts(prepared, name, samples, *, call=None, rooms=ROOMS):
+    """Cut a call off at many places; assert that the tier is fit for every thread behind each, and ends."""
+    for tier, at in cut_off(prepared, name, samples, call=call, rooms=rooms):
+        tier.check()
+        assert_fit(tier, at, name)
+        close(tier)
+
+
+def cut_opening_and_closing(opened, name, samples, rooms):
+    """Cut the opening of a tier and then its closing off at many places; a tier that was opened is fit for use."""
+    for at in places_of(lambda: opened().close(), samples, name, rooms):
+        tiers = []
+        KeptCut(at, rooms=rooms).run(lambda tiers=tiers: tiers.append(opened()))
+        for tier in tiers:
+            assert_fit(tier, at)
+            KeptCut(at, rooms=rooms).run(tier.close)
+            close(tier)
+        tier = None
+    del tiers
+    gc.collect()
+
+
+def assert_fit(tier, at, name=""):
+    """Assert that a tier answers, rightly, and in time, to another thread than the one that was cut off, in a call of this name."""
 
     def used():
         key = names_of([500 + at])
         records = records_of(key)
         buffers = buffers_like(records)
-        outcomes = [*tier.put(key, records, TIMEOUT_S), *tier.get(key, buffers, TIMEOUT_S)]
+        stored = tier.put(key, records, TIMEOUT_S)
+        if name == "purge" and stored == [Outcome.SKIPPED]:  # its mark is another process's to it
+            stored = tier.put(key, records, TIMEOUT_S)
+        outcomes = [*stored, *tier.get(key, buffers, TIMEOUT_S)]
         assert outcomes == [Outcome.STORED, Outcome.HIT], f"cut at {at}: {outcomes}"
         assert buffers == records
         there = tier.contains(key, TIMEOUT_S)
@@ -125,7 +168,11 @@ def assert_fit(tier, at):
         for outcome, buffer, record in zip(found, held, records_of(HELD), strict=True):
             assert outcome is not Outcome.HIT or buffer == record
         tier.delete(key, TIMEOUT_S)
-        return there, tier.contains(key, TIMEOUT_S), set(found)
+        left = tier.contains(key, TIMEOUT_S)
+        purged = tier.purge(TAG, TIMEOUT_S)  # no put of before is taken to be under way
+        assert purged.is_complete, f"cut at {at}: {purged.reason}"
+        assert tier.put(key, records, TIMEOUT_S) == [Outcome.STORED], "barred"
+        return there, left, set(found)
 
     there, left, found = in_time(used)
     assert (there, left) == ([True], [False]), f"cut at {at}"

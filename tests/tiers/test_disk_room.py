@@ -62,10 +62,12 @@ def test_nobody_waits_longer_than_asked_for_room_that_another_makes(disk):
     def store():
         found.extend(disk.put([name_of(200)], [record_of(name_of(200))], 0.05))
 
-    with disk._room.lock:
+    def make_room():
         other = threading.Thread(target=store)
         other.start()
         other.join()
+
+    disk._room.lock.run(make_room)
     assert found == [TIMEOUT]
 
 

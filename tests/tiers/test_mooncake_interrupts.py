@@ -13,6 +13,7 @@ from cut_tiers import (
     KeptCut,
     assert_fit,
     close,
+    cut_off,
     in_time,
     places_of,
 )
@@ -53,13 +54,9 @@ def tiers(tmp_path_factory):
 @pytest.mark.parametrize("name", [*NAMES, "close"])
 def test_a_mooncake_tier_answers_in_time_after_a_call_that_was_cut_off(tiers, name, samples):
     call = CALLS.get(name, lambda tier: tier.close())
-    with tiers.prepared() as tier:
-        places = places_of(lambda: call(tier), samples, name)
-    for at in places:
-        tier, cut = tiers.prepared(), KeptCut(at)
-        cut.run(lambda tier=tier: call(tier))
+    for tier, at in cut_off(tiers.prepared, name, samples, call=call):
         if name != "close":
-            assert_fit(tier, at)
+            assert_fit(tier, at, name)
         close(tier)
         assert tier._callers._has_ended
 

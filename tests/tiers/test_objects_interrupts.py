@@ -12,10 +12,8 @@ from cut_tiers import (
     SAMPLES,
     STDLIB,
     TIMEOUT_S,
-    KeptCut,
-    assert_fit,
-    close,
-    places_of,
+    assert_fit_after_cuts,
+    cut_opening_and_closing,
 )
 from objects_help import s3_server, s3_tier
 from processes import wait_until
@@ -48,15 +46,7 @@ def num_threads():
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "touch"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_answers_in_time_after_a_call_that_was_cut_off(kind, name, samples):
-    with prepared(kind) as tier:
-        places = places_of(lambda: CALLS[name](tier), samples, name, BELOW)
-    for at in places:
-        tier, cut = prepared(kind), KeptCut(at, rooms=BELOW)
-        cut.run(lambda tier=tier: CALLS[name](tier))
-        tier.check()
-        assert_fit(tier, at)
-        close(tier)
-        del cut
+    assert_fit_after_cuts(lambda: prepared(kind), name, samples, rooms=BELOW)
 
 
 @pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
@@ -64,13 +54,5 @@ def test_a_store_answers_in_time_after_a_call_that_was_cut_off(kind, name, sampl
 def test_a_store_whose_opening_or_closing_was_cut_off_leaves_no_thread(kind, samples):
     gc.collect()
     before = num_threads()
-    for at in places_of(lambda: KINDS[kind]().close(), samples, kind, OPENING):
-        tiers = []
-        KeptCut(at, rooms=OPENING).run(lambda tiers=tiers: tiers.append(KINDS[kind]()))
-        for tier in tiers:
-            KeptCut(at, rooms=OPENING).run(tier.close)
-            close(tier)
-        tier = None
-    del tiers
-    gc.collect()
+    cut_opening_and_closing(KINDS[kind], kind, samples, OPENING)
     wait_until(lambda: num_threads() <= before, "a thread stays")

@@ -193,13 +193,16 @@ def test_a_place_that_is_read_during_a_purge_is_wiped_when_the_reader_is_done(tm
     (key,) = names_of(range(1), TENANTS[0])
     with Disk(tmp_path, "8MiB") as tier:
         tier.put([key], [record_with(key, 70_000)], timeout_s=10)
-        with tier._call():
+        purger = threading.Thread(target=tier.purge, args=(TENANTS[0], 30))
+
+        def read():
             (spot,) = tier._records.pinned([key])
-            purger = threading.Thread(target=tier.purge, args=(TENANTS[0], 30))
             purger.start()
             purger.join(0.2)
             assert purger.is_alive(), "the bytes are there as long as the reader needs them"
             tier._records.unpin([spot])
+
+        tier._in_call(read)
         purger.join()
         assert found_in_files(tmp_path, needle_of(TENANTS[0])) == []
 

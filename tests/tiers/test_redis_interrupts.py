@@ -9,14 +9,15 @@ import redis
 from cut_tiers import (
     CALLS,
     HELD,
-    LONG,
     ROOMS,
     SAMPLES,
     STDLIB,
     TIMEOUT_S,
     KeptCut,
     assert_fit,
+    assert_fit_after_cuts,
     close,
+    cut_opening_and_closing,
     places_of,
 )
 from processes import wait_until
@@ -30,6 +31,9 @@ from quire.tiers.redis import Redis
 pytestmark = pytest.mark.system("redis-server")
 
 BELOW = (*ROOMS, str(Path(redis.__file__).parent), str(STDLIB / "ssl.py"))
+LONG = 30
+"""Fewer than of other tiers: each place costs a connection, and of a cluster several."""
+
 HIT, STORED = Outcome.HIT, Outcome.STORED
 
 
@@ -98,14 +102,7 @@ def assert_none_is_left(servers):
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_redis_tier_answers_in_time_after_a_call_that_was_cut_off(servers, kind, name, samples):
     nodes, url = servers[kind]
-    with prepared(url) as tier:
-        places = places_of(lambda: EACH[name](tier), samples, name, BELOW)
-    for at in places:
-        tier, cut = prepared(url), KeptCut(at, rooms=BELOW)
-        cut.run(lambda tier=tier: EACH[name](tier))
-        assert_fit(tier, at)
-        close(tier)
-    del cut
+    assert_fit_after_cuts(lambda: prepared(url), name, samples, call=EACH[name], rooms=BELOW)
     assert_none_is_left(nodes)
 
 
@@ -115,15 +112,7 @@ def test_a_redis_tier_whose_opening_or_closing_was_cut_off_leaves_no_connection(
     servers, kind, samples
 ):
     nodes, url = servers[kind]
-    for at in places_of(lambda: opened(url).close(), samples, kind, BELOW):
-        tiers = []
-        KeptCut(at, rooms=BELOW).run(lambda tiers=tiers: tiers.append(opened(url)))
-        for tier in tiers:
-            assert_fit(tier, at)
-            KeptCut(at, rooms=BELOW).run(tier.close)
-            close(tier)
-        tier = None
-    del tiers
+    cut_opening_and_closing(lambda: opened(url), kind, samples, BELOW)
     assert_none_is_left(nodes)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from quire.engines.loop.computing import Forward
     from quire.engines.loop.passages import EnginePassages
     from quire.engines.loop.tiers import EngineTiers
-    from quire.tiers.base import Tier
     from quire.tiers.purging import Purged
     from quire.tiers.stack.stack import TierStack
 
@@ -221,17 +220,8 @@ def barring(scope: Scope, stack: TierStack | None, warm: WarmPassages | None) ->
         if stack is not None:
             opened.enter_context(stack.barring(scope))
         if warm is not None:
-            opened.enter_context(_barred(warm.tier, warm.tag(scope)))
+            opened.enter_context(warm.tier.writes.barring(warm.tag(scope)))
         return opened.pop_all()
-
-
-@contextmanager
-def _barred(tier: Tier, tag: bytes) -> Generator[None]:
-    tier.writes.bar(tag)
-    try:
-        yield
-    finally:
-        tier.writes.lift(tag)
 
 
 def free_blocks(manager: CacheManager) -> dict[str, int]:

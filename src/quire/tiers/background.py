@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from quire.tiers.waiting import Bell
+from quire.tiers.waiting import Bell, start
 
 
 class Background:
@@ -32,7 +32,7 @@ class Background:
                 return
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             with suppress(RuntimeError):  # the system has none left: the next time, maybe
-                self._thread.start()
+                start(self._thread)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is left to do; return whether that came to be in time."""

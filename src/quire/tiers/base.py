@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Self, TypeAlias
 from quire.errors import ConfigError, InvariantError, QuireError, RecordError, SlotError, TierError
 from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
 from quire.tiers.outcomes import ListedRecord, Outcome, TierStats
-from quire.tiers.purging import Purgeable, tag_of_key
+from quire.tiers.purging import Purgeable, Write
 from quire.tiers.trust import Trust
 
 _log = logging.getLogger(__name__)
@@ -209,27 +210,18 @@ class Tier(Purgeable):
         self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]
     ) -> None:
         """Put records, but none of a tenant that is being purged; see `quire.tiers.purging`."""
-        write = self.writes.begin(keys)
+        write = Write(keys)
         try:
-            if write.barred:
-                own = [at for at, key in enumerate(keys) if tag_of_key(key) not in write.barred]
-                some = [Outcome.SKIPPED] * len(own)
-                try:
-                    self._put(
-                        [keys[at] for at in own], [records[at] for at in own], timeout_s, some
-                    )
-                finally:
-                    for at, outcome in zip(own, some, strict=True):
-                        done[at] = outcome
-            else:
-                self._put(keys, records, timeout_s, done)
-        finally:
-            wrote = any(each not in (Outcome.PRESENT, Outcome.FULL) for each in done)
-            if purged := self._end_write(write, timeout_s, has_written=wrote):
-                lost = [at for at, key in enumerate(keys) if tag_of_key(key) in purged]
-                self._take_back([keys[at] for at in lost], purged, timeout_s)
-                for at in lost:
+            try:
+                self.writes.begin(write)
+                self._put_but(write, keys, records, timeout_s, done)
+            finally:
+                wrote = any(each not in (Outcome.PRESENT, Outcome.FULL) for each in done)
+                for at in self._end_write(write, keys, timeout_s, has_written=wrote):
                     done[at] = Outcome.SKIPPED
+        finally:
+            write.is_over = True
+            self.writes.ended()
 
     @abstractmethod
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
@@ -283,22 +275,17 @@ class Tier(Purgeable):
         self, outcomes: list[Outcome], call: Callable[[list[Outcome]], None]
     ) -> list[Outcome]:
         """Run a call that sets outcomes; what it left `SKIPPED` becomes what went wrong."""
+        handled = sys.exc_info()[1]
         try:
             call(outcomes)
-        except TimeoutError:
-            failed = Outcome.TIMEOUT
-        except BaseException as error:
-            self.cut_off("a call", error)
-            if isinstance(error, InvariantError) or not isinstance(error, Exception):
-                raise
+        except BaseException as error:  # noqa: BLE001 - raised where it is no failure of the tier
+            self._judge("a call", error, handled)
+            if isinstance(error, TimeoutError):
+                return _failed(outcomes, Outcome.TIMEOUT)
             is_known = isinstance(error, (TierError, OSError)) and str(error)
             self.last_failure = str(error) if is_known else f"{type(error).__name__}: {error}"
-            failed = Outcome.ERROR
-        else:
-            return outcomes
-        if not outcomes:
-            return [failed]
-        return [failed if each is Outcome.SKIPPED else each for each in outcomes]
+            return _failed(outcomes, Outcome.ERROR)
+        return outcomes
 
 
 class Answers:
@@ -345,6 +332,11 @@ class Answers:
         if outcome in (Outcome.CORRUPT, Outcome.FORGED):
             self.damaged.add(index)
         self.outcomes[index] = outcome
+
+
+def _failed(outcomes: list[Outcome], failed: Outcome) -> list[Outcome]:
+    """Return what became of a call that failed: of its keys, or of it where it has none."""
+    return [failed if each is Outcome.SKIPPED else each for each in outcomes] or [failed]
 
 
 def _nobody() -> None:

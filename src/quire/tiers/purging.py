@@ -10,13 +10,15 @@ a purge by another process may be lost, which costs a miss.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Protocol
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
@@ -24,7 +26,10 @@ from numpy.typing import NDArray
 
 from quire.errors import ConfigError, InvariantError, QuireError, TierError
 from quire.exchange.hashing import TAG_BYTES
+from quire.interrupts import interrupt_in
 from quire.tiers.format import KEY_BYTES, TENANT_AT, tag_of_key
+from quire.tiers.outcomes import Outcome
+from quire.tiers.waiting import Bell
 
 ROUNDS = 3
 """How often a tier that others write to is looked through again."""
@@ -86,81 +91,114 @@ class Purge:
 
 
 class Write:
-    """A put under way: its tags, and marks as they were known when it began.
+    """A put, by its keys, and once it has begun: marks as they were known then.
 
-    `barred`  tags that it is not to write
-    `purged`  tags whose purge began since
-    `late`    of these, those whose purge has not waited for it
+    `tags`     of its keys
+    `barred`   tags that it is not to write
+    `purged`   tags whose purge began since
+    `late`     of these, those whose purge has not waited for it
+    `is_over`  whether it writes no more; one whose frames are gone does not either
     """
 
-    def __init__(
-        self, tags: frozenset[bytes], barred: frozenset[bytes], marks: dict[bytes, bytes]
-    ) -> None:
-        self.tags = tags
-        self.barred = barred
-        self.marks = marks
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self.tags = frozenset(map(tag_of_key, keys))
+        self.barred: frozenset[bytes] = frozenset()
+        self.marks: dict[bytes, bytes] = {}
         self.purged: set[bytes] = set()
         self.late: set[bytes] = set()
+        self.is_over = False
+
+
+class Bar:
+    """The bar of a tag for puts that begin, until `is_over`, or no frame refers to it."""
+
+    def __init__(self, tag: bytes) -> None:
+        self.tag = tag
+        self.is_over = False
 
 
 class Writes:
-    """The puts of a tier that are under way, and the tags that are barred meanwhile."""
+    """The puts of a tier that are under way, and the tags that are barred meanwhile.
+
+    A put ends with the first assignment of `finally`, whatever a signal does (`tiers.waiting`), and so does a bar:
+
+        write = Write(keys)
+        try:
+            writes.begin(write)
+            ...
+        finally:
+            write.is_over = True
+            writes.ended()
+    """
 
     def __init__(self) -> None:
-        self._under_way: set[Write] = set()
-        self._barred: list[bytes] = []
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = Bell()
+        self._under_way: WeakSet[Write] = WeakSet()
+        self._bars: WeakSet[Bar] = WeakSet()
         self.marks: dict[bytes, bytes] = {}
         """Marks of purges as they were last read, by tag."""
 
-    def begin(self, keys: Iterable[bytes]) -> Write:
+    def begin(self, write: Write) -> None:
         """Note a put. Keys of its `barred` tags are not to be written."""
-        tags = frozenset(map(tag_of_key, keys))
-        with self._changed:
-            write = Write(tags, tags.intersection(self._barred), dict(self.marks))
+        with self._lock:
+            write.barred = write.tags.intersection(self._barred())
+            write.marks = dict(self.marks)
             self._under_way.add(write)
-        return write
 
-    def end(self, write: Write) -> None:
-        """Say that a put is over."""
-        with self._changed:
-            self._under_way.discard(write)
-            if self._barred:
-                self._changed.notify_all()
+    def ended(self) -> None:
+        """Let purges look again: a put is over."""
+        self._changed.ring()
 
-    def bar(self, tag: bytes) -> None:
+    def bar(self, bar: Bar) -> None:
         """Let no further put write a tag; those under way are told that it is purged."""
-        with self._changed:
-            self._barred.append(tag)
-            for write in self._under_way:
-                if tag in write.tags - write.barred:
-                    write.purged.add(tag)
+        with self._lock:
+            self._bars.add(bar)
+            for write in self._writing():
+                if bar.tag in write.tags - write.barred:
+                    write.purged.add(bar.tag)
 
-    def lift(self, tag: bytes) -> None:
-        """End a `bar`."""
-        with self._changed:
-            self._barred.remove(tag)
+    @contextmanager
+    def barring(self, tag: bytes) -> Generator[None]:
+        """Bar a tag until the end of the block."""
+        bar = Bar(tag)
+        try:
+            self.bar(bar)
+            yield
+        finally:
+            bar.is_over = True
 
     def is_barred(self, tag: bytes) -> bool:
         """Return whether a tag is barred now."""
-        with self._changed:
-            return tag in self._barred
+        with self._lock:
+            return tag in self._barred()
 
     def is_writing(self, tag: bytes) -> bool:
         """Return whether a put is under way that began before the tag was barred."""
-        with self._changed:
-            return any(tag in write.purged for write in self._under_way)
+        with self._lock:
+            return any(tag in write.purged for write in self._writing())
 
     def wait(self, tag: bytes, timeout_s: float) -> bool:
         """Return whether no put of a tag is under way that could still write it, before the time is over."""
-        with self._changed:
-            is_over = self._changed.wait_for(
-                lambda: not any(tag in write.purged for write in self._under_way), timeout_s
-            )
-            for write in self._under_way:
+        is_over = self._changed.wait_for(lambda: not self.is_writing(tag), timeout_s)
+        with self._lock:
+            for write in self._writing():
                 if tag in write.purged:
                     write.late.add(tag)
         return is_over
+
+    def late(self, write: Write) -> frozenset[bytes]:
+        """Return the tags of a put that is over whose purges have not waited for it."""
+        with self._lock:  # a purge that saw it under way has noted that by now
+            return frozenset(write.late)
+
+    # The lock is held
+
+    def _barred(self) -> set[bytes]:
+        return {bar.tag for bar in list(self._bars) if not bar.is_over}
+
+    def _writing(self) -> list[Write]:
+        return [write for write in list(self._under_way) if not write.is_over]
 
 
 class Listed(Protocol):
@@ -188,20 +226,19 @@ class Purgeable(ABC):
         left out. Raises `ConfigError` for a tag that is none; a tier that fails is `is_complete=False`, with the reason.
         """
         check_tag(tag)
-        purge = Purge(tag, timeout_s)
-        self.writes.bar(tag)
+        handled = sys.exc_info()[1]
+        purge, bar = Purge(tag, timeout_s), Bar(tag)
         try:
+            self.writes.bar(bar)
             self._run(purge)
-        except TimeoutError:
-            purge.reasons.append(f"not done within {timeout_s:g} s")
-        except BaseException as error:
-            self.cut_off("a purge", error)
-            if isinstance(error, InvariantError) or not isinstance(error, Exception):
-                raise
+        except BaseException as error:  # noqa: BLE001 - raised where it is no failure of the tier
+            self._judge("a purge", error, handled)
             said = isinstance(error, (QuireError, OSError))
-            purge.reasons.append(str(error) if said else f"{type(error).__name__}: {error}")
+            reason = str(error) if said else f"{type(error).__name__}: {error}"
+            is_late = isinstance(error, TimeoutError)
+            purge.reasons.append(f"not done within {timeout_s:g} s" if is_late else reason)
         finally:
-            self.writes.lift(tag)
+            bar.is_over = True
         return purge.result()
 
     def _run(self, purge: Purge) -> None:
@@ -241,6 +278,30 @@ class Purgeable(ABC):
         """Forget keys."""
 
     @abstractmethod
+    def _put(
+        self,
+        keys: Sequence[bytes],
+        records: Sequence[memoryview],
+        timeout_s: float,
+        done: list[Outcome],
+    ) -> None:
+        """Keep records and set `done[i]` for each."""
+
+    def _judge(self, call: str, error: BaseException, handled: BaseException | None) -> None:
+        """Mend what an error of a call left, and raise what is no failure of the tier: an interrupt, a broken invariant.
+
+        An interrupt comes out also where what tidied up behind it failed. `handled` was being handled before the call.
+        """
+        interrupt = interrupt_in(error, handled)
+        if interrupt is None and isinstance(error, TimeoutError):
+            return
+        self.cut_off(call, interrupt or error)
+        if interrupt is not None:
+            raise interrupt
+        if isinstance(error, InvariantError):
+            raise error
+
+    @abstractmethod
     def cut_off(self, call: str, error: BaseException) -> None:
         """Mend what an exception left."""
 
@@ -254,10 +315,50 @@ class Purgeable(ABC):
 
     # What a put does around writing
 
-    def _end_write(self, write: Write, timeout_s: float, *, has_written: bool) -> frozenset[bytes]:
-        """Note the end of a put; return the tags of which it may have left records that are to be purged."""
+    def _put_but(
+        self,
+        write: Write,
+        keys: Sequence[bytes],
+        records: Sequence[memoryview],
+        timeout_s: float,
+        done: list[Outcome],
+    ) -> None:
+        """Put records of tags that are not barred."""
+        if not write.barred:
+            self._put(keys, records, timeout_s, done)
+            return
+        own = [at for at, key in enumerate(keys) if tag_of_key(key) not in write.barred]
+        some = [Outcome.SKIPPED] * len(own)
+        try:
+            self._put([keys[at] for at in own], [records[at] for at in own], timeout_s, some)
+        finally:
+            for at, outcome in zip(own, some, strict=True):
+                done[at] = outcome
+
+    def _end_write(
+        self, write: Write, keys: Sequence[bytes], timeout_s: float, *, has_written: bool
+    ) -> list[int]:
+        """Note the end of a put, and take back what it has written of tags that were purged meanwhile.
+
+        Returns the indices of the keys of these.
+        """
+        changed = self._purged_elsewhere(write, timeout_s) if has_written else set[bytes]()
+        write.is_over = True
+        self.writes.ended()
+        tags = self.writes.late(write) | changed
+        lost = [at for at, key in enumerate(keys) if tag_of_key(key) in tags] if tags else []
+        if self.marks_purges and lost:
+            with suppress(TimeoutError, OSError, TierError):
+                self._delete([keys[at] for at in lost], timeout_s)
+        elif lost:
+            for tag in tags:
+                self.purge(tag, timeout_s)
+        return lost
+
+    def _purged_elsewhere(self, write: Write, timeout_s: float) -> set[bytes]:
+        """Return the tags of a put that another process has purged since it began."""
         changed: set[bytes] = set()
-        for tag in write.tags - write.barred if has_written and self.marks_purges else ():
+        for tag in write.tags - write.barred if self.marks_purges else ():
             before = write.marks.get(tag, b"")
             try:
                 now = self._read_mark(mark_name(tag), timeout_s)
@@ -266,17 +367,7 @@ class Purgeable(ABC):
             self.writes.marks[tag] = now
             if now != before:
                 changed.add(tag)
-        self.writes.end(write)
-        return frozenset(write.late | changed)
-
-    def _take_back(self, keys: Sequence[bytes], tags: Iterable[bytes], timeout_s: float) -> None:
-        """Delete what a put has written of tags that were purged meanwhile, as well as the tier lets it."""
-        if self.marks_purges:
-            with suppress(TimeoutError, OSError, TierError):
-                self._delete(keys, timeout_s)
-            return
-        for tag in tags:
-            self.purge(tag, timeout_s)
+        return changed
 
 
 def owned(keys: NDArray[np.uint8], tag: bytes) -> NDArray[np.bool_]:

@@ -7,15 +7,21 @@ statement on `threading.Lock`, which no signal can cut in two.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 from weakref import ref
 
-AGAIN_S = 0.05
-"""The longest time between two looks of a waiting thread: a thread that was cut off rings no bell."""
+from quire.interrupts import interrupt_in
+
+AGAIN_S, MOST_AGAIN_S = 0.05, 1.0
+"""The time between two looks of a waiting thread, at first and at most: a thread that was cut off rings no bell."""
+
+Result = TypeVar("Result")
 
 
 class Bell:
@@ -33,6 +39,7 @@ class Bell:
         gate = threading.Lock()
         gate.acquire()
         is_listed = False
+        pause_s = AGAIN_S
         try:
             while True:
                 if not is_listed:
@@ -43,8 +50,10 @@ class Bell:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
-                if gate.acquire(timeout=min(left_s, AGAIN_S)):
+                if gate.acquire(timeout=min(left_s, pause_s)):
                     is_listed = False
+                else:
+                    pause_s = min(2 * pause_s, MOST_AGAIN_S)
         finally:
             with suppress(ValueError):
                 self._gates.remove(gate)
@@ -54,6 +63,31 @@ class Bell:
         with suppress(IndexError):
             for _ in range(len(self._gates) if count is None else count):
                 self._gates.popleft().release()
+
+
+class Signal:
+    """A flag that threads wait for: `threading.Event` without a lock that a signal may leave held."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._bell = Bell()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Let all go on who wait for it, now and later."""
+        self._is_set = True
+        self._bell.ring()
+
+    def clear(self) -> None:
+        """Have those wait who come later."""
+        self._is_set = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether it is set, now or within so long."""
+        return self._bell.wait_for(self.is_set, float("inf") if timeout_s is None else timeout_s)
 
 
 class Permit:
@@ -105,6 +139,38 @@ class Permits:
     def ended(self) -> None:
         """Let the next thread look: a permit is over."""
         self._bell.ring(1)
+
+
+class TimedLock:
+    """A lock that is waited for no longer than a timeout, and that no signal leaves held. Not reentrant."""
+
+    def __init__(self) -> None:
+        self._permits = Permits(1)
+
+    def run(self, work: Callable[[], Result], timeout_s: float = float("inf")) -> Result:
+        """Return what `work` returns, run while nobody else has the lock. Raises `TimeoutError`."""
+        permit = Permit()
+        try:
+            if not self._permits.take(permit, timeout_s):
+                raise TimeoutError
+            return work()
+        finally:
+            permit.is_over = True
+            self._permits.ended()
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread. Raises `RuntimeError` where the system has none left.
+
+    An interrupt of the wait for its beginning is raised as such: `threading` may make a `RuntimeError` of it.
+    """
+    handled = sys.exc_info()[1]
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if interrupt := interrupt_in(error, handled):
+            raise interrupt from None
+        raise
 
 
 def is_on(permit: ref[Permit] | None) -> bool:

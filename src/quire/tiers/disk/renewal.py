@@ -26,23 +26,26 @@ class Renewal:
 
         Raises `OSError` where it cannot be, `TierBusy` where another process has the directory that has this name now.
         """
-        with self._room.lock:
-            lock = self._records.slabs.lock
-            if lock is None:
-                return ""
-            if not lock.is_here:
-                return self._move_in(lock)
-            is_new = self._home.renew()
-            try:
-                lock.renew()
-            except TierBusy:  # its slabs are that process's
-                self._room.forget(list(self._records.slabs.values()))
-                raise
-            gone = [slab for slab in self._records.slabs.values() if slab.is_removed()]
-            self._room.forget(gone)
-            if is_new:
-                return "it was emptied"
-            return f"{gone[0].path.name} or its index was removed" if gone else ""
+        return self._room.lock.run(self._renew)
+
+    def _renew(self) -> str:
+        """Do what `renew` does. The lock of the room is held."""
+        lock = self._records.slabs.lock
+        if lock is None:
+            return ""
+        if not lock.is_here:
+            return self._move_in(lock)
+        is_new = self._home.renew()
+        try:
+            lock.renew()
+        except TierBusy:  # its slabs are that process's
+            self._room.forget(list(self._records.slabs.values()))
+            raise
+        gone = [slab for slab in self._records.slabs.values() if slab.is_removed()]
+        self._room.forget(gone)
+        if is_new:
+            return "it was emptied"
+        return f"{gone[0].path.name} or its index was removed" if gone else ""
 
     def _move_in(self, lock: DirectoryLock) -> str:
         """Use the directory that has the name now, and what is in it, instead of one that was moved or removed."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from quire.tiers.disk.files import AlignedBuffers, is_full, zero
 from quire.tiers.disk.records import DiskRecords, Spot, is_there
 from quire.tiers.disk.slab import Slab
 from quire.tiers.format import new_buffer
+from quire.tiers.waiting import TimedLock
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -45,7 +46,7 @@ class DiskRoom:
         self, tier: Tier, records: DiskRecords, capacity: int, ahead: int, clock: Clock
     ) -> None:
         self.capacity = capacity
-        self.lock = threading.RLock()  # it knows its owner
+        self.lock = TimedLock()
         self.wanted: set[int] = set()
         """Record sizes that were written since their slabs were last far enough ahead."""
         self._records = records
@@ -79,13 +80,8 @@ class DiskRoom:
         with self._records.lock:
             if places := slab.index.reserve_some(count):
                 return slab, places
-        try:
-            if not self.lock.acquire(timeout=max(0.0, until - self._clock())):
-                raise TimeoutError
-            return slab, self._make(slab, count, before)
-        finally:
-            with suppress(RuntimeError):  # others have it; a signal may come right behind `acquire`
-                self.lock.release()
+        left_s = until - self._clock()
+        return slab, self.lock.run(lambda: self._make(slab, count, before), left_s)
 
     def _make(self, slab: Slab, count: int, before: int) -> list[int]:
         """Take places, making room until there are some, or none is to be made. The lock is held."""
@@ -109,21 +105,24 @@ class DiskRoom:
 
     def wait(self, timeout_s: float) -> None:
         """Return when room that is being made is made; waits so long at most."""
-        if self.lock.acquire(timeout=max(0.0, timeout_s)):
-            self.lock.release()
+        with suppress(TimeoutError):
+            self.lock.run(lambda: None, timeout_s)
 
     def _slab(self, record_bytes: int) -> Slab:
         """Return the slab of a record size, made if need be."""
         slabs = self._records.slabs
         slab = slabs.get(record_bytes)
+        return slab if slab is not None else self.lock.run(lambda: self._opened(record_bytes))
+
+    def _opened(self, record_bytes: int) -> Slab:
+        """Return the slab of a record size, opened if nobody has done it. The lock is held."""
+        slabs = self._records.slabs
+        slab = slabs.get(record_bytes)
         if slab is None:
-            with self.lock:
-                slab = slabs.get(record_bytes)
-                if slab is None:
-                    slab = slabs.open(record_bytes)
-                    slab.cut()  # its index may be left of one that somebody removed
-                    with self._records.lock:
-                        slabs[record_bytes] = slab
+            slab = slabs.open(record_bytes)
+            slab.cut()  # its index may be left of one that somebody removed
+            with self._records.lock:
+                slabs[record_bytes] = slab
         return slab
 
     def is_behind(self, slab: Slab) -> bool:
@@ -137,12 +136,16 @@ class DiskRoom:
             slab = self._records.slabs.get(size)
             if slab is None:
                 continue
-            with self.lock, suppress(OSError):  # a put that needs room finds out why there is none
-                is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
-                if is_short and self._adds(slab, slab.prewrite):
+            with suppress(OSError):  # a put that needs room finds out why there is none
+                if self.lock.run(partial(self._prewrites, slab)):
                     self.wanted.add(size)
                     return True
         return False
+
+    def _prewrites(self, slab: Slab) -> bool:
+        """Write some of a slab ahead, if it is short; return whether it was. The lock is held."""
+        is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
+        return is_short and self._adds(slab, slab.prewrite)
 
     def forget(self, slabs: Sequence[Slab]) -> None:
         """Give out nothing more of slabs, whose records are forgotten. The lock is held."""

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import TypeVar
 from weakref import WeakSet
 
 from quire.config import parse_bytes
@@ -56,6 +55,8 @@ from quire.tiers.purging import Purge
 
 _log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 _HELPERS = 3
 _USES_KEPT = 1 << 16
 """Uses that are in memory only, at least, before entries are written anew for their stamps."""
@@ -64,17 +65,10 @@ _CLOSE_S = 60.0
 
 
 class _CallInProgress:
-    """A call, one of `calls` until it is left, or until its frames are gone: a signal may cut it off anywhere."""
+    """A call, in progress until it `is_over`, or until its frames are gone: a signal may cut it off anywhere."""
 
-    def __init__(self, calls: WeakSet[_CallInProgress], lock: threading.Lock) -> None:
-        self._calls, self._lock = calls, lock
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._calls.discard(self)
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 class Disk(Tier):
@@ -201,12 +195,11 @@ class Disk(Tier):
 
     @mutating
     def touch(self, keys: Keys) -> None:
-        with suppress(TierError), self._call():
-            self._records.touch(keys)
+        with suppress(TierError):
+            self._in_call(lambda: self._records.touch(keys))
 
     def scan(self) -> Iterator[ListedRecord]:
-        with self._call():
-            return self._records.entries()
+        return self._in_call(self._records.entries)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until slabs are written ahead and uses written down; return whether they are."""
@@ -218,20 +211,21 @@ class Disk(Tier):
         if self.is_read_only:
             return
         try:
-            with self._call():
-                if self._lacks(list(self._records.slabs)):
-                    self._renews()
-                self._records.slabs.sync()
+            self._in_call(self._flush)
         except OSError as error:
             raise TierError(f"{self._directory} cannot be synced: {error}") from error
 
+    def _flush(self) -> None:
+        if self._lacks(list(self._records.slabs)):
+            self._renews()
+        self._records.slabs.sync()
+
     def check(self) -> None:
-        with self._call():
-            self._records.check()
-            if self._room.used > self._room.capacity and not self.is_read_only:
-                raise InvariantError(
-                    f"{self._room.used} bytes of slabs; the limit is {self._room.capacity}"
-                )
+        self._in_call(self._records.check)
+        if self._room.used > self._room.capacity and not self.is_read_only:
+            raise InvariantError(
+                f"{self._room.used} bytes of slabs; the limit is {self._room.capacity}"
+            )
 
     def close(self) -> None:
         """Close it when all calls have ended. Where one hangs for a minute its files stay open: another file may get their numbers."""
@@ -246,9 +240,9 @@ class Disk(Tier):
             self._is_closed = True
         self._background.stop()
         give_up = time.monotonic() + _CLOSE_S
-        while self._calls and time.monotonic() < give_up:
+        while self._in_progress() and time.monotonic() < give_up:
             time.sleep(0.001)
-        if self._calls:
+        if self._in_progress():
             _log.warning("%s: calls hang in it; its files stay open and locked for them", self.name)
             return
         self._crew.close()
@@ -267,32 +261,34 @@ class Disk(Tier):
 
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
         until = self._clock() + timeout_s
-        with self._call():
-            self._reader.get(keys, buffers, until, answers)
+        self._in_call(lambda: self._reader.get(keys, buffers, until, answers))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         if self.is_read_only:
             return
         until = self._clock() + timeout_s
-        with self._call():
-            try:
-                self._writer.put(keys, records, until, done)
-                is_lost = Outcome.ERROR in done or self._lacks(set(map(len, records)))
-            except TimeoutError:
-                raise
-            except OSError:
-                if not self._renews():
-                    raise
-                is_lost = True
-            else:
-                is_lost = is_lost and self._renews()
-            if is_lost:
-                before = list(done)
-                self._writer.put(keys, records, until, done)
-                for index, outcome in enumerate(before):
-                    if outcome is Outcome.STORED and done[index] is Outcome.PRESENT:
-                        done[index] = outcome
+        self._in_call(lambda: self._write(keys, records, until, done))
         self._wake(set(map(len, records)))
+
+    def _write(self, keys: Keys, records: Buffers, until: float, done: list[Outcome]) -> None:
+        """Write records, once more where the directory had to be made anew."""
+        try:
+            self._writer.put(keys, records, until, done)
+            is_lost = Outcome.ERROR in done or self._lacks(set(map(len, records)))
+        except TimeoutError:
+            raise
+        except OSError:
+            if not self._renews():
+                raise
+            is_lost = True
+        else:
+            is_lost = is_lost and self._renews()
+        if is_lost:
+            before = list(done)
+            self._writer.put(keys, records, until, done)
+            for index, outcome in enumerate(before):
+                if outcome is Outcome.STORED and done[index] is Outcome.PRESENT:
+                    done[index] = outcome
 
     def _lacks(self, sizes: Iterable[int]) -> bool:
         """Whether files of records of these sizes were removed, so that what they hold is lost with this process."""
@@ -311,47 +307,58 @@ class Disk(Tier):
         self.last_failure = str(error)
 
     def _contains(self, keys: Keys, timeout_s: float) -> list[bool]:
-        with self._call():
-            return self._records.contains(keys)
+        return self._in_call(lambda: self._records.contains(keys))
 
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         if self.is_read_only:
             return
-        with self._call():
+
+        def drop() -> None:
             self._records.drop_keys(keys)
             if self.evicting is not None:  # who is told of what makes room is told by now
                 self._room.wait(timeout_s)
+
+        self._in_call(drop)
         self._wake(())
 
     def _purge(self, purge: Purge) -> None:
         if self.is_read_only:
             raise TierError(f"{self._directory} is open to read only")
-        with self._call() as own:
-            with self._records.lock:
-                others = WeakSet(each for each in self._calls if each is not own)
+        others: list[_CallInProgress] = []
 
-            def is_alone() -> bool:
-                with self._records.lock:
-                    return self._calls.isdisjoint(others)
-
+        def wipe() -> None:
             DiskPurge(self._records, self._room, purge, is_alone).run()
+
+        def is_alone() -> bool:
+            still = self._in_progress()
+            return not any(each in still for each in others)
+
+        others += self._in_progress()
+        self._in_call(wipe)
 
     def _size(self) -> tuple[int, int, int]:
         return len(self._records), self._records.num_bytes, self._room.capacity
 
-    def _call(self) -> _CallInProgress:
-        """Return what is entered for a call, which `close` waits for. Raises `TierError` where there can be none."""
+    def _in_call(self, work: Callable[[], Result]) -> Result:
+        """Do the work of a call, which `close` waits for. Raises `TierError` where there can be none."""
         if os.getpid() != self._process:
             raise TierError(
                 f"{self._directory} is open in process {self._process}, from which this one was "
                 "forked; open a tier after the fork"
             )
-        call = _CallInProgress(self._calls, self._records.lock)
+        call = _CallInProgress()
+        try:
+            with self._records.lock:
+                if self._is_closed:
+                    raise TierError(f"{self._directory} was closed")
+                self._calls.add(call)
+            return work()
+        finally:
+            call.is_over = True
+
+    def _in_progress(self) -> list[_CallInProgress]:
         with self._records.lock:
-            if self._is_closed:
-                raise TierError(f"{self._directory} was closed")
-            self._calls.add(call)
-        return call
+            return [call for call in list(self._calls) if not call.is_over]
 
     def _mend(self, why: str) -> None:
         """Let the indexes agree with themselves; places that were given out and not used yet are free after the next start."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
+
+from quire.tiers.waiting import Signal
 
 
 class BusyKeys:
     """Keys that one thread each writes, or tells that they go, from `begin` to `end`. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
-        self._ended: dict[bytes, threading.Event | None] = {}
+        self._ended: dict[bytes, Signal | None] = {}
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._ended
@@ -23,23 +24,24 @@ class BusyKeys:
         """Say that it begins for these keys."""
         self._ended |= dict.fromkeys(keys)
 
-    def ended(self, key: bytes) -> threading.Event:
+    def ended(self, key: bytes) -> Signal:
         """Return what is set when it has ended for a key, whether it is there then or not."""
-        ended = self._ended[key] = self._ended[key] or threading.Event()
+        ended = self._ended[key] = self._ended[key] or Signal()
         return ended
 
     def end(self, *keys: bytes) -> None:
         """Let those go on who wait for keys."""
         for key in keys:
-            if ended := self._ended.pop(key, None):
-                ended.set()
+            if ended := self._ended.get(key):
+                ended.set()  # first: a signal may come right behind `pop`
+            self._ended.pop(key, None)
 
     def end_all(self) -> None:
         """Let all go on who wait."""
         self.end(*self._ended)
 
 
-def wait_for(ended: Sequence[threading.Event], timeout_s: float) -> None:
+def wait_for(ended: Sequence[Signal], timeout_s: float) -> None:
     """Wait until all are set, so long at most."""
     deadline = time.monotonic() + timeout_s
     for each in ended:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby, islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from quire.tiers.host.wiping import ArenaTier
 from quire.tiers.in_time import in_time
 
 _log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _LOCK_S = 1.0
 """The longest that the lock is waited for after an interrupt; else it is held for microseconds."""
@@ -365,24 +368,21 @@ class Host(ArenaTier):
         index.unpublish(*places)
         self._leaving.begin(*keys)
         try:
-            with self._unlocked():
-                told = self.worth_telling(keys)
-            if told and self.evicting is not None and not self._closed:
+            told, evicting = self._unlocked(lambda: self.worth_telling(keys)), self.evicting
+            if told and evicting is not None and not self._closed:
                 records = [shelf.view(places[at]).data.toreadonly() for at in told]
-                with self._unlocked():
-                    self.evicting([keys[at] for at in told], records)
+                self._unlocked(lambda: evicting([keys[at] for at in told], records))
         finally:
             self._leaving.end(*keys)
             index.release(*places)
         return len(places)
 
-    @contextlib.contextmanager
-    def _unlocked(self) -> Generator[None]:
-        """While entered, others may have the lock, which is held before and after."""
+    def _unlocked(self, call: Callable[[], Result]) -> Result:
+        """Make a call while others may have the lock, which is held before and after."""
         lock = self._lock
-        lock.release()
         try:
-            yield
+            lock.release()
+            return call()
         finally:
             lock.acquire()
 

@@ -14,7 +14,7 @@ from weakref import ref
 import numpy as np
 
 from quire.errors import TierError
-from quire.tiers.waiting import Bell, Permit, is_on
+from quire.tiers.waiting import Bell, Permit, is_on, start
 
 Result = TypeVar("Result")
 Register = Callable[[int, int], int]
@@ -70,7 +70,7 @@ class Caller:
         """Says to look for calls, or (False) to end."""
         self.memory = memoryview(b"")
         self.address = 0
-        threading.Thread(target=self._work, name="quire-mooncake", daemon=True).start()
+        start(threading.Thread(target=self._work, name="quire-mooncake", daemon=True))
 
     @property
     def is_free(self) -> bool:
@@ -184,7 +184,7 @@ class Callers:
                 threading.Event().wait()
 
         if not self._has_ended:
-            threading.Thread(target=last, name="quire-mooncake-close", daemon=True).start()
+            start(threading.Thread(target=last, name="quire-mooncake-close", daemon=True))
             self._bell.wait_for(lambda: self._has_ended, deadline - time.monotonic())
 
     def _taken(self, permit: Permit, timeout_s: float) -> Caller:

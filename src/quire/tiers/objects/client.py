@@ -18,7 +18,7 @@ from weakref import finalize
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
 from quire.tiers.addresses import shown, without
-from quire.tiers.waiting import Bell
+from quire.tiers.waiting import Bell, start
 
 try:
     import obstore
@@ -168,7 +168,7 @@ class Client:
         )
         try:
             finalize(self, _stop, self._loop).atexit = False
-            thread.start()
+            start(thread)
         except BaseException:
             _stop(self._loop)
             if not thread.is_alive():  # it runs nothing, or finds it closed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from weakref import WeakSet
 
 from quire.tiers.base import Keys
 from quire.tiers.stack.lanes import Deadline
+from quire.tiers.waiting import Signal
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -19,7 +19,7 @@ class Rise:
     `gone`  keys that were deleted since it began: they are not kept
     """
 
-    over: threading.Event
+    over: Signal
     gone: set[bytes] = field(default_factory=set[bytes])
     keeps: frozenset[bytes] = frozenset()
 
@@ -55,7 +55,7 @@ class Deletions:
 
     # The lock is held
 
-    def read(self, over: threading.Event) -> Rise:
+    def read(self, over: Signal) -> Rise:
         """Note a read that begins; `over` is set when it has kept what it keeps."""
         rise = Rise(over, set[bytes]().union(*self._deleting))
         self._rises.add(rise)

@@ -12,8 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol, TypeAlias
 from weakref import WeakSet
+
+from quire.tiers.waiting import Signal, start
 
 Work: TypeAlias = Callable[[], object]
 
@@ -32,9 +35,9 @@ class Lanes:
         """Seconds, from any start."""
         return time.monotonic()
 
-    def signal(self) -> threading.Event:
+    def signal(self) -> Signal:
         """Return a new signal, not set."""
-        return threading.Event()
+        return Signal()
 
     def lock(self) -> AbstractContextManager[object]:
         """Return a new lock. Nobody waits or calls a tier while it is held."""
@@ -42,7 +45,7 @@ class Lanes:
 
     def spawn(self, name: str, work: Work) -> None:
         """Run `work` in another thread."""
-        threading.Thread(target=work, name=name, daemon=True).start()
+        start(threading.Thread(target=work, name=name, daemon=True))
 
 
 class Deadline:
@@ -73,11 +76,26 @@ class Deadline:
         return not self.left_s
 
 
+class _Worker:
+    """A thread of a lane, as the lane knows it.
+
+    `signal`     wakes it where it is idle
+    `is_called`  whether it was woken, and has not looked since
+    `has_begun`  whether it runs: one that has not may be given up
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.signal = lanes.signal()
+        self.is_called = self.has_begun = False
+
+
 class TierLane:
     """Jobs of one tier and the threads that run them, at most `num_threads`.
 
     Each owner's jobs run in order, and owners take turns: one with a thousand jobs does not
     hold up another with one. A job that hangs occupies one thread of this lane.
+
+    A `submit` that a signal cuts off has given its job or not; either way the next one is served.
     """
 
     def __init__(self, lanes: Lanes, name: str, num_threads: int) -> None:
@@ -88,8 +106,8 @@ class TierLane:
         """Set when it is closed and no thread of it is left."""
         self._lock = lanes.lock()
         self._turns: deque[tuple[object, deque[tuple[Work, Work]]]] = deque()
-        self._idle: list[threading.Event] = []
-        self._num_alive = 0
+        self._alive: set[_Worker] = set()
+        self._idle: list[_Worker] = []
         self._is_closed = False
 
     @property
@@ -102,60 +120,54 @@ class TierLane:
     def num_alive(self) -> int:
         """Threads, idle ones included."""
         with self._lock:
-            return self._num_alive
+            return len(self._alive)
 
     def submit(self, owner: object, run: Work, drop: Work) -> None:
         """Call `run` when it is its owner's turn, or `drop` where the lane is closed first or no thread can be had.
 
         Neither raises.
         """
-        wake: threading.Event | None = None
-        spawn = False
-        with self._lock:
-            refused = self._is_closed
-            if not refused:
-                for other, jobs in self._turns:
-                    if other is owner:
-                        jobs.append((run, drop))
-                        break
-                else:
-                    self._turns.append((owner, deque(((run, drop),))))
-                if self._idle:
-                    wake = self._idle.pop()
-                elif self._num_alive < self.num_threads:
-                    self._num_alive += 1
-                    spawn = True
+        worker = _Worker(self._lanes)
+        try:
+            with self._lock:
+                refused = self._is_closed
+                is_new = not refused and self._has_to_begin(worker)
+                if not refused:
+                    self._queue(owner, (run, drop))
+            if is_new:
+                self._begin(worker)
+        except BaseException:
+            self._give_up(worker)
+            raise
         if refused:
             drop()
-        elif wake is not None:
-            wake.set()
-        elif spawn:
-            try:
-                self._lanes.spawn(f"quire {self.name}", self._work)
-            except RuntimeError:  # the system has no thread left
-                self._do_without_one()
 
     def close(self) -> None:
         """Drop what waits, and end each thread when its job ends. Twice does nothing."""
         with self._lock:
-            if self._is_closed:
-                return
             self._is_closed = True
             dropped = self._take_all()
-            idle, self._idle = self._idle, []
-            none_alive = not self._num_alive
+            for worker in self._idle:
+                worker.signal.set()
+            none_alive = not self._alive
         for _, drop in dropped:
             drop()
-        for signal in idle:
-            signal.set()
         if none_alive:
             self.ended.set()
 
-    def _do_without_one(self) -> None:
+    def _begin(self, worker: _Worker) -> None:
+        try:
+            self._lanes.spawn(f"quire {self.name}", partial(self._work, worker))
+        except RuntimeError:  # the system has no thread left
+            self._give_up(worker)
+
+    def _give_up(self, worker: _Worker) -> None:
         """Count a thread off that could not begin; without any other, nobody would do what waits."""
         with self._lock:
-            self._num_alive -= 1
-            is_last = not self._num_alive
+            if worker.has_begun:
+                return
+            self._alive.discard(worker)
+            is_last = not self._alive
             dropped = self._take_all() if is_last else []
             is_over = is_last and self._is_closed
         for _, drop in dropped:
@@ -163,24 +175,49 @@ class TierLane:
         if is_over:
             self.ended.set()
 
-    def _work(self) -> None:
-        signal = self._lanes.signal()
+    def _work(self, worker: _Worker) -> None:
+        is_last = False
         while True:
             with self._lock:
+                if worker not in self._alive:  # given up before it began
+                    break
+                worker.has_begun = True
+                if worker in self._idle:
+                    self._idle.remove(worker)
                 run = self._next()
                 if run is None and self._is_closed:
-                    self._num_alive -= 1
-                    is_last = not self._num_alive
+                    self._alive.discard(worker)
+                    is_last = not self._alive
                     break
                 if run is None:
-                    signal.clear()
-                    self._idle.append(signal)
-                    run = signal.wait
+                    worker.signal.clear()
+                    worker.is_called = False
+                    self._idle.append(worker)
+                    run = worker.signal.wait
             run()
         if is_last:
             self.ended.set()
 
     # The lock is held
+
+    def _has_to_begin(self, worker: _Worker) -> bool:
+        """Wake an idle thread; return whether there is none, and a further one, `worker`, is to begin."""
+        for each in self._idle:
+            if not each.is_called:
+                each.signal.set()  # first: a signal may come right behind it
+                each.is_called = True
+                return False
+        if len(self._alive) >= self.num_threads:
+            return False
+        self._alive.add(worker)
+        return True
+
+    def _queue(self, owner: object, job: tuple[Work, Work]) -> None:
+        for other, jobs in self._turns:
+            if other is owner:
+                jobs.append(job)
+                return
+        self._turns.append((owner, deque((job,))))
 
     def _take_all(self) -> list[tuple[Work, Work]]:
         jobs = [job for _, jobs in self._turns for job in jobs]

@@ -58,14 +58,12 @@ class StackPurge:
     @contextmanager
     def barred(self, tag: bytes) -> Generator[None]:
         """Bar a tag until the end of the block."""
-        shared = self._shared
-        shared.writes.bar(tag)
-        try:
-            self._count(tag)
-            yield
-        finally:
-            self._count(tag)
-            shared.writes.lift(tag)
+        with self._shared.writes.barring(tag):
+            try:
+                self._count(tag)
+                yield
+            finally:
+                self._count(tag)
 
     def _count(self, tag: bytes) -> None:
         """Let all that was made so far be of before the purge."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import StackStats, counted
 from quire.tiers.stack.vouching import check_own, vouch
 from quire.tiers.stack.writing import STORE_TIMEOUT_S
+from quire.tiers.waiting import Signal
 
 MOST_TIERS = 8
 
@@ -385,7 +385,7 @@ class TierStack(PurgeableStack):
     def __str__(self) -> str:
         return str(self.stats())
 
-    def _ends(self, level: Level) -> list[threading.Event]:
+    def _ends(self, level: Level) -> list[Signal]:
         """Return the signals after which nobody can call a tier any more."""
         levels = self._levels if level.in_memory else [level]
         return [lane.ended for each in levels for lane in (each.loads, each.stores)]

@@ -12,6 +12,7 @@ from functools import partial
 
 from quire.tiers.base import Buffers, Keys, Outcome
 from quire.tiers.format import tag_of_key
+from quire.tiers.purging import Write
 from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.level import Level, Shared, guarded
 
@@ -73,8 +74,9 @@ def write(
 
     Behind a refused one of a prompt, none stays.
     """
-    under_way = shared.writes.begin([keys[index] for index in indices])
+    under_way = Write(keys[index] for index in indices)
     try:
+        shared.writes.begin(under_way)
         own = [
             index
             for index in indices
@@ -86,7 +88,8 @@ def write(
         outcomes = dict(zip(own, _write(shared, level, chain, own, keys), strict=True))
         return [outcomes.get(index, Outcome.SKIPPED) for index in indices]
     finally:
-        shared.writes.end(under_way)
+        under_way.is_over = True
+        shared.writes.ended()
 
 
 def _write(
