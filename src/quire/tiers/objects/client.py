@@ -9,6 +9,7 @@ import queue
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -163,17 +164,15 @@ class Client:
         """Objects of names that obstore cannot read: the most that a listing has found."""
         self._is_closed = False
         self._process = os.getpid()
-        thread = threading.Thread(
-            target=_run, args=(self._loop,), name="quire-objects", daemon=True
-        )
+        to_run = deque([self._loop])
+        thread = threading.Thread(target=_run, args=(to_run,), name="quire-objects", daemon=True)
         try:
             finalize(self, _stop, self._loop).atexit = False
             start(thread)
         except BaseException:
             _stop(self._loop)
-            if not thread.is_alive():  # it runs nothing, or finds it closed
-                with suppress(RuntimeError):
-                    self._loop.close()
+            with suppress(IndexError):  # the thread has taken it, and ends it
+                to_run.pop().close()
             raise
 
     def gather(
@@ -310,15 +309,14 @@ class Client:
             Bell().wait_for(self._loop.is_closed, _CLOSE_TIMEOUT_S)
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until `_stop`, on a thread of its own."""
-    try:
-        loop.run_forever()
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
-    finally:
-        loop.close()
+def _run(to_run: deque[asyncio.AbstractEventLoop]) -> None:
+    """Run a loop until `_stop`, on a thread of its own, unless it was taken back before the thread began."""
+    with suppress(IndexError):
+        loop = to_run.pop()
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
