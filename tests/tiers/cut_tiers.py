@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import queue
 import threading
+from collections import defaultdict
 from pathlib import Path
 from random import Random
 
@@ -50,9 +51,13 @@ class KeptCut(SignalCut):
     def __init__(self, at=None, *, rooms=ROOMS, meanwhile=None):
         super().__init__(at, rooms=rooms)
         self.kept, self.meanwhile = [], meanwhile
+        self.places = defaultdict(list)
+        """The numbers of the times that a place in the code was come to, by place."""
 
     def may_come(self, frame):
         may = super().may_come(frame) and not is_in_finalizer(frame)
+        if may:
+            self.places[frame.f_code, frame.f_lasti].append(self.count + 1)
         if may and self.count + 1 == self.at and self.meanwhile is not None:
             self.meanwhile()
         return may
@@ -82,12 +87,20 @@ def is_in_finalizer(frame):
 
 
 def places_of(call, samples, seed, rooms=ROOMS):
-    """Return places of a call where it may be cut off, each as far from the others as they are many."""
+    """Return so many places of a call where it may be cut off: half of them in Python's own library, none twice if it can be."""
     whole = KeptCut(rooms=rooms)
     whole.run(call)
     assert whole.count
-    places = range(1, whole.count + 1)
-    return places if len(places) <= samples else sorted(Random(seed).sample(places, samples))
+    random = Random(seed)
+    if whole.count <= samples:
+        return range(1, whole.count + 1)
+    below, own = [], []
+    for (code, _), times in whole.places.items():
+        (below if code.co_filename.startswith(str(STDLIB)) else own).append(random.choice(times))
+    chosen = random.sample(below, min(len(below), samples // 2))
+    chosen += random.sample(own, min(len(own), samples - len(chosen)))
+    left = sorted({*range(1, whole.count + 1)} - {*chosen})
+    return sorted([*chosen, *random.sample(left, samples - len(chosen))])
 
 
 def in_time(call):
