@@ -8,7 +8,6 @@ from cut_tiers import (
     CALLS,
     HELD,
     LONG,
-    SAMPLES,
     TIMEOUT_S,
     KeptCut,
     assert_fit,
@@ -24,6 +23,9 @@ from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import records_of
 from quire.tiers.mooncake import Mooncake
 from quire.tiers.mooncake.calls import Callers
+
+SAMPLES, FEW = 24, 40
+"""Places of calls over the store, and of calls of a caller alone: they cost milliseconds."""
 
 NAMES = [name for name in CALLS if name not in ("touch", "scan")]
 
@@ -81,7 +83,7 @@ def places_of_a_call(samples):
     return places
 
 
-@pytest.mark.parametrize("samples", [12, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [FEW, pytest.param(LONG, marks=pytest.mark.long)])
 def test_a_caller_is_free_after_a_call_that_was_cut_off(samples):
     for at in places_of_a_call(samples):
         callers, cut, done = new_callers(), KeptCut(at), []
@@ -91,7 +93,7 @@ def test_a_caller_is_free_after_a_call_that_was_cut_off(samples):
         closed(callers)
 
 
-@pytest.mark.parametrize("samples", [12, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [FEW, pytest.param(LONG, marks=pytest.mark.long)])
 def test_a_call_waits_for_a_native_call_that_was_cut_off_and_still_runs(samples):
     for at in places_of_a_call(samples):
         callers, cut, may_end = new_callers(), KeptCut(at), threading.Event()
