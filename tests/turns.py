@@ -39,6 +39,12 @@ def few(values, *chosen):
     return by_turns(values, default=chosen)
 
 
+def few_rows(rows, *chosen):
+    """All rows for `parametrize` with several names: by default those that are chosen."""
+    assert {*chosen} <= {*rows}, chosen
+    return [pytest.param(*row, marks=[] if row in chosen else pytest.mark.long) for row in rows]
+
+
 def drawn(default, long, *strategies, within=None, **named):
     """`given` with so many examples: by default `default`; the long run has `long`.
 
@@ -60,6 +66,7 @@ def drawn(default, long, *strategies, within=None, **named):
         kept = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fixtures]
         test.__signature__ = inspect.Signature([*kept, examples])
         del test.__wrapped__
+        vars(test).pop("hypothesis_explicit_examples", None)  # both of `given_some` have them
         return pytest.mark.parametrize("examples", few([default, long], default))(test)
 
     return of

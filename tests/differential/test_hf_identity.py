@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, prune
 from quire import ops
 from quire.engines.hf import PrefixCache, SlotPrefixCache
 from quire.errors import ConfigError, UnsupportedModel
+from turns import few
 
 IDS = random_ids(torch.Generator().manual_seed(3), 41)
 
@@ -463,7 +464,15 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("change", COMPILED, ids=lambda change: change.__name__)
+PARTS_OF_A_KIND = compiled_layers, compiled_twice, compiled_base, compiled_activation
+"""What they compile is compiled as others of `COMPILED` do it; the long run has them too."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    few(COMPILED, *(each for each in COMPILED if each not in PARTS_OF_A_KIND)),
+    ids=lambda change: change.__name__,
+)
 def test_a_model_that_is_compiled_has_the_name_of_the_plain_one(change):
     model = own("llama")
     change(model)

@@ -53,16 +53,15 @@ def needles_of(cache, *scopes):
 
 
 def where(cache, stack, tmp_path, needles):
-    below, places = f"{tmp_path}/", []
-    for needle in needles:
-        places += found_in_pools(cache.kept.pools, needle)
-        places += found_in_memory(stack.tiers[0], needle) + found_in_files(tmp_path, needle)
+    below = f"{tmp_path}/"
+    places = found_in_pools(cache.kept.pools, *needles)
+    places += found_in_memory(stack.tiers[0], *needles) + found_in_files(tmp_path, *needles)
     return {each.partition(below)[2].split("/")[0] or each.split(":")[0] for each in places}
 
 
 @pytest.fixture
 def tiers(tmp_path):
-    made = [Host("16MiB"), Disk(tmp_path / "disk", "32MiB"), Files(tmp_path / "files")]
+    made = [Host("2MiB"), Disk(tmp_path / "disk", "2MiB"), Files(tmp_path / "files")]
     with TierStack(made, StackSettings(gate=False, busy_share=1.0)) as stack:
         yield stack
 

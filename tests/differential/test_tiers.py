@@ -37,7 +37,7 @@ def written(cache):
     return cache.tiers.stats()
 
 
-@pytest.mark.parametrize("family", few(FAMILIES, *FAMILIES[::2]))
+@pytest.mark.parametrize("family", few(FAMILIES, *FAMILIES[::4]))
 def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(family, tmp_path):
     model, ids = tiny_model(family), prompt(1)
     with disk(tmp_path) as tiers:
@@ -60,7 +60,7 @@ def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(fa
 
 
 @pytest.mark.parametrize(
-    ("family", "write"), by_turns(FAMILIES, ["through", "back"], default=FAMILIES[1::2])
+    ("family", "write"), by_turns(FAMILIES, ["through", "back"], default=FAMILIES[1::4])
 )
 def test_what_pools_evict_is_found_in_host_memory_under_either_policy(family, write):
     model = tiny_model(family)

@@ -12,11 +12,12 @@ import quire
 from cuts import Cut
 from quire.engines.loop import Engine, SamplingParams
 from quire.errors import Interrupted
+from turns import by_turns, few_rows
 
 pytestmark = pytest.mark.slow
 HERE = Path(quire.__file__).parent
 WATCHED, LOOP = (str(HERE),), HERE / "engines" / "loop"
-PLACES, LONG = 8, 150
+PLACES, LONG = 6, 150
 """So many lines of a call are tried by default, and in the long run."""
 
 TEXT = tuple(range(10, 40))
@@ -92,8 +93,7 @@ def right(output):
 
 
 @pytest.mark.parametrize("places", [PLACES, pytest.param(LONG, marks=pytest.mark.long)])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("call", ["step", "ask", "generate", "abort"])
+@pytest.mark.parametrize(("way", "call"), by_turns(WAYS, ["step", "ask", "generate", "abort"]))
 def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
     life = Life(way)
     whole = Cut(WATCHED)
@@ -104,16 +104,17 @@ def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
 
 
 @pytest.mark.parametrize(
-    "way", [way if way == "roomy" else pytest.param(way, marks=pytest.mark.long) for way in WAYS]
+    ("way", "step"), few_rows([(way, step) for way in WAYS for step in (1, 9)], ("roomy", 9))
 )
-def test_after_ctrl_c_on_any_line_of_its_own_books_too(way):
+def test_after_ctrl_c_on_any_line_of_its_own_books_too(way, step):
+    """By default on each ninth line."""
     books = tuple(str(LOOP / name) for name in ("engine.py", "answers.py"))
     life = Life(way)
     whole = Cut(books)
     whole.run(life.step)
     life.close()
     assert len(whole.lines) == 2
-    for at in range(1, whole.count + 1):
+    for at in range(1, whole.count + 1, step):
         right_after(way, "step", Cut(books, at))
 
 
@@ -141,7 +142,7 @@ def test_an_engine_that_was_cut_off_can_be_closed(way):
     whole = Cut(WATCHED)
     whole.run(life.step)
     life.close()
-    for at in whole.places(f"close {way}", PLACES):
+    for at in whole.places(f"close {way}", PLACES // 2):
         life = Life(way)
         Cut(WATCHED, at).run(life.step)
         life.close()

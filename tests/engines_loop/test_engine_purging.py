@@ -63,17 +63,17 @@ class Needles:
 
     def where(self, tmp_path, host):
         """Return the places in which some needle is."""
-        forward, where = self._engine._forward, []
-        for needle in self.found:
-            where += found_in_pools(forward.pools, needle) + found_in_passes(forward.model, needle)
-            where += found_in_memory(host, needle) + found_in_files(tmp_path, needle)
+        forward = self._engine._forward
+        where = found_in_pools(forward.pools, *self.found)
+        where += found_in_passes(forward.model, *self.found)
+        where += found_in_memory(host, *self.found) + found_in_files(tmp_path, *self.found)
         below = f"{tmp_path}/"
         return {each.partition(below)[2].split("/")[0] or each.split(":")[0] for each in where}
 
 
 @pytest.fixture(params=[None, TierKey(b"k" * 32, tenants=b"t" * 32)], ids=["open", "keyed"])
 def tiers(tmp_path, request):
-    made = [Host("4MiB"), Disk(tmp_path / "disk", "16MiB"), Files(tmp_path / "files")]
+    made = [Host("1MiB"), Disk(tmp_path / "disk", "1MiB"), Files(tmp_path / "files")]
     with TierStack(made, StackSettings(key=request.param, **ALWAYS)) as stack:
         yield stack
 
@@ -262,7 +262,7 @@ def test_no_byte_of_a_tenant_is_left_in_a_dump_of_redis(tmp_path):
     with running(tmp_path) as server, server.client() as client:
         key = TierKey(b"k" * 32, tenants=b"t" * 32)
         settings = StackSettings(key=key, **ALWAYS)
-        with TierStack([Host("4MiB"), Redis(server.url)], settings) as stack:
+        with TierStack([Host("1MiB"), Redis(server.url)], settings) as stack:
             engine = make(trained_model(), stack)
             needles = Needles(engine)
             needles.found.add(key.tag(tenant_tag(MINE)))

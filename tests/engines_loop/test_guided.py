@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from loop_help import trained_model
 from sampling_help import Toy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import quire
 from quire import ops
@@ -16,6 +17,7 @@ from quire.engines.loop import Engine
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.sampling import Sampler
 from quire.errors import ConfigError
+from turns import by_turns
 
 LLMatcher = pytest.importorskip("llguidance").LLMatcher
 TOKENIZER = AutoTokenizer.from_pretrained(quire.demo_model())
@@ -126,11 +128,11 @@ DEAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", DEAD)
-@pytest.mark.parametrize("more", [{}, {"n": 2}, {"speculation": 2}, {"n": 1, "best_of": 2}])
+@pytest.mark.parametrize(
+    ("asked", "more"), by_turns(DEAD, [{}, {"n": 2}, {"speculation": 2}, {"n": 1, "best_of": 2}])
+)
 def test_a_grammar_that_leads_nowhere_ends_its_own_request_with_an_error(asked, more):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(quire.demo_model()), TOKENIZER
-    engine = Engine(model, tokenizer, num_blocks=60)
+    engine = Engine(trained_model(), TOKENIZER, num_blocks=60)
     dead = engine.add_request("Once", SamplingParams(temperature=0, max_tokens=40, **asked, **more))
     other = engine.add_request("Once", SamplingParams(temperature=0, max_tokens=12))
     told = {}

@@ -172,7 +172,7 @@ class Life:
 
 
 @drawn(
-    60,
+    20,
     500,
     within=settings(phases=[Phase.explicit, Phase.reuse, Phase.generate]),
     seed=st.integers(0, 2**32),

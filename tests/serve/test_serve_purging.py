@@ -22,12 +22,18 @@ from quire.web.keys import OPERATOR_ENV, ApiKeys
 KEYS = ApiKeys([("ann", "key-of-ann"), ("bob", "key-of-bob")], "the-operators")
 OPERATOR = {"Authorization": "Bearer the-operators"}
 TEXT = "A tenant's own words that nobody else is to find in here any more. " * 2
+MANY = 300
+"""Tokens of a stream that goes on while a tenant is purged."""
 
 
-@pytest.fixture
-def server(tmp_path):
-    spec = [f"files:{tmp_path}/kv"]
-    with running(keys=KEYS, tiers=spec) as made:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("purged")
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with running(keys=KEYS, tiers=[f"files:{folder}/kv"]) as made:
         yield made
         made.quiet()
 
@@ -41,22 +47,23 @@ def cached(server, key):
     return complete(server, key).usage.prompt_tokens_details.cached_tokens
 
 
-def test_the_tenant_goes_while_anothers_stream_goes_on(server, tmp_path):
+def test_the_tenant_goes_while_anothers_stream_goes_on(server, folder):
     assert cached(server, "key-of-ann") == cached(server, "key-of-bob") == 0
-    endless = {"max_tokens": 1500, "stream": True, "extra_body": {"ignore_eos": True}}
+    endless = {"stream": True, "extra_body": {"ignore_eos": True}}
     pin = server.post(
         "/v1/cache/pin", {"prompt": TEXT, "ttl_s": 600, "tenant": "ann"}, headers=OPERATOR
     )
     assert pin.json()["num_tokens"] > 60
-    plain = complete(server, "key-of-bob", max_tokens=1500, extra_body={"ignore_eos": True})
+    plain = complete(server, "key-of-bob", max_tokens=MANY, extra_body={"ignore_eos": True})
     streamed, ended = [], []
 
     def stream():
-        streamed.extend(each.choices[0].text for each in complete(server, "key-of-bob", **endless))
+        asked = complete(server, "key-of-bob", max_tokens=MANY, **endless)
+        streamed.extend(each.choices[0].text for each in asked)
 
     def fails():
         try:
-            for _ in complete(server, "key-of-ann", **endless):
+            for _ in complete(server, "key-of-ann", max_tokens=1500, **endless):
                 pass
         except openai.APIError as error:
             ended.append(error)
@@ -73,14 +80,14 @@ def test_the_tenant_goes_while_anothers_stream_goes_on(server, tmp_path):
     assert found["pins"] == 1
     assert found["blocks"]["full"] > 4
     assert found["tiers"]["files"]["is_complete"]
-    assert found_in_files(tmp_path, tag) == []
+    assert found_in_files(folder, tag) == []
     for thread in threads:
         thread.join(60)
     assert "purged" in str(ended[0])
     assert "".join(streamed) == plain.choices[0].text
     server.quiet()
     server.service.running.engine.tiers.drain(10)
-    assert found_in_files(tmp_path, tag) == []
+    assert found_in_files(folder, tag) == []
     assert server.get("/v1/cache/pins", headers=OPERATOR).json()["data"] == []
     assert cached(server, "key-of-ann") == 0
     assert cached(server, "key-of-bob") > 60

@@ -41,7 +41,7 @@ from quire.errors import SequenceError
 
 STEPS = int(os.environ.get("QUIRE_STEPS", "0"))
 SEED = int(os.environ.get("QUIRE_SEED", "20260101"))
-EXAMPLES, LONG = 30, 1000
+EXAMPLES, LONG = 15, 1000
 STEPS_PER_EXAMPLE = 40
 
 ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint")

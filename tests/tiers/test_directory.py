@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from file_systems import bound_read_only
 from foreign import KEYS, Foreign, planted
-from hypothesis import example, given, settings
+from hypothesis import example
 from processes import forked
 from typer.testing import CliRunner
 from upheavals import without_files
@@ -26,6 +26,7 @@ from quire.tiers.disk import Disk, DiskReader
 from quire.tiers.files import Files
 from quire.tiers.format import record_bytes
 from quire.tiers.opening import open_tiers
+from turns import drawn
 
 HIT, STORED = Outcome.HIT, Outcome.STORED
 SIZE = record_bytes(1000)
@@ -65,8 +66,7 @@ def commanded(path):
 
 
 @tiers
-@settings(max_examples=15)
-@given(first=planted, then=planted)
+@drawn(2, 60, first=planted, then=planted)
 @example(first={"unfinished": "folder", "unfinished/document": "file"}, then={})
 @example(first={"unfinished/document": "file"}, then={})
 @example(first={}, then={"unfinished/document": "file"})

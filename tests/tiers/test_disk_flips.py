@@ -81,7 +81,7 @@ def flips_of(path, random, each):
 
 
 @pytest.mark.parametrize(
-    ("examples", "each"), [(12, 3), pytest.param(60, None, marks=pytest.mark.long)]
+    ("examples", "each"), [(4, 3), pytest.param(60, None, marks=pytest.mark.long)]
 )
 def test_a_flipped_bit_brings_no_deleted_record_back(examples, each):
     @settings(max_examples=examples, deadline=None)

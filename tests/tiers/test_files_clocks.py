@@ -7,7 +7,7 @@ import time
 from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example
 from hypothesis import strategies as st
 
 from quire.tiers.base import Outcome
@@ -16,6 +16,7 @@ from quire.tiers.files import Files
 from quire.tiers.files.clock import SharedClock
 from quire.tiers.files.room import file_of
 from quire.tiers.format import record_bytes
+from turns import drawn
 
 STORED, HOUR = Outcome.STORED, 3600.0
 SIZE = record_bytes(1000)
@@ -38,7 +39,9 @@ class Machine:
             return self.tier.put(keys, records_of(keys), timeout_s=30)
 
 
-@given(
+@drawn(
+    2,
+    60,
     machines=st.lists(skews, min_size=2, max_size=4),
     is_told=st.booleans(),
     jumps=st.lists(st.tuples(st.integers(0, 3), skews), max_size=6),
@@ -46,7 +49,6 @@ class Machine:
 )
 @example(machines=[HOUR, 0.0], is_told=False, jumps=[], seed=0)
 @example(machines=[0.0, -1e9], is_told=False, jumps=[(0, -1e9)], seed=0)
-@settings(max_examples=12)
 def test_every_machine_can_store_within_the_capacity_whatever_its_clock_says(
     machines, is_told, jumps, seed
 ):

@@ -131,7 +131,7 @@ def simulated(scenario, *grid):
     return world.run(lambda *_: scenario(world))
 
 
-FEW, MANY = 20, 400
+FEW, MANY = 6, 400
 """So many places of the grid are tried by default, and in the long run."""
 
 

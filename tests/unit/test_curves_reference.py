@@ -7,6 +7,8 @@ import pytest
 from cpu_time import cpu_s
 from quire.sim.curves import curves
 from quire.sim.trace import open_trace
+from traces import AGENT, NAMES
+from turns import few
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 SHARES = (1, 5, 10, 25, 50)
@@ -58,6 +60,7 @@ def test_the_agent_trace_gives_the_reference_table():
     assert percent(both.reachable, shares_of(both)[:4], 2) == [43.39, 81.31, 89.14, 89.73]
 
 
+@pytest.mark.long
 def test_the_coding_agent_trace_reaches_its_ceiling():
     trace = open_trace(path_of("coding_agent_64tok.jsonl.gz"))
     both = curves(trace)
@@ -66,7 +69,10 @@ def test_the_coding_agent_trace_reaches_its_ceiling():
     assert both.lru.at(both.num_unique) == both.optimum.at(both.num_unique) == both.ceiling
 
 
-@pytest.mark.parametrize("name", ["mooncake_conversation.jsonl.gz", "coding_agent_64tok.jsonl.gz"])
+TIMED = [f"{name}.jsonl.gz" for name in NAMES]
+
+
+@pytest.mark.parametrize("name", few(TIMED, f"{AGENT}.jsonl.gz"))
 def test_both_curves_take_a_few_times_what_reading_the_file_does(name):
     path = path_of(name)
     assert cpu_s(lambda: curves(open_trace(path))) < 10 * cpu_s(lambda: list(open_trace(path)))

@@ -1,17 +1,16 @@
 """Hints that carry time on the public traces: the share of what is between LRU and reachable that `learned` finds by them.
 
-`QUIRE_FULL=1` adds the coding agents' trace.
+By default one cell of the conversations and all of the agents' are replayed; the long run has all, and the coding agents'.
 """
 
-import os
+import functools
 
 import pytest
 
 from quire.sim.curves import curves
 from quire.sim.replay import replay
 from traces import AGENT, CODING_AGENT, CONVERSATION
-
-FULL = bool(os.environ.get("QUIRE_FULL"))
+from turns import few_rows
 
 BARS = [
     (CONVERSATION, 1, "return-time:2", 0.80),
@@ -28,25 +27,33 @@ CELLS = [(CONVERSATION, 1), (CONVERSATION, 5), (CONVERSATION, 10), (AGENT, 1), (
 CELLS += [(AGENT, 10), (CODING_AGENT, 1), (CODING_AGENT, 5)]
 
 
-def wanted(rows):
-    return [row for row in rows if FULL or row[0] != CODING_AGENT]
-
-
-def hits(trace, share, hints):
+@pytest.fixture(scope="module")
+def found(kept):
     """Return token hits, 0 to 1: of LRU without hints, of `learned` with them, and what is reachable."""
-    capacity, both = trace.num_unique * share // 100, curves(trace)
-    told = replay(trace, capacity, "learned", hints=hints).token_hit
-    return both.lru.at(capacity), told, both.reachable.at(capacity)
+    bounds = functools.cache(lambda name: curves(kept(name)))
+
+    def hits(name, share, hints):
+        trace, both = kept(name), bounds(name)
+        capacity = trace.num_unique * share // 100
+        told = replay(trace, capacity, "learned", hints=hints).token_hit
+        return both.lru.at(capacity), told, both.reachable.at(capacity)
+
+    return hits
 
 
-@pytest.mark.parametrize(("name", "share", "hints", "bar"), wanted(BARS))
-def test_times_close_most_of_the_gap(kept, name, share, hints, bar):
-    lru, told, best = hits(kept(name), share, hints)
+@pytest.mark.parametrize(("name", "share", "hints", "bar"), few_rows(BARS, BARS[1]))
+def test_times_close_most_of_the_gap(found, name, share, hints, bar):
+    lru, told, best = found(name, share, hints)
     assert (told - lru) / (best - lru) >= bar
 
 
-@pytest.mark.parametrize("hints", MISLED)
-@pytest.mark.parametrize(("name", "share"), wanted(CELLS))
-def test_times_that_mislead_cost_half_a_point_at_most(kept, name, share, hints):
-    lru, told, _ = hits(kept(name), share, hints)
+ALWAYS = [(AGENT, share, hints) for share in (1, 5, 10) for hints in MISLED]
+ALWAYS += [(CONVERSATION, 1, "return-time-wrong")]
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "hints"), few_rows([(*c, hints) for c in CELLS for hints in MISLED], *ALWAYS)
+)
+def test_times_that_mislead_cost_half_a_point_at_most(found, name, share, hints):
+    lru, told, _ = found(name, share, hints)
     assert told >= lru - 0.005

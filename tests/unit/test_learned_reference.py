@@ -1,18 +1,15 @@
 """The policy `learned` on the public traces: how much of the gap between LRU and the optimum it closes.
 
 Hits are token hits in % of all prompt tokens, whole trace, from a cold start. Those of LRU and of the
-optimum are published ones, which other tests reproduce. `QUIRE_FULL=1` adds the coding agents'
-trace (about a minute of CPU) and the cells that are not among the narrowest.
+optimum are published ones, which other tests reproduce. By default some of the narrowest cells are
+replayed; the long run has all, and the coding agents' trace.
 """
-
-import os
 
 import pytest
 
 from quire.sim.replay import replay
 from traces import AGENT, CODING_AGENT, CONVERSATION
-
-FULL = bool(os.environ.get("QUIRE_FULL"))
+from turns import few, few_rows
 
 LRU = {
     CONVERSATION: {1: 5.35, 5: 19.96, 10: 28.44, 25: 36.04, 50: 37.03},
@@ -27,7 +24,7 @@ CLOSED = 0.20
 CLOSED_BY_HINTS = 0.80
 """The share that is closed where callers say when a session is over."""
 
-ALWAYS = {(AGENT, share) for share in (1, 5, 10, 25)} | {(CONVERSATION, 50)}
+ALWAYS = [(AGENT, share) for share in (1, 5, 10, 25)]
 
 
 def hit(trace, share, policy, hints="none"):
@@ -42,14 +39,18 @@ def closed(name, share, found):
     return (found - lru) / (optimum - lru)
 
 
-@pytest.mark.parametrize("share", [5, 10])
+@pytest.mark.parametrize("share", few([5, 10], 10))
 def test_without_hints_a_fifth_of_the_gap_is_closed(kept, share):
     found = hit(kept(CONVERSATION), share, "learned")
     assert closed(CONVERSATION, share, found) >= CLOSED
 
 
-@pytest.mark.parametrize("policy", ["learned", "lru"])
-@pytest.mark.parametrize("share", [5, 10])
+@pytest.mark.parametrize(
+    ("share", "policy"),
+    few_rows(
+        [(5, "learned"), (5, "lru"), (10, "learned"), (10, "lru")], (5, "learned"), (10, "lru")
+    ),
+)
 def test_with_the_ends_of_sessions_four_fifths_of_the_gap_are_closed(kept, share, policy):
     found = hit(kept(CONVERSATION), share, policy, "session-end")
     assert closed(CONVERSATION, share, found) >= CLOSED_BY_HINTS
@@ -60,8 +61,7 @@ def test_what_leaving_lru_costs_at_first_is_not_held_against_it(kept):
 
 
 @pytest.mark.parametrize(
-    ("name", "share"),
-    [(name, share) for name in LRU for share in LRU[name] if FULL or (name, share) in ALWAYS],
+    ("name", "share"), few_rows([(name, share) for name in LRU for share in LRU[name]], *ALWAYS)
 )
 def test_nowhere_is_a_point_lost_to_lru(kept, name, share):
     assert hit(kept(name), share, "learned") > LRU[name][share] - 1

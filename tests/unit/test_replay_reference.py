@@ -4,31 +4,26 @@ import pytest
 
 from cpu_time import cpu_s
 from quire.sim.replay import replay
-from quire.sim.trace import open_trace
-from traces import AGENT, CONVERSATION, whole_path
+from traces import AGENT, CONVERSATION, whole
+from turns import few_rows
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def conversation():
-    return open_trace(whole_path(CONVERSATION))
+CELLS = [
+    ("lru", 1827, 5.35),
+    ("lru", 18279, 28.44),
+    ("lru", 91395, 37.03),
+    ("fifo", 18279, 28.42),
+]
 
 
 @pytest.fixture(scope="module")
-def agent():
-    return open_trace(whole_path(AGENT))
+def conversation(kept):
+    return kept(CONVERSATION)
 
 
-@pytest.mark.parametrize(
-    ("policy", "capacity", "percent"),
-    [
-        ("lru", 1827, 5.35),
-        ("lru", 18279, 28.44),
-        ("lru", 91395, 37.03),
-        ("fifo", 18279, 28.42),
-    ],
-)
+@pytest.mark.parametrize(("policy", "capacity", "percent"), few_rows(CELLS, CELLS[3]))
 def test_the_conversation_trace_gives_the_reference_table(conversation, policy, capacity, percent):
     assert round(100 * replay(conversation, capacity, policy).token_hit, 2) == percent
 
@@ -45,8 +40,8 @@ def test_the_conversation_trace_gives_the_reference_table(conversation, policy, 
         ("fifo", 2475, 88.49),
     ],
 )
-def test_the_agent_trace_gives_the_reference_table(agent, policy, capacity, percent):
-    assert round(100 * replay(agent, capacity, policy).token_hit, 2) == percent
+def test_the_agent_trace_gives_the_reference_table(kept, policy, capacity, percent):
+    assert round(100 * replay(kept(AGENT), capacity, policy).token_hit, 2) == percent
 
 
 def test_the_last_half_gives_the_public_reference_value(conversation):
@@ -59,5 +54,9 @@ def test_knowing_the_last_use_makes_lru_the_optimum(conversation):
     assert round(100 * hit, 2) == 37.36
 
 
-def test_a_replay_takes_a_few_dozen_times_what_going_through_the_requests_does(conversation):
-    assert cpu_s(lambda: replay(conversation, 18279)) < 50 * cpu_s(lambda: list(conversation))
+@pytest.mark.parametrize(
+    ("name", "capacity"), few_rows([(AGENT, 2475), (CONVERSATION, 18279)], (AGENT, 2475))
+)
+def test_a_replay_takes_a_few_dozen_times_what_going_through_the_requests_does(name, capacity):
+    trace = whole(name)
+    assert cpu_s(lambda: replay(trace, capacity)) < 50 * cpu_s(lambda: list(trace))

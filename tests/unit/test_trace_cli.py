@@ -7,15 +7,17 @@ from trace_help import row, write
 
 import traces
 from quire.sim.trace import open_trace
+from turns import few_rows
+
+PUBLISHED = [
+    (traces.CONVERSATION, 288_500, 182_790, 37.36),
+    (traces.AGENT, 247_466, 24_751, 89.73),
+    (traces.CODING_AGENT, 47_061_278, 1_727_499, 96.31),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "references", "unique", "ceiling"),
-    [
-        (traces.CONVERSATION, 288_500, 182_790, 37.36),
-        (traces.AGENT, 247_466, 24_751, 89.73),
-        (traces.CODING_AGENT, 47_061_278, 1_727_499, 96.31),
-    ],
+    ("name", "references", "unique", "ceiling"), few_rows(PUBLISHED, *PUBLISHED[:2])
 )
 def test_info_gives_the_published_numbers_of_whole_traces(name, references, unique, ceiling):
     found = told("trace", "info", traces.whole_path(name))

@@ -100,7 +100,7 @@ def test_the_curve_is_close_to_the_exact_one_whatever_the_pool_holds(share, bloc
 
 @pytest.mark.parametrize("share", sampled(0.05, 0.01, 0.25))
 @pytest.mark.parametrize(
-    "name", [AGENT, CONVERSATION, pytest.param(CODING_AGENT, marks=pytest.mark.slow)]
+    "name", [AGENT, CONVERSATION, pytest.param(CODING_AGENT, marks=pytest.mark.long)]
 )
 def test_the_curve_is_close_to_the_exact_one_on_public_traces(name, share):
     prompts = [request.blocks for request in open_trace(whole_path(name))]
