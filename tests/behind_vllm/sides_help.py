@@ -5,10 +5,10 @@ import time
 
 import torch
 
-from quire.core.scope import NO_SCOPE
 from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.parts import make_parts
 from quire.engines.vllm.scheduling import SchedulerSide
+from quire.scope import NO_SCOPE
 from quire.tiers import StackSettings, TierStack
 
 BLOCK = 4

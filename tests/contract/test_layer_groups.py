@@ -137,12 +137,17 @@ def test_the_shared_head_of_a_block_is_copied_in_every_group():
     ledger.check(seq)
 
 
-def test_without_room_for_the_copy_in_one_group_whole_blocks_are_found():
+def test_without_room_for_the_copy_in_one_group_a_request_waits():
     manager = make(("full", 64, FULL), ("sliding", 8, SlidingWindow(32)))
     seq = prefill(manager, run(0, 32))
     reader = manager.open([*run(0, 18).tolist(), 777])
-    assert reader.num_cached == 16
+    assert reader.num_cached == 18
+    with rejected(manager, errors.OutOfBlocks):
+        manager.reserve(reader, 1)
+    ops.admit(manager, reader)
+    assert (reader.num_cached, reader.computed) == (16, 16)
     manager.close(seq)
+    ops.check(manager)
 
 
 # -- models without a full group -----------------------------------------------------------

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from quire import ops
 from quire.core import CacheManager, Scope, Watcher
-from quire.core.scope import NO_SCOPE
 from quire.errors import OutOfBlocks, TruncateError
 from quire.foresight import Trail
 from quire.foresight import trail as lost
+from quire.scope import NO_SCOPE
 from turns import drawn
 
 BLOCK = 4

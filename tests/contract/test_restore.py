@@ -142,6 +142,7 @@ def test_it_waits_until_planned_copies_are_done():
     manager = make(("full", 20, FULL))
     serve(manager, run(0, 16))
     seq = manager.open([*range(6), 99])
+    manager.reserve(seq, 1)
     with rejected(manager, CopyError, "take_copies"):
         restore(manager, run(1000, 8), 2, {0: [0, 1]})
     manager.take_copies()

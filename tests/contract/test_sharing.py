@@ -122,6 +122,7 @@ def test_the_source_of_a_copy_stays_until_the_copy_was_taken():
     manager = CacheManager(num_blocks=4, block_size=BLOCK)
     serve(manager, run(0, 8))
     seq = manager.open([0, 1, 2, 3, 4, 5, 99])
+    manager.reserve(seq, 1)
     ops.invalidate(manager)
     blocker = manager.open(run(1000, 4))
     manager.reserve(blocker, 4)

@@ -114,14 +114,10 @@ class Comparison:
                 )
             ]
 
-    def order(self):
-        """Return what is cached block by block, each by its scope, its place and its tokens, what goes first first."""
-        tree, size = self.manager.kernel.tree, self.manager.kernel.tree.block_bytes
-        return [
-            (id(node.holding(-1)), at, bytes(node.key[(at - node.start - 1) * size :][:size]))
-            for node in tree.order.order()
-            for at in range(node.end, node.start, -1)
-        ]
+    def lasting(self):
+        """The state but for scopes in which nothing is cached and for media of which nothing is."""
+        roots = [root for root in self.state["roots"] if root["children"]]
+        return {**self.state, "roots": roots, "num_media": 0}
 
     def must_raise(self, error_type, function, *args, **kwargs):
         error = self.call(function, *args, may_raise=error_type, **kwargs)

@@ -41,11 +41,12 @@ class World(Handles):
     # -- forks, rollback, preemption -------------------------------------------------------
 
     def fork(self, live):
-        """Fork; without reserved room it costs no block."""
+        """Fork; without reserved room it costs no block, but for the copy of a shared head."""
         if live.drafts is not None and self.settings.recurrent:
             self.must_raise(DraftError, self.manager.fork, live.seq)
             return
         room = live.seq.capacity - live.seq.computed
+        room = room or (not live.admitted and live.seq.computed % self.settings.block_size)
         seq = self.call(self.manager.fork, live.seq, may_raise=OutOfBlocks)
         if isinstance(seq, OutOfBlocks):
             assert room, "a fork of a sequence without reserved room costs no block"
@@ -68,7 +69,7 @@ class World(Handles):
             return
         assert verdict is not False, "cut to where there is no state"
         assert (seq.computed, seq.capacity) == (num_tokens, num_tokens)
-        if num_tokens < published:
+        if num_tokens < published and live.admitted:
             self.intact = False
             if num_tokens % self.settings.block_size:
                 start = num_tokens // self.settings.block_size * self.settings.block_size

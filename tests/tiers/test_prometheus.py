@@ -72,8 +72,10 @@ def test_a_scrape_says_what_the_manager_counts():
     manager = make()
     for start in (0, 100, 0, 200, 300):
         serve(manager, list(range(start, start + 13)))
-    held = manager.open([1, 2, 3])
-    manager.suspend(manager.open([4, 5, 6]))
+    held, suspended = manager.open([1, 2, 3]), manager.open([4, 5, 6])
+    manager.reserve(held, 1)
+    manager.reserve(suspended, 1)
+    manager.suspend(suspended)
     seen, stats = scraped(CacheCollector(manager)), manager.stats
     assert stats.evicted_blocks
     for name in ("prompt_tokens", "hit_tokens", "evicted_blocks", "published_blocks"):

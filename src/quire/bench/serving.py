@@ -51,9 +51,9 @@ def store(manager: CacheManager, prompt: load.Tokens) -> None:
 def begin(manager: CacheManager, prompt: load.Tokens) -> tuple[Sequence, load.Tokens]:
     """Open a request with room for its prompt; return it, and the tokens that are not cached."""
     seq = manager.open(prompt)
-    manager.take_copies()
     cached = seq.num_cached
     manager.reserve(seq, len(prompt) - cached)
+    manager.take_copies()
     return seq, prompt[cached:]
 
 

@@ -12,7 +12,7 @@ from quire.chunks.selectors import Moved, Rows, Selector
 from quire.chunks.settings import Chunks
 from quire.chunks.store import ChunkStore
 from quire.chunks.variants import Variant
-from quire.core.scope import Scope
+from quire.scope import Scope
 
 MOVE_ROWS = 0.02
 """Fetching and rotating K and V of a token, against computing it."""

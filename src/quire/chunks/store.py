@@ -8,8 +8,8 @@ from typing import Self
 
 from quire.chunks.variants import HeldKV, Variant
 from quire.config import parse_bytes
-from quire.core.scope import Scope
 from quire.errors import ConfigError, InvariantError, PinError
+from quire.scope import Scope
 
 Shelf = tuple[bool, Scope]
 """Whether all scopes of one model share what lies there, and the scope."""

@@ -160,8 +160,8 @@ def demonstration() -> dict[str, Any]:
 
     def serve(text: bytes, scope: Scope) -> Any:
         seq = manager.open(list(text), scope)
-        manager.take_copies()
         manager.reserve(seq, len(text) - seq.computed)
+        manager.take_copies()
         manager.commit(seq, list(text[seq.computed :]))
         return seq
 

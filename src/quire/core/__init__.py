@@ -7,11 +7,11 @@ from quire.core.kernel import Watcher
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
 from quire.core.policy import Entry, Policy
-from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.stats import Stats
 from quire.core.terms import Hint
 from quire.media import MediaItem
+from quire.scope import Scope
 
 __all__ = [
     "BlockCopy",

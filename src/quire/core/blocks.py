@@ -203,8 +203,6 @@ class CopyPlan:
 
         A source that was evicted and given out as its own destination needs no copy.
         """
-        if not any(self._waiting):
-            return []
         plan = [copy for copy in self.peek() if copy.src != copy.dst]
         for waiting in self._waiting:
             waiting.clear()

@@ -211,6 +211,8 @@ def _reserve_one_by_one(kernel: Kernel, batch: DecodeBatch) -> None:
     """Reserve where sequences differ or share blocks that must be copied first."""
     rows, needed = kernel.rows, [0] * len(kernel.pools)
     starved = [seq for seq in batch.seqs if seq.capacity == seq.computed]
+    if len(starved) == 1:  # what it holds itself may make room
+        reserve(kernel, starved.pop(), 1)
     copied: Counter[tuple[int, int]] = Counter()
     for seq in starved:
         stale = stale_slots(kernel, seq)

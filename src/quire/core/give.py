@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from quire.core.blocks import GAP
 from quire.core.kernel import Kernel
-from quire.core.sequence import Sequence
+from quire.core.sequence import Pending, Sequence
 from quire.core.tokens import TOKEN_BYTES
+from quire.core.waiting import give_source, wait_no_more
 
 
 def close(kernel: Kernel, seq: Sequence) -> None:
@@ -32,33 +33,45 @@ def suspend(kernel: Kernel, seq: Sequence) -> None:
     script.start = 0
     seq.num_cached = seq.computed  # until resumed: the tokens that had KV
     if seq.pending is not None and seq.number:
-        seq.num_cached += seq.pending.num_tokens  # no room for those since it was resumed
+        seq.num_cached += seq.pending.missed.num_tokens  # no room for those since it was resumed
     let_go(kernel, seq)
     seq.state = "suspended"
 
 
 def let_go(kernel: Kernel, seq: Sequence) -> None:
     """Release all that an open sequence holds, and its row."""
-    tree, rows = kernel.tree, kernel.rows
-    free(kernel, seq, seq.node.end, seq.num_blocks)
-    node, standing = seq.node, rows.standing(seq.row)
-    (tree.leave if seq.pending is None else tree.dismiss)(node, standing)
-    free_states(kernel, seq)
-    while node.parent is not None:
-        if seq.pending is not None:
-            tree.unlend(node)
-        else:
+    tree, rows, node = kernel.tree, kernel.rows, seq.node
+    if seq.pending is not None:
+        stop_waiting(kernel, seq, seq.pending)
+    else:
+        free(kernel, seq, node.end, seq.num_blocks)
+        tree.leave(node, rows.standing(seq.row))
+        free_states(kernel, seq)
+        while node.parent is not None:
             if seq.terms.retain_s:
                 tree.order.retain(node, seq.terms.retain_s)
                 for group in tree.sparse:
                     group.touched(node)
             tree.unlock(node)
-        node = node.parent
+            node = node.parent
     kernel.drafts.pop(seq.row, None)
     rows.give_back(seq.row)
     seq.node = seq.root
     seq.private_key = b""
     seq.unfilled = 0
+
+
+def stop_waiting(kernel: Kernel, seq: Sequence, pending: Pending) -> None:
+    """Release what a sequence without room found, and leave all as it was."""
+    tree, node = kernel.tree, seq.node
+    if pending.source is None:
+        free(kernel, seq, node.end, seq.num_blocks)
+    give_source(kernel, seq, pending)
+    tree.leave(node, tree.sparse, refused=True)
+    while node.parent is not None:
+        tree.unlend(node)
+        node = node.parent
+    wait_no_more(tree, seq.node, stays=False)
 
 
 def free(kernel: Kernel, seq: Sequence, start: int, stop: int) -> None:

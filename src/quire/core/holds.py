@@ -32,9 +32,6 @@ class Holds:
         self.all: dict[int, Hold] = {}
         self.first_due = FOREVER
 
-    def __contains__(self, hold: Hold) -> bool:
-        return id(hold) in self.all
-
     def add(self, hold: Hold) -> None:
         """Reference the path of a hold."""
         self._tree.hold(hold.node, self._tree.sparse)

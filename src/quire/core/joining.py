@@ -15,26 +15,31 @@ def join_path(tree: PrefixTree, node: Node) -> None:
     path = node.path()
     upper = path[0]
     for lower in path[1:]:
-        if _are_alike(tree, upper, lower):
-            _join(tree, upper, lower)
+        kept = len(lower.key) > MAX_JOINED_BYTES or not all(s.joinable(upper) for s in tree.sparse)
+        if not kept and _are_alike(tree, upper, lower):
+            _join(tree, upper, lower, used=True)
         upper = lower
 
 
+def mend(tree: PrefixTree, upper: Node) -> None:
+    """Undo a cut at the end of a node, if nobody needs it: what comes of it has the places that it had in all orders."""
+    lower = next(iter(upper.children.values()), upper)
+    if _are_alike(tree, upper, lower):
+        if not upper.locks:
+            tree.order.referenced(upper)
+        _join(tree, upper, lower, used=False)
+
+
 def _are_alike(tree: PrefixTree, upper: Node, lower: Node) -> bool:
-    """Whether a node and its child differ in nothing that a run has once.
+    """Whether a node and its only child differ in nothing that a run has once.
 
     As many locks as the child has: nobody stands where they meet.
     """
-    return (
-        len(upper.children) == 1
-        and upper.locks == lower.locks
-        and len(lower.key) <= MAX_JOINED_BYTES
-        and tree.order.joinable(upper, lower)
-        and all(group.joinable(upper) for group in tree.sparse)
-    )
+    alone = len(upper.children) == 1 and upper.locks == lower.locks
+    return alone and id(upper) not in tree.waiting and tree.order.joinable(upper, lower)
 
 
-def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
+def _join(tree: PrefixTree, upper: Node, lower: Node, *, used: bool) -> None:
     """Let `lower`, to which the references of sequences and pins point, take over the run of `upper`."""
     parent = upper.parent
     assert parent is not None
@@ -50,7 +55,7 @@ def _join(tree: PrefixTree, upper: Node, lower: Node) -> None:
     if upper.mark is not None:
         tree.order.gone(upper)
     for group in tree.sparse:
-        group.joined(lower, upper.parts[group.place])
+        group.joined(lower, upper.parts[group.place], upper.end, used=used)
     first = len(tree.sparse)
     for part, above in zip(lower.parts[first:], upper.parts[first:], strict=True):
         part.join(above, upper.end)

@@ -39,7 +39,7 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lookup:
-    """Finds prefixes in a tree, with sub-block reuse where the pools have room for a copy.
+    """Finds prefixes in a tree, with sub-block reuse.
 
     `ask_evicted`  set by a watcher that remembers what was evicted
     """
@@ -61,11 +61,13 @@ class Lookup:
         end = match.num_blocks * block_bytes
         if not self._sub_block or end == num_bytes or match.refused:
             return match
-        if match.into or match.node.children:
-            rest = key[end : min(end + block_bytes, num_bytes)]
-            partial = self._tree.match_partial(match, rest)
-            if partial is not None and self._can_copy(match, partial[0]):
-                match.source, match.partial_tokens = partial
+        rest = key[end : min(end + block_bytes, num_bytes)]
+        partial = self._tree.match_partial(match, rest)
+        # No group is recurrent here: a state cannot be cut inside a block.
+        if partial is not None and all(
+            partial[0].blocks[group.index][match.into] != GAP for group in self._tree.sparse
+        ):
+            match.source, match.partial_tokens = partial
         return match
 
     def lowered(self, match: Match) -> Match:
@@ -113,20 +115,3 @@ class Lookup:
                 return Missed("evicted", explained, user, memo)
             return Missed("cold", memo=memo)
         return COLD
-
-    def _can_copy(self, match: Match, source: Node) -> bool:
-        """Whether the block to copy is there in every group, and one more can be had for its copy.
-
-        No group is recurrent here: a state cannot be cut inside a block. The matched path will be
-        referenced before the copy takes its block, so the cached blocks of the path are no room for it.
-        """
-        tree = self._tree
-        if any(source.blocks[group.index][match.into] == GAP for group in tree.sparse):
-            return False
-        if all(pool.num_free for pool in tree.pools):
-            return True
-        tight = [pool for _, pool in tree.full if pool.num_available <= match.num_blocks]
-        cached = sum(count for node, count in match.nodes() if not node.locks) if tight else 0
-        return all(pool.num_available > cached for pool in tight) and all(
-            group.pool.num_available > group.reach(match.num_blocks) for group in tree.sparse
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from typing import Unpack
 
 from quire.config import check_count, check_text
@@ -15,15 +16,15 @@ from quire.core.lookup import Hit
 from quire.core.node import Node
 from quire.core.policy import PolicyFactory
 from quire.core.room import check_fits
-from quire.core.scope import NO_SCOPE, Scope, check_scope
 from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.stats import Stats
 from quire.core.terms import ORDINARY, RequestTerms, terms_of
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
-from quire.errors import ConfigError, SequenceError, TokensError
+from quire.errors import ConfigError, OutOfBlocks, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 from quire.media import NO_MEDIA, MediaItem, check_media
+from quire.scope import NO_SCOPE, Scope, check_scope
 
 
 class CacheManager(Interruptible):
@@ -133,10 +134,9 @@ class CacheManager(Interruptible):
     ) -> Sequence:
         """Start a request: reference what is cached of its prompt.
 
-        The request counts, and the blocks it found as used, at the first `reserve` (or fork) that succeeds; a refused one
-        counts nothing. But `open` takes a block at once for a shared head that is copied, and evicts one for it
-        in a full pool. At least one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as
-        `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        The request counts, and the blocks it found as used, at the first `reserve` (or fork) that succeeds, which copies a
+        block too of which it found the head alone. One that is closed or suspended before leaves all as it was. At least
+        one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         kernel = self.kernel
@@ -188,8 +188,8 @@ class CacheManager(Interruptible):
         """Start another sequence at the same tokens, sharing all blocks.
 
         The first write of either into the shared, partly filled last block copies it. If
-        `seq` has reserved room in that block already, the fork gets its copy now; this may
-        raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
+        `seq` has reserved room in that block already, the fork gets its copy now, and `seq` its own where it has none
+        yet; this may raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
         """
         self.check_open(seq)
         return take.fork(self.kernel, seq)
@@ -271,8 +271,13 @@ class CacheManager(Interruptible):
         """Return the block copies to do before the next forward, and forget them.
 
         They are one simultaneous assignment: every source is read before any destination is
-        written. Nothing else may write to the pool between planning and doing them.
+        written. Nothing else may write to the pool between planning and doing them. A request that was opened
+        and has reserved nothing gets its copy now, where there is a block for it.
         """
+        for seq in [*self.sequences.values()] if self.kernel.tree.waiting else ():
+            if seq.pending is not None and seq.pending.source is not None:
+                with suppress(OutOfBlocks):
+                    take.reserve(self.kernel, seq, 0, admits=False)
         plan = self.kernel.copies.take()
         self.kernel.counters.copied_blocks += len(plan)
         return plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.core.node import FOREVER, Owner
 from quire.core.order import Order
-from quire.core.scope import Scope
 from quire.core.terms import Hint, Terms
+from quire.scope import Scope
 
 MAX_SESSIONS = 65_536
 """Beyond so many sessions that nobody ended, the ones begun first are forgotten."""

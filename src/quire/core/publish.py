@@ -97,7 +97,7 @@ def enter(kernel: Kernel, seq: Sequence, key: Key, num_blocks: int) -> int:
     node = seq.node
     if node.children and key[:size].tobytes() in node.children:
         found = tree.match(node, key, len(key))
-        _rebase(kernel, seq, tree.node_at(found))
+        _rebase(kernel, seq, tree.cut(found.last, node.end + found.num_blocks))
         node, num_blocks = seq.node, num_blocks - found.num_blocks
         key = key[found.num_blocks * size :]
         if not num_blocks:

@@ -18,20 +18,21 @@ def make_room(kernel: Kernel, needed: Items[int]) -> None:
         evict_for(kernel, needed)
 
 
-def is_short(kernel: Kernel, needed: Items[int]) -> bool:
+def is_short(kernel: Kernel, needed: Items[int], source: Node | None = None) -> bool:
     """Whether blocks must be evicted for so many in each group; raise `OutOfBlocks` where that would not be enough.
 
-    Holds that are due are let go first, unless it raises: then nothing has changed.
+    Holds that are due are let go first, unless it raises: then nothing has changed. A `source` that waits for its copy
+    counts as let go: that is the caller's to do.
     """
     if kernel.holds.first_due < FOREVER and kernel.holds.first_due <= kernel.tree.order.now():
-        let_go_expired(kernel, needed)
+        let_go_expired(kernel, needed, source)
     for pool, num_blocks in zip(kernel.pools, needed, strict=True):
         if pool.num_free < num_blocks:
             break
     else:
         return False
     if any(pool.num_available < n for pool, n in zip(kernel.pools, needed, strict=True)):
-        let_go_expired(kernel, needed)  # which refuses
+        let_go_expired(kernel, needed, source)  # which refuses
     return True
 
 
@@ -49,9 +50,10 @@ def evict_for(kernel: Kernel, needed: Items[int]) -> None:
                 raise InvariantError(f"group {group.index} has cached blocks and no victim")
 
 
-def let_go_expired(kernel: Kernel, needed: Items[int]) -> None:
+def let_go_expired(kernel: Kernel, needed: Items[int], source: Node | None = None) -> None:
     """Let go of the holds that have expired; raise `OutOfBlocks` and keep them where that would not be enough."""
-    room = room_left(kernel, None, Counter(hold.node for hold in kernel.holds.expired()))
+    expired = Counter(hold.node for hold in kernel.holds.expired())
+    room = room_left(kernel, None, expired, source)
     for pool, num_blocks, left in zip(kernel.pools, needed, room, strict=True):
         if left < num_blocks:
             mend = "close or suspend sequences, release pins, or enlarge the pool"
@@ -59,23 +61,27 @@ def let_go_expired(kernel: Kernel, needed: Items[int]) -> None:
     kernel.holds.let_go_expired()
 
 
-def room_left(kernel: Kernel, match: Match | None, gone: Mapping[Node, int]) -> list[int]:
-    """Return what each group can give once a match is referenced, and so many holds at some nodes are gone."""
+def room_left(
+    kernel: Kernel, match: Match | None, gone: Mapping[Node, int], source: Node | None = None
+) -> list[int]:
+    """Return what each group can give once a match is referenced, and so many holds at some nodes and a source are gone."""
     tree = kernel.tree
     room = [pool.num_available for pool in kernel.pools]
     found = dict(match.nodes()) if match is not None else {}
     unlocked: Counter[Node] = Counter()
     for node, count in gone.items():
         unlocked.update(dict.fromkeys(node.path(), count))
+    if source is not None:
+        unlocked[source] += 1
     taken = sum(num_blocks for node, num_blocks in found.items() if not node.locks)
     for node, count in unlocked.items():
         if node.locks == count:
             taken -= node.num_blocks - found.get(node, 0)
     for group, _ in tree.full:
         room[group] -= taken
-    standing = Standing(gone, unlocked)
+    standing = Standing(gone, unlocked, lent=source)
     if match is not None and found:
-        standing = Standing(gone, unlocked, match.last, match.num_blocks)
+        standing = Standing(gone, unlocked, match.last, match.num_blocks, source)
     for sparse in tree.sparse:
         room[sparse.index] -= sparse.would_guard(standing)
     return room

@@ -13,12 +13,12 @@ from quire.core.groups import check_group
 from quire.core.node import Node
 from quire.core.policy import ENDLESS
 from quire.core.rows import Rows
-from quire.core.scope import Scope
 from quire.core.sparse import sparse_at
 from quire.core.stats import Missed
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, IntArray, array_of
 from quire.interrupts import mutating
+from quire.scope import Scope
 
 
 class Script(msgspec.Struct, gc=False, eq=False):
@@ -41,6 +41,18 @@ class Script(msgspec.Struct, gc=False, eq=False):
     branch: int = 0
 
 
+class Pending(msgspec.Struct, eq=False):
+    """What a sequence has until its next `reserve` that succeeds.
+
+    `missed`  what is counted then: why no more of its prompt was found or, resumed, how many tokens it recomputes
+    `source`  a run of one block below its node: the tree's block at the end of its table, of which it goes on
+              with a copy from then on; None where it found whole blocks
+    """
+
+    missed: Missed
+    source: Node | None = None
+
+
 class Sequence(msgspec.Struct, eq=False):
     """One running request: `published <= computed <= capacity`, in tokens.
 
@@ -57,8 +69,7 @@ class Sequence(msgspec.Struct, eq=False):
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
-    `pending`      what its next successful `reserve` counts: why no more of its prompt was found or, resumed, how many
-                   tokens it recomputes; None once that is counted
+    `pending`      what waits for its next successful `reserve`; None after it
     `state`        "open", "suspended" or "closed"
     """
 
@@ -74,7 +85,7 @@ class Sequence(msgspec.Struct, eq=False):
     store_until: int = ENDLESS
     private_key: bytes = b""
     unfilled: int = 0
-    pending: Missed | None = None
+    pending: Pending | None = None
     state: str = "open"
 
     @property

@@ -52,16 +52,18 @@ class Standing(msgspec.Struct, frozen=True):
     `gone`      node -> how many fewer stand at its end
     `unlocked`  node -> how many fewer lock it
     `node`      where one more would stand, at boundary `end`; None for nobody
+    `lent`      a node that is lent to one request fewer; None for none
     """
 
     gone: Mapping[Node, int]
     unlocked: Mapping[Node, int]
     node: Node | None = None
     end: int = 0
+    lent: Node | None = None
 
     def path(self) -> list[Node]:
         """Return the nodes that this touches, children before their parents."""
-        ends = [*self.gone] if self.node is None else [*self.gone, self.node]
+        ends = [*self.gone, *(each for each in (self.node, self.lent) if each is not None)]
         touched = dict.fromkeys(each for node in ends for each in node.path())
         return sorted(touched, key=lambda node: -node.end)
 
@@ -119,8 +121,11 @@ class SparseGroup(ABC):
         """Whether nothing is kept for the end of this node alone, so that it need not be an end."""
 
     @abstractmethod
-    def joined(self, node: Node, upper: Any) -> None:
-        """`node` took over the run of the node above it, whose part this was."""
+    def joined(self, node: Node, upper: Any, at: int, *, used: bool) -> None:
+        """`node` took over the run above it, which ended at boundary `at` and whose part this was.
+
+        The order of eviction stays, unless they were just `used`.
+        """
 
     @abstractmethod
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
@@ -183,8 +188,8 @@ class SparseGroup(ABC):
         """Return the boundaries in a node, rising, whose blocks are kept longest."""
 
     @abstractmethod
-    def check(self, node: Node, num_standing: int) -> str:
-        """Return what is wrong with the part of a node at whose end so many stand, or nothing."""
+    def check(self, node: Node, num_standing: int, num_lent: int) -> str:
+        """Return what is wrong with the part of a node at whose end so many stand, lent to so many, or nothing."""
 
     @abstractmethod
     def eviction_order(self) -> list[int]:
@@ -206,6 +211,10 @@ class TableGroup(SparseGroup):
     @abstractmethod
     def recount(self, node: Node) -> None:
         """The node's first reference came, or its last one went: sinks change sides."""
+
+    @abstractmethod
+    def lend(self, node: Node, more: int) -> None:
+        """Protect all of a node for one request without room more, or fewer (-1): no use, so the order of eviction stays."""
 
     @abstractmethod
     def extended_by_one(self, node: Node) -> None:

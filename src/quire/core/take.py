@@ -11,13 +11,14 @@ from quire.core.joining import join_path
 from quire.core.kernel import Kernel
 from quire.core.node import Match
 from quire.core.room import evict_for, is_short, make_room
-from quire.core.scope import Scope
-from quire.core.sequence import Script, Sequence
+from quire.core.sequence import Pending, Script, Sequence
 from quire.core.stats import Missed
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, check_sign
+from quire.core.waiting import give_source, wait_at, wait_no_more
 from quire.errors import DraftError, InvariantError
 from quire.media import MediaItem
+from quire.scope import Scope
 
 
 def open_sequence(
@@ -44,46 +45,41 @@ def open_sequence(
     seq = Sequence(kernel.rows, kernel.rows.take(), root, root, scope, script, terms)
     if terms.store_until is not None:
         seq.store_until = terms.store_until // kernel.rows.block_size
-    attach(kernel, seq, key, found)
+    attach(kernel, seq, key, found, missed)
     root.locks += 1
     kernel.sequences[id(seq)] = seq
-    seq.pending = missed
     return seq
 
 
-def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
+def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match, missed: Missed) -> None:
     """Reference what was found, fill the row, and leave the rest as the prompt to compute.
 
-    What is found keeps its place in the order of eviction until `settle`.
+    What is found keeps its place in the order of eviction until `settle`, and the block whose head is shared is the tree's.
     """
-    tree, rows, row = kernel.tree, kernel.rows, seq.row
-    groups, source, num_tokens = rows.token_groups, found.source, found.partial_tokens
-    sources = [source.blocks[g][found.into] for g in groups] if source is not None else []
-    num_cached = found.num_blocks * rows.block_size
+    tree, rows, row, source = kernel.tree, kernel.rows, seq.row, found.source
+    num_cached = found.num_blocks * rows.block_size + found.partial_tokens
     rows.place(row, 0, len(key) // tree.block_bytes + 1)  # for all of it: it moves no more
     base = rows.offset[row]
-    node = seq.node = tree.node_at(found)
+    node = seq.node = wait_at(tree, found.last, found.num_blocks)
+    if source is not None:
+        source = node = wait_at(tree, source, found.num_blocks + 1)
+        start = found.num_blocks * rows.block_size * TOKEN_BYTES
+        rows.write_tail(row, 0, key[start : num_cached * TOKEN_BYTES])
+        for window in tree.windows:
+            window.lend(source, 1)
+        for group in rows.token_groups:
+            tree.pools[group].share(source.blocks[group][0])
     parent, lent = node.parent, tree.order.lent
     while parent is not None:
         tree.lock(node)
         lent[id(node)] = lent.get(id(node), 0) + 1
         start, end = parent.end, node.end
-        for group in groups:
+        for group in rows.token_groups:
             rows.flat[group][base + start : base + end] = memoryview(node.blocks[group])
         node, parent = parent, parent.parent
     tree.stand(seq.node, tree.sparse)
-    if num_tokens and all(tree.pools[group].num_available for group in groups):
-        make_room(kernel, [int(g in groups) for g in range(len(tree.pools))])
-        tail = seq.node.end
-        for group, source in zip(groups, sources, strict=True):
-            block = tree.pools[group].take(1)[0]
-            rows.slots(group, row, tail, tail + 1)[0] = block
-            kernel.copies.plan(BlockCopy(group, source, block, num_tokens))
-        start = num_cached * TOKEN_BYTES
-        rows.write_tail(row, 0, key[start : start + num_tokens * TOKEN_BYTES])
-        num_cached += num_tokens
     rows.computed[row] = rows.capacity[row] = num_cached
-    script, seq.num_cached = seq.script, num_cached
+    script, seq.num_cached, seq.pending = seq.script, num_cached, Pending(missed, source)
     script.start, script.key = num_cached, key[num_cached * TOKEN_BYTES :].tobytes()
     script.branch = num_cached + found.refused * rows.block_size
 
@@ -91,23 +87,22 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match) -> None:
 def resume(kernel: Kernel, seq: Sequence) -> int:
     """Reference what is left of a suspended sequence; see `CacheManager.resume`."""
     key = memoryview(seq.script.key)
-    num_tokens = len(key) // TOKEN_BYTES
-    had = seq.num_cached
+    num_tokens, had = len(key) // TOKEN_BYTES, seq.num_cached
     limit = num_tokens if num_tokens == had else num_tokens - 1
     found = kernel.lookup.find(seq.root, key, limit)
     missed = kernel.lookup.why(key, found)
+    to_compute = max(had - found.num_blocks * kernel.rows.block_size - found.partial_tokens, 0)
     seq.state = "open"
     seq.row = kernel.rows.take()
-    attach(kernel, seq, key, found)
-    to_compute = max(had - seq.num_cached, 0)
-    seq.pending = Missed("suspended", to_compute) if seq.number else missed
+    attach(kernel, seq, key, found, Missed("suspended", to_compute) if seq.number else missed)
     return to_compute
 
 
-def settle(kernel: Kernel, seq: Sequence, missed: Missed) -> None:
-    """A request has room: what it found counts as used, the request (`missed`, its misses) as admitted; watchers are told."""
-    tree, order, number = kernel.tree, kernel.tree.order, seq.number
+def settle(kernel: Kernel, seq: Sequence, pending: Pending) -> None:
+    """A request has room: what it found counts as used, the request as admitted; watchers are told."""
+    tree, order, number, missed = kernel.tree, kernel.tree.order, seq.number, pending.missed
     seq.pending = None
+    wait_no_more(tree, seq.node, stays=True)
     if seq.terms is not ORDINARY and not number:
         owner = kernel.owners.begin(seq.scope, seq.terms.hint)
         seq.terms = msgspec.structs.replace(seq.terms, owner=owner)
@@ -133,25 +128,32 @@ def settle(kernel: Kernel, seq: Sequence, missed: Missed) -> None:
         tell(seq, memoryview(key), missed)
 
 
-def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
-    """Room for `num_tokens` more than computed, in every group; see `CacheManager.reserve`."""
+def reserve(kernel: Kernel, seq: Sequence, num_tokens: int, *, admits: bool = True) -> None:
+    """Room for `num_tokens` more than computed, in every group; see `CacheManager.reserve`.
+
+    A request that waits gets the block for the copy of which it found the head, also with 0, and has waited then if that `admits` it.
+    """
     rows, row, size = kernel.rows, seq.row, kernel.rows.block_size
     capacity = rows.capacity[row]
     wanted = rows.computed[row] + num_tokens
-    if wanted <= capacity:
+    pending = seq.pending
+    if wanted <= capacity and pending is None:
         return
     held = -(-capacity // size)
     num_new = -(-wanted // size) - held
-    stale = stale_slots(kernel, seq)
+    source = pending and pending.source
+    stale = stale_slots(kernel, seq) if num_tokens or source else ()
     needed = needs(kernel, num_new, stale)
-    short = is_short(kernel, needed)
-    if seq.pending is not None:
-        settle(kernel, seq, seq.pending)
+    short = is_short(kernel, needed, source)
+    if pending is not None:
+        give_source(kernel, seq, pending)
+        if admits:
+            settle(kernel, seq, pending)
     if short:
         evict_for(kernel, needed)
     rows.widen(row, held + num_new)
     for group, slot in stale:
-        _renew(kernel, seq, group, slot)
+        _renew(kernel, seq, group, slot, source)
     if num_new:
         at = rows.offset[row] + held
         for group in rows.token_groups:
@@ -162,9 +164,7 @@ def reserve(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
 
 def needs(kernel: Kernel, num_new: int, stale: Items[tuple[int, int]]) -> list[int]:
     """Return what each group must give for so many new blocks of a table, and for copies of what is stale."""
-    needed = [num_new] * len(kernel.pools)
-    for state in kernel.rows.states:
-        needed[state.index] = 0
+    needed = [num_new * (g in kernel.rows.token_groups) for g in range(len(kernel.pools))]
     for group, _ in stale:
         needed[group] += 1
     return needed
@@ -193,8 +193,7 @@ def stale_slots(kernel: Kernel, seq: Sequence) -> list[tuple[int, int]]:
 
 def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     """Return a sequence at the same tokens that shares all blocks; see `CacheManager.fork`."""
-    if kernel.drafts:
-        check_settled(kernel, seq, "fork")
+    check_settled(kernel, seq, "fork")
     tree, rows, size = kernel.tree, kernel.rows, kernel.rows.block_size
     computed, capacity = rows.computed[seq.row], rows.capacity[seq.row]
     tail, in_tail = divmod(computed, size)
@@ -203,7 +202,7 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
         states = [(state.index, 0) for state in rows.states]
         make_room(kernel, needs(kernel, int(in_tail > 0), states))
     if seq.pending is not None:
-        settle(kernel, seq, seq.pending)
+        reserve(kernel, seq, 0)
     row, first = rows.take(), seq.node.end
     script = msgspec.structs.replace(seq.script)
     twin = msgspec.structs.replace(seq, row=row, script=script, unfilled=first)
@@ -244,14 +243,18 @@ def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
         raise DraftError(msg)
 
 
-def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int) -> None:
-    """Replace a block of the table that others read too, or a missing state, by a copy."""
+def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int, waited: object = None) -> None:
+    """Replace a block of the table that others read too, or a missing state, by a copy.
+
+    It is no holder of the block any more where it has `waited`.
+    """
     rows, pool = kernel.rows, kernel.tree.pools[group]
     entry = rows.slots(group, seq.row, slot, slot + 1)
     source, entry[0] = entry[0], pool.take(1)[0]
     num_tokens = rows.computed[seq.row] % rows.block_size if group in rows.token_groups else 1
     if source != GAP:
-        pool.unshare(source)
+        if waited is None:
+            pool.unshare(source)
     elif rows.computed[seq.row]:
         state = next(each for each in rows.states if each.index == group)
         source = state.block_at(seq.node, seq.node.end - 1)

@@ -109,14 +109,7 @@ def terms_of(clock: Clock | None, given: RequestTerms) -> Terms:
         limit = f"from {-MAX_PRIORITY} to {MAX_PRIORITY}"
         raise ConfigError(f"priority must be an integer {limit}, got {priority!r}")
     retain_s = check_seconds("retain_s", given.get("retain_s"))
-    check_timed(
-        clock,
-        **{
-            "a hint's ttl_s": hint.ttl_s,
-            "a hint's returns_in_s": hint.returns_in_s,
-            "retain_s": retain_s,
-        },
-    )
+    check_timed(clock, retain_s=retain_s, ttl_s=hint.ttl_s, returns_in_s=hint.returns_in_s)
     if store_until is not None and (type(store_until) is not int or store_until < 0):
         msg = "store_until is the number of tokens to store, an integer from 0 (or None for all of them)"
         raise ConfigError(f"{msg}, got {store_until!r}")

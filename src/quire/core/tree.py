@@ -18,10 +18,10 @@ from quire.core.blocks import BlockPool
 from quire.core.media import MediaTable
 from quire.core.node import NO_CHILDREN, Match, Node, NodePart
 from quire.core.order import Order
-from quire.core.scope import Scope
 from quire.core.sparse import SparseGroup, StateGroup, TableGroup
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, common_prefix
+from quire.scope import Scope
 
 SCAN_CHILDREN = 8
 """Up to so many children are compared one by one; the names of more are kept sorted."""
@@ -67,6 +67,8 @@ class PrefixTree:
         # Sorted names of many children, by the id of their parent; those that have gone may stand in between.
         self.wide: dict[int, list[bytes]] = {}
         self.roots: dict[Scope, Node] = {}
+        # By the id of a node, how many requests without room wait at its end, and whether a run was cut for them alone.
+        self.waiting: dict[int, tuple[int, bool]] = {}
         self._max_roots = MAX_ROOTS
 
     def root(self, scope: Scope) -> Node:
@@ -135,9 +137,10 @@ class PrefixTree:
             upper.parts += (part.split(upper, edge),)
         return upper
 
-    def node_at(self, found: Match) -> Node:
-        """Return the node that ends where a match does; an edge that was cut short is split there."""
-        return self.split(found.last, found.into) if found.into else found.node
+    def cut(self, node: Node, end: int) -> Node:
+        """Return the node on this path that ends at a boundary; a run that goes on there is split."""
+        node = node.holding(end - 1)
+        return self.split(node, end - node.start) if node.end > end else node
 
     def lock(self, node: Node) -> None:
         """Reference one node: cached blocks become active."""
@@ -165,10 +168,11 @@ class PrefixTree:
 
     def unlend(self, node: Node) -> None:
         """Drop the reference of a request that had no room: not a use."""
+        if node.locks == 1:
+            self.order.expire()  # its children first: they may have its place
         node.locks -= 1
         self.order.take_back(node)
         if not node.locks:
-            self.order.expire()  # its children first: they may have its place
             self.order.joined(node).returned(node)
         self._unlocked(node)
 
@@ -198,15 +202,10 @@ class PrefixTree:
         for group in groups if node.parent is not None else ():
             group.guard(node)
 
-    def leave(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
-        """A sequence or pin stands at the end of this node no more."""
+    def leave(self, node: Node, groups: tuple[SparseGroup, ...], *, refused: bool = False) -> None:
+        """A sequence or pin stands at the end of this node no more; one that was `refused` has not used it."""
         for group in groups if node.parent is not None else ():
-            group.unguard(node)
-
-    def dismiss(self, node: Node, groups: tuple[SparseGroup, ...]) -> None:
-        """A sequence that had no room stands at the end of this node no more."""
-        for group in groups if node.parent is not None else ():
-            group.dismiss(node)
+            (group.dismiss if refused else group.unguard)(node)
 
     def add(self, parent: Node, key: Key, blocks: tuple[array[int], ...], terms: Terms) -> Node:
         """Add a run of active blocks below `parent`, referenced once by the caller."""

@@ -13,10 +13,10 @@ import msgspec
 
 from quire import ops
 from quire.core import CacheManager, Scope
-from quire.core.scope import ScopePart
 from quire.errors import CacheBusy, ConfigError, RequestFailed
 from quire.exchange.hashing import tenant_tag
 from quire.ops.purging import IsOwn, num_held, sequences_of
+from quire.scope import ScopePart
 from quire.tensors.pool import KVPool, Pool
 
 if TYPE_CHECKING:

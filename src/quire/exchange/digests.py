@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from quire.core.kernel import Kernel, Watcher
 from quire.core.manager import CacheManager
 from quire.core.node import Node, NodePart
-from quire.core.scope import Scope, ScopePart
 from quire.core.tokens import Key
 from quire.errors import ConfigError
 from quire.exchange.hashing import chain, root_digest
+from quire.scope import Scope, ScopePart
 
 
 class DigestPart(NodePart, gc=False, eq=False):

@@ -14,10 +14,10 @@ from quire.config import check_count
 from quire.core.blocks import GAP
 from quire.core.kernel import Kernel, Leaving, Watcher
 from quire.core.node import Node
-from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES
 from quire.exchange.digests import Digests
+from quire.scope import Scope
 
 RemovalReason: TypeAlias = Literal["evicted", "invalidated", "truncated"]
 

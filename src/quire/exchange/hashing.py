@@ -28,9 +28,9 @@ import numpy as np
 
 from quire.config import check_count
 from quire.core.media import MediaTable
-from quire.core.scope import Scope, ScopePart, check_scope
 from quire.core.tokens import INT32, Key, TokenIds, check_sign, key_of
 from quire.media import NO_MEDIA, MediaItem, check_media
+from quire.scope import Scope, ScopePart, check_scope
 
 TAG_BYTES = 8
 NO_TENANT = bytes(TAG_BYTES)

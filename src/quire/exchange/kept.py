@@ -11,13 +11,13 @@ import numpy as np
 from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
 from quire.core.node import Node
-from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.tokens import INT32, IntArray
 from quire.errors import SequenceError
 from quire.exchange.digests import digests_of
 from quire.exchange.spill import NamedBlock
 from quire.media import MediaItem
+from quire.scope import Scope
 
 
 class Prefix(msgspec.Struct, frozen=True):

@@ -13,12 +13,12 @@ from quire.core.groups import check_group
 from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.node import Match, Node
 from quire.core.room import room_left
-from quire.core.scope import Scope
 from quire.core.sparse import Standing, sparse_at
 from quire.core.tokens import TOKEN_BYTES, BoolArray, Key, TokenIds
 from quire.exchange.digests import Digests
 from quire.exchange.hashing import block_hashes
 from quire.media import MediaItem
+from quire.scope import Scope
 
 NOTHING: Mapping[Node, int] = {}
 

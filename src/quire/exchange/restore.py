@@ -31,7 +31,6 @@ from quire.core.manager import NO_SCOPE, CacheManager
 from quire.core.node import Match
 from quire.core.publish import enter
 from quire.core.room import make_room
-from quire.core.scope import Scope
 from quire.core.sequence import Script, Sequence
 from quire.core.terms import Terms
 from quire.core.tokens import (
@@ -46,6 +45,7 @@ from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, Se
 from quire.exchange.resident import held_places, required_blocks, room_beside
 from quire.interrupts import mutating
 from quire.media import MediaItem
+from quire.scope import Scope
 
 Brought = Mapping[int, Items[int]]
 """Per layer group, rising: which blocks of a prefix come back. Number i of a recurrent group is the
@@ -104,7 +104,9 @@ class Restore:
     @mutating
     def _close(self) -> None:
         manager = self._manager
-        if not manager.interrupted and self._kept in manager.kernel.holds:  # else all was given up
+        if (
+            not manager.interrupted and id(self._kept) in manager.kernel.holds.all
+        ):  # else all was given up
             _end(manager.kernel, self._seq, self._kept)
 
     def _keep_states(self, kernel: Kernel) -> None:
@@ -202,7 +204,7 @@ def _begin(
     root = tree.root(scope or NO_SCOPE)
     if match.node.parent is None:
         match.node = root
-    anchor = tree.node_at(match)
+    anchor = tree.cut(match.last, match.num_blocks)
     kept = Hold(anchor)
     kernel.holds.add(kept)
     node = anchor.holding(start - 1)

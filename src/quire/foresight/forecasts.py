@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from quire.core.scope import Scope
 from quire.core.terms import Hint
 from quire.foresight.forecast import Credit, Forecast, Found, log
 from quire.foresight.reentry import Record
 from quire.heaps import LazyHeap
+from quire.scope import Scope
 
 LEAST_WITHIN = 1.1
 """No forecast is taken to be closer than by this factor."""

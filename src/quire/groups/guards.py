@@ -18,7 +18,8 @@ class WindowPart(Part, gc=False, eq=False):
     """The blocks of a node in a windowed group: `node.blocks[group]`, with gaps.
 
     `need`   the first block needed by those who stand at the node's end or below it; FAR without any
-    `below`  the children that need blocks of this node or above it, counted by the first that they need
+    `below`  the children that need blocks of this node or above it, counted by the first that they need, and those
+             to whom it is lent
     `swept`  the first block that may be passing: those before it were looked at
     """
 
@@ -75,7 +76,17 @@ class Guards:
                     del below[before]
             if need < start:
                 below[need] = below.get(need, 0) + 1
-            above.below = below
+            above.below = below or None
+
+    def lend(self, node: Node, more: int) -> None:
+        """Protect all of a node for one request more or fewer; the order of eviction stays."""
+        part: WindowPart = node.parts[self._place]
+        below, start = part.below or {}, node.start
+        below[start] = below.get(start, 0) + more
+        if not below[start]:
+            del below[start]
+        part.below = below or None
+        self.tell(node, self._order.stay)
 
     def recount(self, node: Node, part: WindowPart, end: int | None = None) -> None:
         """Count the protected blocks of a node, which will end at `end`; the rest is cached."""
@@ -91,6 +102,8 @@ class Guards:
         """Return how many more blocks would be protected, below 0 for fewer. Changes nothing."""
         more, found = 0, standing.node.path() if standing.node is not None else []
         told: dict[Node, Counter[int]] = {}
+        if standing.lent is not None:
+            told[standing.lent] = Counter({standing.lent.start: -1})
         for node in standing.path():
             part: WindowPart = node.parts[self._place]
             start, end = node.start, node.end
@@ -113,11 +126,12 @@ class Guards:
                     above[each] += count
         return more
 
-    def check(self, node: Node) -> str:
-        """Return what is wrong with the needs of a node, or nothing."""
+    def check(self, node: Node, num_lent: int) -> str:
+        """Return what is wrong with the needs of a node that is lent to so many, or nothing."""
         part: WindowPart = node.parts[self._place]
         needs = [(child.parts[self._place].need, child.start) for child in node.children.values()]
         below = Counter(need for need, start in needs if need < start)
+        below += Counter({node.start: num_lent})
         if below != Counter(part.below or {}):
             return f"those below need {dict(below)}, it knows of {part.below}"
         need = min([FAR, *below, *[self._first_needed(node.end)] * (part.guards > 0)])

@@ -177,7 +177,8 @@ class SheddingGroup(SparseGroup):
         part = node.parts[self.place]
         return part.num_held - part.guarded
 
-    def check(self, node: Node, num_standing: int) -> str:
+    def check(self, node: Node, num_standing: int, num_lent: int) -> str:
+        del num_lent  # a window's
         part = node.parts[self.place]
         held = sum(1 for _ in self.held(node))
         if part.guards != num_standing:

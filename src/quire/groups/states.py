@@ -105,20 +105,21 @@ class SnapshotGroup(SheddingGroup, StateGroup):
         part.passing -= top.passing
         top.num_held, part.num_held = len(top.snapshots), len(part.snapshots)
         upper.parts = (*upper.parts, top)
-        self.enter(lower, part)
+        self.stay(lower, part)
         self.enter(upper, top)
 
     def joinable(self, upper: Node) -> bool:
         return upper.end not in self._part(upper).passing
 
-    def joined(self, node: Node, upper: StatePart) -> None:
+    def joined(self, node: Node, upper: StatePart, at: int, *, used: bool) -> None:
+        del at
         part = self._part(node)
         part.snapshots = upper.snapshots | part.snapshots
         part.passing |= upper.passing
         part.num_held = len(part.snapshots)
         part.guarded += upper.guarded
         self._recount(node, part)
-        self.enter(node, part)
+        (self.enter if used else self.stay)(node, part)
 
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         end = node.end - num_blocks

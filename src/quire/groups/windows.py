@@ -199,7 +199,7 @@ class WindowGroup(SheddingGroup, TableGroup):
             top.below, top.need = {part.need: 1}, part.need
         self._guards.recount(lower, part)
         self._guards.recount(upper, top)
-        self.enter(lower, part)
+        self.stay(lower, part)
         self.enter(upper, top)
         if part.guards:
             self._guards.tell(lower)  # a leaf that grew in place may need less than it did
@@ -208,13 +208,14 @@ class WindowGroup(SheddingGroup, TableGroup):
         end = upper.end
         return self._kept_window(end - 1)[1] == end or self.accepted(upper, end) != end
 
-    def joined(self, node: Node, upper: WindowPart) -> None:
+    def joined(self, node: Node, upper: WindowPart, at: int, *, used: bool) -> None:
         part: WindowPart = node.parts[self.place]
+        if upper.swept < at:
+            part.swept = upper.swept
         part.num_held += upper.num_held
         part.guarded += upper.guarded
-        part.swept = upper.swept
         self._guards.recount(node, part)
-        self.enter(node, part)
+        (self.enter if used else self.stay)(node, part)
 
     def cut(self, node: Node, num_blocks: int, freed_from: int) -> None:
         part: WindowPart = node.parts[self.place]
@@ -267,6 +268,9 @@ class WindowGroup(SheddingGroup, TableGroup):
         node.parts[self.place].guards -= 1
         self._guards.tell(node, self.stay)
 
+    def lend(self, node: Node, more: int) -> None:
+        self._guards.lend(node, more)
+
     def recount(self, node: Node) -> None:
         if self.num_sinks > node.start:
             self._guards.recount(node, node.parts[self.place])
@@ -283,7 +287,7 @@ class WindowGroup(SheddingGroup, TableGroup):
 
     def sweep(self, node: Node, part: WindowPart, num_blocks: int, tell: Tell | None) -> int:
         del tell  # no kept boundary needs them
-        stop = self.first_needed(node.end)
+        stop = min(self.first_needed(node.end), self._guards.needed(part, node.end))
         at = max(part.swept, node.start, self.num_sinks)
         done = 0
         while at < stop and done < num_blocks:
@@ -324,8 +328,9 @@ class WindowGroup(SheddingGroup, TableGroup):
     def unthinned(self, node: Node) -> int:
         return 0 if node.locks else self._sinks_in(node)
 
-    def check(self, node: Node, num_standing: int) -> str:
-        return self._guards.check(node) or super().check(node, num_standing)
+    def check(self, node: Node, num_standing: int, num_lent: int) -> str:
+        wrong = self._guards.check(node, num_lent)
+        return wrong or super().check(node, num_standing, num_lent)
 
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
         for at, block in enumerate(node.blocks[self.index], node.start + 1):

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from quire.core.manager import CacheManager
 from quire.core.sequence import Sequence
-from quire.core.take import settle
+from quire.core.take import reserve
+from quire.errors import OutOfBlocks
 from quire.interrupts import mutating
+from quire.ops.rollback import go_back
 
 
 @mutating
 def admit(manager: CacheManager, seq: Sequence) -> None:
     """Count a request that uses what it found, as the first `reserve` that succeeds does.
 
-    For one that is served whether or not there is room. Pins whose time is over are let go. A sequence that was counted
-    stays as it is. Raises `SequenceError`.
+    For one that is served whether or not there is room: the shared head of a block for whose copy there is no block is
+    given up (`seq.computed` is less then). Pins whose time is over are let go. A sequence that was counted stays as it is.
+    Raises `SequenceError`.
     """
     manager.check_open(seq)
-    manager.kernel.holds.let_go_expired()
-    if seq.pending is not None:
-        settle(manager.kernel, seq, seq.pending)
+    kernel = manager.kernel
+    kernel.holds.let_go_expired()
+    if seq.pending is None:
+        return
+    try:
+        reserve(kernel, seq, 0)
+    except OutOfBlocks:
+        go_back(kernel, seq, seq.published)
+        seq.num_cached = seq.computed
+        reserve(kernel, seq, 0)

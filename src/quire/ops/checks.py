@@ -74,19 +74,26 @@ def _check_children(tree: PrefixTree, node: Node) -> None:
 def _check_locks(manager: CacheManager) -> None:
     locks: Counter[int] = Counter()
     stands: Counter[tuple[int, int]] = Counter()
+    waiting, sources = Counter[int](), Counter[int]()
     for seq in manager.sequences.values():
         locks[id(seq.root)] += 1
         if seq.state == "open":
             locks.update(id(node) for node in seq.node.path())
+            if seq.pending is not None:
+                waiting[id(seq.node)] += 1
+                sources.update([] if seq.pending.source is None else [id(seq.pending.source)])
             stands.update(
                 (group.index, id(seq.node)) for group in manager.kernel.rows.standing(seq.row)
             )
     for hold in manager.kernel.holds.all.values():
         locks.update(id(node) for node in hold.node.path())
         stands.update((group.index, id(hold.node)) for group in manager.kernel.tree.sparse)
+    locks.update(sources)
+    counted = {node: count for node, (count, _) in manager.kernel.tree.waiting.items()}
+    _require(counted == waiting + sources, "not those wait that are counted")
     for node in manager.kernel.tree.nodes():
         for group in manager.kernel.tree.sparse:
-            wrong = group.check(node, stands[group.index, id(node)])
+            wrong = group.check(node, stands[group.index, id(node)], sources[id(node)])
             _require(not wrong, f"node ending at block {node.end}, group {group.index}: {wrong}")
     for node in [*manager.kernel.tree.roots.values(), *manager.kernel.tree.nodes()]:
         counted = locks[id(node)]
@@ -105,7 +112,10 @@ def _check_lent(manager: CacheManager) -> None:
     lent: Counter[int] = Counter()
     for seq in manager.sequences.values():
         if seq.state == "open" and seq.pending is not None:
-            lent.update(id(node) for node in seq.node.path())
+            source = seq.pending.source
+            lent.update(id(node) for node in (source or seq.node).path())
+            _require(source is None or source.parent is seq.node, "a source stands elsewhere")
+            _require(source is None or seq.computed > seq.published, "a source without a tail")
             _require(seq.capacity == seq.computed, f"{seq!r} has room and is not counted")
     _require(manager.kernel.tree.order.lent == lent, "what is lent is not what waits for room")
 
@@ -206,19 +216,24 @@ def _check_owners(manager: CacheManager, group: int) -> None:
     held = [(node, blocks_of(manager, node, group)) for node in tree.nodes()]
     in_tree = [block for _, blocks in held for block in blocks]
     private: Counter[int] = Counter()
+    lent: Counter[int] = Counter()  # the tree's, with whose heads requests without room go on
     for seq in manager.sequences.values():
         if seq.state == "open":
             start, stop = seq.node.end, seq.num_blocks
             own = rows.slots(
                 group, seq.row, *((start, stop) if group in rows.token_groups else (0, 1))
             )
-            private.update(block for block in own if block != GAP)
+            ids = [block for block in own if block != GAP]
+            is_lent = seq.pending is not None and seq.pending.source is not None
+            (lent if is_lent else private).update(ids)
     owners: Counter[int] = Counter(free) + Counter(in_tree) + Counter(list(private))
     twice = [block for block, count in owners.items() if count > 1]
     _require(not twice, f"blocks {twice[:8]} of group {group} have two owners")
     lost = pool.num_blocks - len(owners)
     _require(not lost, f"{lost} blocks of group {group} belong to nobody")
+    _require(lent.keys() <= set(in_tree), "a block is lent that is not the tree's")
     shared = {block: count for block, count in private.items() if count > 1}
+    shared |= {block: count + 1 for block, count in lent.items()}
     _require(shared == pool.shared, f"shared blocks are {shared}, counted {pool.shared}")
     sparse = sparse_at(tree.sparse, group)
     cached = (

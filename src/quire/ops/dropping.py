@@ -11,11 +11,11 @@ from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.node import Node
 from quire.core.room import drop, evict, evict_in
-from quire.core.scope import NO_SCOPE, Scope
 from quire.core.sparse import sparse_at
 from quire.core.tokens import Key, TokenIds
 from quire.interrupts import mutating
 from quire.media import MediaItem
+from quire.scope import NO_SCOPE, Scope
 
 
 @mutating

@@ -9,10 +9,10 @@ import msgspec
 from quire.core.lookup import Hit
 from quire.core.manager import CacheManager
 from quire.core.node import Node
-from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds
 from quire.core.tree import PrefixTree
 from quire.media import MediaItem
+from quire.scope import Scope
 
 
 class Segment(msgspec.Struct, frozen=True):

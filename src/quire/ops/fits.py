@@ -12,11 +12,11 @@ from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.node import Match, Node
 from quire.core.room import least, room_left
-from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.core.take import needs, stale_slots
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds
 from quire.media import MediaItem
+from quire.scope import Scope
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -81,7 +81,8 @@ def _fit_sequence(kernel: Kernel, seq: Sequence, num_new: int | None) -> Fit:
     wanted, size = max(seq.computed + num_new, seq.capacity), kernel.rows.block_size
     stale = stale_slots(kernel, seq) if wanted > seq.capacity else []
     needed = needs(kernel, -(-wanted // size) - seq.num_blocks, stale)
-    return _fit(kernel, seq.computed, needed, None)
+    source = seq.pending.source if seq.pending is not None else None
+    return _fit(kernel, seq.computed, needed, None, source)
 
 
 def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int | None) -> Fit:
@@ -89,10 +90,7 @@ def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int
     rows, size = kernel.rows, kernel.rows.block_size
     key, limit = prompt
     found = kernel.lookup.find(root, key, limit)
-    end = found.num_blocks * size
-    room = room_left(kernel, found, {})
-    if all(room[group] > 0 for group in rows.token_groups):
-        end += found.partial_tokens
+    end = found.num_blocks * size + found.partial_tokens
     if num_new is None:
         num_new = len(key) // TOKEN_BYTES - end
     states = [(state.index, 0) for state in rows.states if num_new > 0]
@@ -100,7 +98,13 @@ def _fit_found(kernel: Kernel, root: Node, prompt: tuple[Key, int], num_new: int
     return _fit(kernel, end, needed, found)
 
 
-def _fit(kernel: Kernel, num_cached: int, needed: list[int], match: Match | None) -> Fit:
+def _fit(
+    kernel: Kernel,
+    num_cached: int,
+    needed: list[int],
+    match: Match | None,
+    source: Node | None = None,
+) -> Fit:
     """Compare; pins whose time is over are let go first, as `reserve` does."""
     gone = Counter(hold.node for hold in kernel.holds.expired())
-    return Fit(num_cached, tuple(needed), tuple(room_left(kernel, match, gone)))
+    return Fit(num_cached, tuple(needed), tuple(room_left(kernel, match, gone, source)))

@@ -13,12 +13,12 @@ from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.node import FOREVER, Match, Node
 from quire.core.room import room_left
-from quire.core.scope import Scope
 from quire.core.terms import check_timed
 from quire.core.tokens import TOKEN_BYTES, IntArray, TokenIds, array_of
 from quire.errors import PinBudgetExceeded, PinError
 from quire.interrupts import mutating
 from quire.media import MediaItem
+from quire.scope import Scope
 
 MEND = "close pins or raise pin_budget"
 
@@ -42,7 +42,7 @@ class Pin(Hold):
     @property
     def is_held(self) -> bool:
         """Whether it keeps its prefix still: not closed, nor let go with its time, nor with the manager."""
-        if self._manager.interrupted or self not in self._manager.kernel.holds:
+        if self._manager.interrupted or id(self) not in self._manager.kernel.holds.all:
             return False
         return self.due == FOREVER or self._manager.kernel.tree.order.now() < self.due
 
@@ -107,7 +107,7 @@ def pin(
     due = tree.order.now() + seconds if seconds else FOREVER
     _check_budget(manager, found)
     kernel.holds.let_go_expired()
-    made = Pin(manager, tree.node_at(found), due, len(key) // TOKEN_BYTES)
+    made = Pin(manager, tree.cut(found.last, found.num_blocks), due, len(key) // TOKEN_BYTES)
     kernel.holds.add(made)
     return made
 

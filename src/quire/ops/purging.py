@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 from quire.core.manager import CacheManager
 from quire.core.node import Node
-from quire.core.scope import Scope
 from quire.core.sequence import Sequence
 from quire.interrupts import mutating
 from quire.ops.dropping import drop_below
 from quire.ops.pins import all_pins
+from quire.scope import Scope
 
 IsOwn = Callable[[Scope], bool]
 """Whether a scope is one of those that are purged."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from operator import index
 
 from quire.core.blocks import GAP
-from quire.core.give import free, free_states
+from quire.core.give import free, free_states, stop_waiting
 from quire.core.kernel import Kernel
 from quire.core.manager import CacheManager
 from quire.core.node import Node
-from quire.core.sequence import Sequence
+from quire.core.sequence import Pending, Sequence
+from quire.core.take import attach
 from quire.core.tokens import TOKEN_BYTES
 from quire.errors import TruncateError
 from quire.interrupts import mutating
@@ -39,6 +40,9 @@ def go_back(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
         msg = f"truncate to {num_tokens!r} tokens, but the sequence has 0 to {computed}"
         raise TruncateError(msg)
     num_tokens = index(num_tokens)
+    if seq.pending is not None:
+        _wait_with_less(kernel, seq, seq.pending, num_tokens)
+        return
     seq.fill()
     keep, in_tail = divmod(num_tokens, size)
     published = seq.node.end
@@ -61,6 +65,25 @@ def go_back(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
         kernel.tree.stand(seq.node, rows.standing(row))
     rows.computed[row] = rows.capacity[row] = num_tokens
     kernel.drafts.pop(row, None)
+    rows.version += 1
+    rows.epoch += 1
+
+
+def _wait_with_less(kernel: Kernel, seq: Sequence, pending: Pending, num_tokens: int) -> None:
+    """Have a sequence that has no room yet wait with fewer tokens than it found."""
+    num_cached, rows = seq.num_cached, kernel.rows
+    key = memoryview(seq.token_bytes() + seq.script.key)
+    found = kernel.lookup.find(seq.root, key, num_tokens)
+    length = found.num_blocks * rows.block_size + found.partial_tokens
+    if length != num_tokens:
+        msg = (
+            f"truncate to {num_tokens} of the {seq.computed} tokens that were found, but a hit cannot end there: "
+            f"truncate to {length}, or reserve first"
+        )
+        raise TruncateError(msg)
+    stop_waiting(kernel, seq, pending)  # which may join the run where the match ended
+    attach(kernel, seq, key, kernel.lookup.find(seq.root, key, num_tokens), pending.missed)
+    seq.num_cached = num_cached
     rows.version += 1
     rows.epoch += 1
 
@@ -138,7 +161,7 @@ def _unpublish(kernel: Kernel, seq: Sequence, keep: int, in_tail: int) -> None:
         else:
             if parent.end < keep:
                 parent = tree.split(node, keep - parent.end)
-            (tree.unlock if seq.pending is None else tree.unlend)(node)
+            tree.unlock(node)
         node = parent
     seq.node = node
 
@@ -149,8 +172,6 @@ def _withdraw(kernel: Kernel, seq: Sequence, node: Node, start: int, freed_from:
     for tell in kernel.watchers.leaving:
         tell(node, range(start, end), None, "truncated")
     kernel.tree.cut_tail(node, end - start, freed_from)
-    if seq.pending is not None and not node.num_blocks:
-        kernel.tree.order.take_back(node)
     first = max(start, freed_from)
     if first < end:
         for g, pool in kernel.tree.full:

@@ -14,10 +14,10 @@ import numpy as np
 
 from quire.config import as_int, check_count
 from quire.core import Scope, Sequence
-from quire.core.scope import check_scope
 from quire.core.terms import RequestTerms
 from quire.core.tokens import INT32, IntArray, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, TokensError
+from quire.scope import check_scope
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from quire.config import check_count
-from quire.core.scope import Scope, check_scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 from quire.errors import CommitError, CopyError, SlotError, StaleSlot, TokensError, TruncateError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 from quire.media import MediaItem
+from quire.scope import Scope, check_scope
 from quire.slots.contents import NO_SCOPE, Overwritten, SlotContents
 from quire.slots.copies import SlotCopy
 from quire.slots.handles import SlotHandle, SlotMatch, SlotPin

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.scope import Scope
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key
 from quire.errors import InvariantError
+from quire.scope import Scope
 from quire.slots.copies import SlotCopy, SlotCopyPlan
 from quire.slots.sorted import Sharers, SortedContents, common_tokens
 

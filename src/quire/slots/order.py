@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.core.scope import Scope
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key
 from quire.errors import OutOfSlots
+from quire.scope import Scope
 from quire.slots.contents import SlotContents
 from quire.slots.handles import SlotPin
 from quire.slots.sorted import Sharers

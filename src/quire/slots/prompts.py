@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from quire.core.media import MediaTable
-from quire.core.scope import Scope, check_scope
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, array_of, check_sign, key_of
 from quire.errors import TokensError
 from quire.media import MediaItem, check_media
+from quire.scope import Scope, check_scope
 from quire.slots.contents import NO_SCOPE
 
 MAX_SLOT_MEDIA = 1024

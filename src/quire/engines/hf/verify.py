@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from quire.core.scope import ScopePart
 from quire.engines.hf.distance import limit_for, of_logits
 from quire.engines.hf.inputs import Prompts
 from quire.engines.hf.media import Media, moved
 from quire.engines.hf.quantized import rounds_activations, why_far
 from quire.engines.hf.working import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
+from quire.scope import ScopePart
 from quire.tensors.kinds import LayerKind, model_type
 
 Check = Callable[[WorkingCache, Any], None]

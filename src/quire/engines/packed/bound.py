@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 from quire.core import Scope
-from quire.core.scope import ScopePart
 from quire.engines.hf.adapters import follow_settings
 from quire.engines.hf.identity import Compute, Identity, checksum
 from quire.engines.hf.models import checked_model
@@ -12,6 +11,7 @@ from quire.engines.hf.sight import Sight
 from quire.engines.packed.model import locked
 from quire.engines.packed.proof import proven
 from quire.errors import ConfigError
+from quire.scope import ScopePart
 
 _T = TypeVar("_T")
 

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from quire.core import CacheManager, Scope
 from quire.core.node import Node
-from quire.core.scope import ScopePart
 from quire.errors import TierError
 from quire.exchange import digests_of
 from quire.exchange.hashing import tag_of, tenant_tag
+from quire.scope import ScopePart
 from quire.tiers.base import Tier
 from quire.tiers.contents.names import (
     ChainName,

@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from quire.core.scope import Scope
 from quire.core.tokens import IntArray
 from quire.engines.tiered.store import TieredStore
 from quire.errors import ConfigError, QuireError, TierError
 from quire.exchange.kept import all_blocks, prefixes
 from quire.media import MediaItem
+from quire.scope import Scope
 from quire.tiers.base import Outcome
 from quire.tiers.files import Files
 from quire.tiers.stack.settings import StackSettings

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.random import Generator
 
 from quire.core.media import MediaTable
-from quire.core.scope import Scope
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire.errors import ConfigError, TraceError
 from quire.exchange.hashing import chain, root_digest
 from quire.extras import lacking
+from quire.scope import Scope
 from quire.sim.distributions import Lognormal, draw_gap, generator
 from quire.sim.trace.rows import Findings, ReportingTrace, TraceRequest, compress
 from quire.sim.trace.talks import Message, read_talks

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from quire.core.scope import Scope, ScopePart
 from quire.exchange.hashing import tenant_tag
+from quire.scope import Scope, ScopePart
 from quire.tiers.base import Tier
 from quire.tiers.contents.names import purge_names
 from quire.tiers.format import tag_of_key
