@@ -1,5 +1,6 @@
 """Conversations with images, drawn: class, layout, where prompts part, block size, pool, rows."""
 
+import pytest
 from hf_help import make_cache
 from hf_media_help import Content, batch, equal, picture, sizes_of, words
 from hf_media_models import MODELS, media_model
@@ -30,6 +31,21 @@ def pieces(draw, name, earlier):
         kept.append(picture(name, draw(st.integers(1, 2)), size))
     kept.append(words(draw(st.integers(0, 2)), draw(st.integers(1, 12))))
     return kept
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_rows_that_end_apart_before_their_images_are_brought_to_one_column(name):
+    """Only what of a row's content lies before that column is fed to it alone."""
+    model = media_model(name)
+    cache = make_cache(model, num_blocks=60, block_size=1)
+    equal(model, cache, batch(name, [[words(0, 3)]]), max_new_tokens=2)
+    first, second = picture(name, 1), picture(name, 2)
+    rows = [
+        [words(0, 3), first, words(1, 2)],
+        [words(0, 3), words(1, 4), second, words(2, 1), first, words(1, 1)],
+    ]
+    equal(model, cache, batch(name, rows), max_new_tokens=2)
+    ops.check(cache.manager)
 
 
 @drawn(

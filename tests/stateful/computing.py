@@ -110,7 +110,10 @@ class Computing(Comparison):
             self.close(live)
             return
         self.close(live)
-        changed = [part for part in self.lasting().items() if part not in before.items()]
+        after = self.lasting()
+        changed = {
+            name: (before[name], after[name]) for name in after if after[name] != before[name]
+        }
         assert not changed, f"a refused request changed {changed}"
 
     def forward(self, lives, ids):

@@ -59,7 +59,8 @@ class Lookup:
         if self._tree.sparse and match.num_blocks:
             match = self.lowered(match)
         end = match.num_blocks * block_bytes
-        if not self._sub_block or end == num_bytes or match.refused:
+        goes_on = match.into or match.node.children
+        if not self._sub_block or end == num_bytes or match.refused or not goes_on:
             return match
         rest = key[end : min(end + block_bytes, num_bytes)]
         partial = self._tree.match_partial(match, rest)

@@ -63,8 +63,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match, missed: Missed
     node = seq.node = wait_at(tree, found.last, found.num_blocks)
     if source is not None:
         source = node = wait_at(tree, source, found.num_blocks + 1)
-        start = found.num_blocks * rows.block_size * TOKEN_BYTES
-        rows.write_tail(row, 0, key[start : num_cached * TOKEN_BYTES])
+        rows.write_tail(row, 0, key[found.num_blocks * tree.block_bytes : num_cached * TOKEN_BYTES])
         for window in tree.windows:
             window.lend(source, 1)
         for group in rows.token_groups:

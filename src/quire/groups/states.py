@@ -73,8 +73,7 @@ class SnapshotGroup(SheddingGroup, StateGroup):
         self.pool.cache(1)
         if passing:
             part.passing.add(node.end)
-        if len(part.passing) > (node.end in part.passing):
-            self.list_passing(node, part)
+        self.list_passing(node, part)
         self._recount(node, part)
         self.file(node, part)
         for told in self.listeners:
@@ -159,6 +158,11 @@ class SnapshotGroup(SheddingGroup, StateGroup):
         return more
 
     # -- eviction --------------------------------------------------------------------------
+
+    def list_passing(self, node: Node, part: Part) -> None:
+        """Only a node with snapshots before its end has any that pass."""
+        if self._part(node).passing - {node.end}:
+            super().list_passing(node, part)
 
     def sweep(self, node: Node, part: StatePart, num_blocks: int, tell: Tell | None) -> int:
         gone = sorted(part.passing - {node.end})[:num_blocks]

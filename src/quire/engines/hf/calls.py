@@ -211,7 +211,7 @@ class Calls:
         fixed: dict[str, Any] = {"past_key_values": past, "use_cache": True}
         if "logits_to_keep" in names:
             fixed["logits_to_keep"] = 1
-        content = moved(media.content(past.get_seq_length()), device)
+        content = moved(media.content(past.get_seq_length(), stop), device)
         # Content is fed whole, in one forward: generate cannot split it either.
         step = max(ids.shape[1], 1) if content or chunk is None else chunk
         with KVRecorder(self.watched, past, media, learn=self._learn()), torch.no_grad():

@@ -91,11 +91,12 @@ class Media:
             items=[replace(item, row=0) for item in self.items if item.row == row],
         )
 
-    def content(self, num_columns: int) -> dict[str, Any]:
-        """Return the content arguments of the items behind the first `num_columns` columns."""
+    def content(self, num_columns: int, stop: int | None = None) -> dict[str, Any]:
+        """Return the content arguments of the items behind the first `num_columns` columns, before column `stop` if any."""
         parts: dict[str, list[Any]] = {}
         for item in self.items:
-            if self.pads[item.row] + item.start >= num_columns:
+            start = self.pads[item.row] + item.start
+            if start >= num_columns and (stop is None or start < stop):
                 for name, part in item.parts.items():
                     parts.setdefault(name, []).append(part)
         return {name: joined(pieces) for name, pieces in parts.items()}
