@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -281,8 +281,9 @@ class WindowGroup(SheddingGroup, TableGroup):
     # -- eviction --------------------------------------------------------------------------
 
     def list_passing(self, node: Node, part: Part) -> None:
-        """Only a node that is longer than its window has passing blocks."""
-        if self.first_needed(node.end) > max(node.start, self.num_sinks):
+        """Only a node that is longer than its window has passing blocks, and only where nobody looked yet."""
+        swept = cast("WindowPart", part).swept
+        if self.first_needed(node.end) > max(node.start, self.num_sinks, swept):
             super().list_passing(node, part)
 
     def sweep(self, node: Node, part: WindowPart, num_blocks: int, tell: Tell | None) -> int:
