@@ -13,6 +13,7 @@ from quire.bench.chunks.workloads import WORKLOADS
 from quire.bench.hf_rows import random_llama
 from quire.chunks import KVDeviation, NoRows, Segments
 from quire.engines.hf.chunks import ChunkModel
+from turns import few_rows
 
 pytestmark = pytest.mark.slow
 
@@ -116,16 +117,20 @@ def test_a_hundred_moves_leave_no_trace():
 
 @pytest.mark.parametrize(
     ("name", "num_cases"),
-    [
-        ("quotes", 8),
+    few_rows(
+        [
+            ("quotes", 8),
+            ("quotes-new", 8),
+            ("tiny", 1),
+            ("tiny-new", 1),
+            ("quotes", 40),
+            ("quotes-new", 40),
+            ("tiny", 2),
+            ("tiny-new", 2),
+        ],
         ("quotes-new", 8),
         ("tiny", 1),
-        ("tiny-new", 1),
-        pytest.param("quotes", 40, marks=pytest.mark.long),
-        pytest.param("quotes-new", 40, marks=pytest.mark.long),
-        pytest.param("tiny", 2, marks=pytest.mark.long),
-        pytest.param("tiny-new", 2, marks=pytest.mark.long),
-    ],
+    ),
 )
 def test_a_fifth_of_the_rows_is_enough_on_real_text(name, num_cases):
     rows = rows_of(name, num_cases, ("moved", "kv_deviation_20%"))

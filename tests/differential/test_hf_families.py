@@ -21,7 +21,9 @@ from turns import by_turns, few
 EVERY = [*FAMILIES, *HYBRID_FAMILIES]
 
 
-@pytest.mark.parametrize(("family", "block_size"), by_turns(EVERY, [3, 16, 1, 64]))
+@pytest.mark.parametrize(
+    ("family", "block_size"), by_turns(EVERY, [3, 16, 1, 64], default=EVERY[::2])
+)
 @pytest.mark.parametrize("num_turns", few([4, 12], 4))
 def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_size, num_turns):
     model = tiny_model(family)

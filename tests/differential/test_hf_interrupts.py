@@ -14,6 +14,7 @@ from quire import ops
 from quire.engines.hf import SlotPrefixCache
 from quire.errors import Interrupted
 from quire.slots import check
+from turns import few
 
 pytestmark = pytest.mark.slow
 HERE = Path(quire.__file__).parent
@@ -71,7 +72,9 @@ def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family, places):
         assert cache.last.cached_tokens > 0
 
 
-def test_after_ctrl_c_slots_are_exact_or_say_what_to_do():
+@pytest.mark.parametrize("step", few([1, 4], 4))
+def test_after_ctrl_c_slots_are_exact_or_say_what_to_do(step):
+    """By default on each fourth line of the slots."""
     model = tiny_model("llama")
     ids = text(0, 40)
 
@@ -90,7 +93,7 @@ def test_after_ctrl_c_slots_are_exact_or_say_what_to_do():
     whole.run(lambda: answer(cache, prompt))
     (in_slots,) = (lines for name, lines in whole.lines.items() if name.endswith("static.py"))
     wanted = model.generate(prompt, max_new_tokens=2, do_sample=False)
-    places = {*Random(1).sample(range(1, whole.count + 1), PLACES), *in_slots}
+    places = {*Random(1).sample(range(1, whole.count + 1), PLACES), *in_slots[::step]}
     for at in sorted(places):
         cache, prompt = used()
         Cut(WATCHED, at).run(partial(answer, cache, prompt))

@@ -14,7 +14,7 @@ from hf_media_help import (
 )
 
 from quire import ops
-from turns import by_turns
+from turns import by_turns, few
 
 
 def cut(pieces, rng):
@@ -25,14 +25,15 @@ def cut(pieces, rng):
     return head
 
 
+@pytest.mark.parametrize("num_steps", few([15, 30], 15))
 @pytest.mark.parametrize(("name", "num_blocks"), by_turns(["llava", "qwen2_vl"], [12, 40]))
-def test_turns_branches_and_truncations_under_pressure(name, num_blocks):
+def test_turns_branches_and_truncations_under_pressure(name, num_blocks, num_steps):
     model = media_model(name)
     cache = make_cache(model, num_blocks=num_blocks, block_size=4)
     rng = random.Random(num_blocks)
     talks = [[words(0, 9)]]
     reused = 0
-    for step in range(30):
+    for step in range(num_steps):
         pieces = cut(list(rng.choice(talks)), rng) if rng.random() < 0.7 else [words(step, 7)]
         if rng.random() < 0.5:
             pieces += [words(4, 2), picture(name, rng.randint(1, 3))]  # images never touch

@@ -16,6 +16,7 @@ from quire.engines.hf import PrefixCache
 from quire.engines.hf.identity import Identity
 from quire.engines.hf.sight import Sight
 from quire.tiers import Files
+from turns import few
 
 CODE = """
 import json, sys, torch
@@ -42,7 +43,7 @@ def loaded(folder, dtype=torch.float32, **more):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **more).eval()
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", few(ALL_FAMILIES, *[*ALL_FAMILIES][::3]))
 def test_a_model_that_was_saved_and_loaded_has_the_name_it_had(family, tmp_path):
     model = tiny_model.__wrapped__(family)  # as it is made: other tests set what saving leaves out
     before = names_of(model)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hf_help import make_cache, random_ids, same, tiny_model
 
-from turns import by_turns
+from turns import by_turns, few
 
 IDS = random_ids(torch.Generator().manual_seed(3), 90)
 CALLS = {
@@ -28,7 +28,9 @@ def test_calls_of_every_sort_start_from_what_came_back(family, call, host):
     assert again.last.tier_tokens == {"host": 80}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", few(["llama", "gemma3_text", "qwen3_next"], "gemma3_text", "qwen3_next")
+)
 def test_a_session_goes_on_from_what_came_back_and_hands_down_what_it_computed(family, host):
     model = tiny_model(family)
     plain = model.generate(IDS, max_new_tokens=30, min_new_tokens=30)

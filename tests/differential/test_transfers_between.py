@@ -18,7 +18,7 @@ from quire.tensors.records import BlockCodec
 from turns import by_turns, few
 
 FAMILIES = ["llama", "gemma3_text", "mistral+window", "deepseek_v3", "qwen3_next", "falcon_h1"]
-EVEN, ODD = few(FAMILIES, *FAMILIES[::2]), few(FAMILIES, *FAMILIES[1::2])
+EVEN, ODD = few(FAMILIES, *FAMILIES[::3]), few(FAMILIES, *FAMILIES[1::3])
 """Half of the families, which take turns from test to test; the long run has all of them in each."""
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from loop_help import nothing_held, tiny_model, trained_model
 
+from turns import by_turns
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
 
 from searching import (
@@ -71,7 +73,10 @@ class Needles:
         return {each.partition(below)[2].split("/")[0] or each.split(":")[0] for each in where}
 
 
-@pytest.fixture(params=[None, TierKey(b"k" * 32, tenants=b"t" * 32)], ids=["open", "keyed"])
+KEYS = [None, TierKey(b"k" * 32, tenants=b"t" * 32)]
+
+
+@pytest.fixture(params=KEYS, ids=["open", "keyed"])
 def tiers(tmp_path, request):
     made = [Host("1MiB"), Disk(tmp_path / "disk", "1MiB"), Files(tmp_path / "files")]
     with TierStack(made, StackSettings(key=request.param, **ALWAYS)) as stack:
@@ -136,7 +141,9 @@ def run(engine, num_steps):
     return told
 
 
-@pytest.mark.parametrize("num_blocks", [60, 24])
+@pytest.mark.parametrize(
+    ("tiers", "num_blocks"), by_turns(KEYS, [60, 24]), indirect=["tiers"], ids=str
+)
 def test_requests_of_the_tenant_end_and_nothing_of_them_comes_back(tmp_path, tiers, num_blocks):
     """With few blocks some requests wait, and one was preempted."""
     engine = make(trained_model(), tiers, num_blocks=num_blocks, max_chunk=16)

@@ -4,7 +4,6 @@ import io
 import re
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 from quire.cli.tables import facts_table, plain_table
 from traces import CONVERSATION, head_path
-from turns import by_turns
+from turns import by_turns, drawn
 
 TRACE = str(head_path(CONVERSATION))
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -59,7 +58,8 @@ cells = st.one_of(
 )
 
 
-@given(
+@drawn(
+    30, 300,
     st.lists(st.tuples(st.sampled_from(["tier", "token hit", "of all blocks"]), st.booleans()),
              min_size=2, max_size=9),
     st.integers(1, 4), st.integers(1, 3), st.integers(34, 120), st.data(),

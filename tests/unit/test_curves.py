@@ -6,7 +6,6 @@ import tracemalloc
 import numpy as np
 import pytest
 from curves_help import SmallTrace, belady_hits, best_possible, growing, lru_hits, prompts, tails
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.policies import policy_names
@@ -18,12 +17,12 @@ from quire.sim.executors import Processes
 from quire.sim.replay import replay
 from quire.sim.trace.rows import TraceRequest
 from quire.sim.workload import Chat, Traffic, Workload
+from turns import drawn
 
 tries = st.one_of(prompts, growing)
 
 
-@given(tries)
-@settings(max_examples=150, deadline=None)
+@drawn(50, 600, tries)
 def test_lru_is_a_list_of_blocks_at_every_capacity(texts):
     trace = SmallTrace(texts)
     curve = curves(trace).lru
@@ -32,8 +31,7 @@ def test_lru_is_a_list_of_blocks_at_every_capacity(texts):
         assert curve.at(capacity) == found / sum(trace.tokens)
 
 
-@given(tries)
-@settings(max_examples=150, deadline=None)
+@drawn(50, 600, tries)
 def test_the_optimum_keeps_what_is_used_again_soonest_at_every_capacity(texts):
     trace = SmallTrace(texts)
     curve = curves(trace).optimum
@@ -42,16 +40,14 @@ def test_the_optimum_keeps_what_is_used_again_soonest_at_every_capacity(texts):
         assert curve.at(capacity) == found / sum(trace.tokens)
 
 
-@given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=6), st.integers(0, 4))
-@settings(max_examples=25, deadline=None)
+@drawn(15, 100, st.lists(st.text("ab", max_size=3), min_size=1, max_size=6), st.integers(0, 4))
 def test_no_choice_of_what_to_keep_beats_the_optimum_and_one_equals_it(texts, capacity):
     trace = SmallTrace(texts)
     found = best_possible(trace, capacity)
     assert curves(trace).optimum.at(capacity) == found / sum(trace.tokens)
 
 
-@given(st.lists(st.text("ab", max_size=4), min_size=1, max_size=8), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@drawn(20, 240, st.lists(st.text("ab", max_size=4), min_size=1, max_size=8), st.integers(0, 5))
 def test_what_is_reachable_is_the_best_choice_of_what_to_keep_beside_the_blocks_of_each_request(
     texts, capacity
 ):
@@ -60,8 +56,7 @@ def test_what_is_reachable_is_the_best_choice_of_what_to_keep_beside_the_blocks_
     assert curves(trace).reachable.at(capacity) == found / sum(trace.tokens)
 
 
-@given(st.data(), tries)
-@settings(max_examples=100, deadline=None)
+@drawn(33, 400, st.data(), tries)
 def test_last_blocks_that_are_partial_count_with_the_tokens_they_have(data, texts):
     lengths = [data.draw(tails) if text else 1 for text in texts]
     trace = SmallTrace(texts, tails=lengths)
@@ -73,13 +68,14 @@ def test_last_blocks_that_are_partial_count_with_the_tokens_they_have(data, text
         assert both.optimum.at(capacity) >= best / total
 
 
-@given(
+@drawn(
+    50,
+    600,
     st.data(),
     st.lists(st.text("ab", max_size=4), min_size=1, max_size=7),
     st.integers(0, 5),
     st.integers(2, 9),
 )
-@settings(max_examples=150, deadline=None)
 def test_no_choice_of_what_to_keep_finds_more_tokens_than_a_bound(data, texts, capacity, size):
     lacking = [data.draw(st.integers(1 - size, 0)) if text else 1 for text in texts]
     trace = SmallTrace(texts, size, lacking)
@@ -93,8 +89,7 @@ def test_no_choice_of_what_to_keep_finds_more_tokens_than_a_bound(data, texts, c
         assert result.hit_tokens + sum(result.missed.values()) == result.prompt_tokens
 
 
-@given(st.data(), tries, st.integers(2, 9), st.sampled_from(policy_names()))
-@settings(max_examples=60, deadline=None)
+@drawn(20, 240, st.data(), tries, st.integers(2, 9), st.sampled_from(policy_names()))
 def test_no_policy_finds_more_tokens_than_a_bound(data, texts, size, policy):
     lacking = [data.draw(st.integers(1 - size, 0)) if text else 1 for text in texts]
     trace = SmallTrace(texts, size, lacking)
@@ -111,8 +106,7 @@ def test_a_bound_counts_tokens_where_a_partial_block_would_be_kept_for_a_whole_o
     assert curves(trace).optimum.at(1) == (100 + 1) / sum(trace.tokens)
 
 
-@given(tries, st.data())
-@settings(max_examples=60, deadline=None)
+@drawn(20, 240, tries, st.data())
 def test_requests_before_count_from_only_warm_the_cache_up(texts, data):
     trace = SmallTrace(texts)
     count_from = data.draw(st.integers(0, len(texts) - 1))
@@ -125,8 +119,7 @@ def test_requests_before_count_from_only_warm_the_cache_up(texts, data):
         assert both.optimum.at(capacity) == found / total
 
 
-@given(tries)
-@settings(max_examples=60, deadline=None)
+@drawn(20, 240, tries)
 def test_both_curves_rise_to_one_ceiling_and_the_optimum_is_never_lower(texts):
     trace = SmallTrace(texts)
     both = curves(trace)

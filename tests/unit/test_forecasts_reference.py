@@ -48,7 +48,6 @@ def test_times_close_most_of_the_gap(found, name, share, hints, bar):
 
 
 ALWAYS = [(AGENT, share, hints) for share in (1, 5, 10) for hints in MISLED]
-ALWAYS += [(CONVERSATION, 1, "return-time-wrong")]
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_only_so_many_evicted_requests_are_known_again():
 
 def test_memory_is_bounded_on_a_stream_that_never_comes_back():
     world = World(50)
-    for number in range(3 * MAX_GHOSTS):
+    for number in range(2 * MAX_GHOSTS):
         world.now = number * 1.0
         world.serve(world.names(2))
     mind = world.mind
@@ -231,7 +231,7 @@ def test_what_is_never_evicted_holds_nothing_else_in_memory():
     world = World(50)
     kept = world.names(2)
     world.serve(kept, priority=1)
-    for number in range(3 * MAX_GHOSTS):
+    for number in range(2 * MAX_GHOSTS):
         world.now = number * 60.0
         world.serve(world.names(2))
     assert world.found(kept) == 2

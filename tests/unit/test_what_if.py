@@ -99,9 +99,7 @@ def test_the_curve_is_close_to_the_exact_one_whatever_the_pool_holds(share, bloc
 
 
 @pytest.mark.parametrize("share", sampled(0.05, 0.01, 0.25))
-@pytest.mark.parametrize(
-    "name", [AGENT, CONVERSATION, pytest.param(CODING_AGENT, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("name", few([AGENT, CONVERSATION, CODING_AGENT], AGENT))
 def test_the_curve_is_close_to_the_exact_one_on_public_traces(name, share):
     prompts = [request.blocks for request in open_trace(whole_path(name))]
     assert off_by(prompts, share) < 0.003
@@ -236,7 +234,7 @@ def test_the_curve_rises_and_changes_nothing_in_the_cache(seed, capacity):
     assert again.token_hit.tolist() == curve.token_hit.tolist()
 
 
-@drawn(8, 200, st.integers(0, 10**6), st.integers(10, 60))
+@drawn(3, 200, st.integers(0, 10**6), st.integers(10, 60))
 def test_requests_are_counted_as_without_the_curve(seed, capacity):
     random = Random(seed)
     groups = [LayerGroup("full", capacity), LayerGroup("window", 9, SlidingWindow(5))]
