@@ -62,7 +62,7 @@ def let_go(kernel: Kernel, seq: Sequence) -> None:
 
 
 def stop_waiting(kernel: Kernel, seq: Sequence, pending: Pending) -> None:
-    """Release what a sequence without room found, and leave all as it was."""
+    """Release the hit of a waiting sequence, and undo its cuts."""
     tree, node = kernel.tree, seq.node
     if pending.source is None:
         free(kernel, seq, node.end, seq.num_blocks)

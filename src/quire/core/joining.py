@@ -22,7 +22,7 @@ def join_path(tree: PrefixTree, node: Node) -> None:
 
 
 def mend(tree: PrefixTree, upper: Node) -> None:
-    """Undo a cut at the end of a node, if nobody needs it: what comes of it has the places that it had in all orders."""
+    """Undo the cut at the end of a node, unless something needs it; the orders of eviction stay."""
     lower = next(iter(upper.children.values()), upper)
     if _are_alike(tree, upper, lower):
         if not upper.locks:

@@ -134,9 +134,9 @@ class CacheManager(Interruptible):
     ) -> Sequence:
         """Start a request: reference what is cached of its prompt.
 
-        The request counts, and the blocks it found as used, at the first `reserve` (or fork) that succeeds, which copies a
-        block too of which it found the head alone. One that is closed or suspended before leaves all as it was. At least
-        one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        The first successful `reserve` (or fork) counts the request, marks its blocks as used, and copies a block of which
+        only the head was found. A request that is closed or suspended before that changes nothing. At least one token is
+        left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         kernel = self.kernel
@@ -271,8 +271,8 @@ class CacheManager(Interruptible):
         """Return the block copies to do before the next forward, and forget them.
 
         They are one simultaneous assignment: every source is read before any destination is
-        written. Nothing else may write to the pool between planning and doing them. A request that was opened
-        and has reserved nothing gets its copy now, where there is a block for it.
+        written. Nothing else may write to the pool between planning and doing them. A request that has
+        reserved nothing yet gets its copy here, if a block can be had.
         """
         for seq in [*self.sequences.values()] if self.kernel.tree.waiting else ():
             if seq.pending is not None and seq.pending.source is not None:

@@ -21,8 +21,8 @@ def make_room(kernel: Kernel, needed: Items[int]) -> None:
 def is_short(kernel: Kernel, needed: Items[int], source: Node | None = None) -> bool:
     """Whether blocks must be evicted for so many in each group; raise `OutOfBlocks` where that would not be enough.
 
-    Holds that are due are let go first, unless it raises: then nothing has changed. A `source` that waits for its copy
-    counts as let go: that is the caller's to do.
+    Holds that are due are let go first, unless it raises: then nothing has changed. The `source` of a waiting request
+    counts as released; the caller releases it afterwards.
     """
     if kernel.holds.first_due < FOREVER and kernel.holds.first_due <= kernel.tree.order.now():
         let_go_expired(kernel, needed, source)

@@ -42,11 +42,11 @@ class Script(msgspec.Struct, gc=False, eq=False):
 
 
 class Pending(msgspec.Struct, eq=False):
-    """What a sequence has until its next `reserve` that succeeds.
+    """State of a sequence until its next successful `reserve`.
 
-    `missed`  what is counted then: why no more of its prompt was found or, resumed, how many tokens it recomputes
-    `source`  a run of one block below its node: the tree's block at the end of its table, of which it goes on
-              with a copy from then on; None where it found whole blocks
+    `missed`  the miss to count then: why the hit ends or, for a resumed sequence, the tokens to recompute
+    `source`  the one-block run below its node that the end of its table still reads, and that is copied
+              then; None for a hit of whole blocks
     """
 
     missed: Missed
@@ -69,7 +69,7 @@ class Sequence(msgspec.Struct, eq=False):
     `private_key`  key bytes of full blocks that are not published, from `store_until` on
     `unfilled`     blocks at the head of its row that are not read from the tree yet: a fork
                    reads them when its table is first asked for
-    `pending`      what waits for its next successful `reserve`; None after it
+    `pending`      its state until its next successful `reserve`; None after that
     `state`        "open", "suspended" or "closed"
     """
 

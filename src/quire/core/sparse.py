@@ -52,7 +52,7 @@ class Standing(msgspec.Struct, frozen=True):
     `gone`      node -> how many fewer stand at its end
     `unlocked`  node -> how many fewer lock it
     `node`      where one more would stand, at boundary `end`; None for nobody
-    `lent`      a node that is lent to one request fewer; None for none
+    `lent`      the source of a waiting request, counted as released; None for none
     """
 
     gone: Mapping[Node, int]
@@ -124,7 +124,7 @@ class SparseGroup(ABC):
     def joined(self, node: Node, upper: Any, at: int, *, used: bool) -> None:
         """`node` took over the run above it, which ended at boundary `at` and whose part this was.
 
-        The order of eviction stays, unless they were just `used`.
+        `used`  a request has just used both; otherwise the order of eviction stays
         """
 
     @abstractmethod
@@ -189,7 +189,7 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def check(self, node: Node, num_standing: int, num_lent: int) -> str:
-        """Return what is wrong with the part of a node at whose end so many stand, lent to so many, or nothing."""
+        """Return the fault in the part of a node, or nothing: `num_standing` at its end, `num_lent` waiting requests."""
 
     @abstractmethod
     def eviction_order(self) -> list[int]:
@@ -214,7 +214,7 @@ class TableGroup(SparseGroup):
 
     @abstractmethod
     def lend(self, node: Node, more: int) -> None:
-        """Protect all of a node for one request without room more, or fewer (-1): no use, so the order of eviction stays."""
+        """Protect all of a node for one more waiting request, or one fewer (-1); the order of eviction stays."""
 
     @abstractmethod
     def extended_by_one(self, node: Node) -> None:

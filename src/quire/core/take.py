@@ -130,7 +130,7 @@ def settle(kernel: Kernel, seq: Sequence, pending: Pending) -> None:
 def reserve(kernel: Kernel, seq: Sequence, num_tokens: int, *, admits: bool = True) -> None:
     """Room for `num_tokens` more than computed, in every group; see `CacheManager.reserve`.
 
-    A request that waits gets the block for the copy of which it found the head, also with 0, and has waited then if that `admits` it.
+    A waiting request also gets the block that it goes on with a copy of, and is admitted unless `admits` is False.
     """
     rows, row, size = kernel.rows, seq.row, kernel.rows.block_size
     capacity = rows.capacity[row]
@@ -245,7 +245,7 @@ def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
 def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int, waited: object = None) -> None:
     """Replace a block of the table that others read too, or a missing state, by a copy.
 
-    It is no holder of the block any more where it has `waited`.
+    `waited`  the source that it has released already, if it had one
     """
     rows, pool = kernel.rows, kernel.tree.pools[group]
     entry = rows.slots(group, seq.row, slot, slot + 1)

@@ -67,7 +67,7 @@ class PrefixTree:
         # Sorted names of many children, by the id of their parent; those that have gone may stand in between.
         self.wide: dict[int, list[bytes]] = {}
         self.roots: dict[Scope, Node] = {}
-        # By the id of a node, how many requests without room wait at its end, and whether a run was cut for them alone.
+        # By node id: the number of waiting requests at its end, and whether only they need the cut there.
         self.waiting: dict[int, tuple[int, bool]] = {}
         self._max_roots = MAX_ROOTS
 

@@ -1,4 +1,4 @@
-"""Waiting: what a request found is kept for it until it has room, and all is as it was if it never has."""
+"""Waiting: a request keeps its hit until it is admitted, and a refused one leaves no trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.core.tree import PrefixTree
 
 
 def wait_at(tree: PrefixTree, node: Node, end: int) -> Node:
-    """Return the node on this path that ends at a boundary, where one more request waits from now on."""
+    """Return the node that ends at a boundary of this path, and count a waiting request there."""
     held = node.holding(end - 1)
     node = tree.cut(held, end)
     count, alone = tree.waiting.get(id(node), (0, node is not held))
@@ -19,7 +19,10 @@ def wait_at(tree: PrefixTree, node: Node, end: int) -> Node:
 
 
 def wait_no_more(tree: PrefixTree, node: Node, *, stays: bool) -> None:
-    """One request fewer waits at the end of a node: it goes on there, or it leaves and takes the cut with it."""
+    """Count one waiting request less at the end of a node.
+
+    `stays`  the request was admitted there; otherwise a cut that only waiting requests needed is undone
+    """
     count, alone = tree.waiting.pop(id(node))
     if count > 1:
         tree.waiting[id(node)] = count - 1, alone and not stays
@@ -28,7 +31,7 @@ def wait_no_more(tree: PrefixTree, node: Node, *, stays: bool) -> None:
 
 
 def give_source(kernel: Kernel, seq: Sequence, pending: Pending) -> None:
-    """Let go of the block whose head a request found."""
+    """Release the block whose head a waiting request found."""
     source, tree, rows = pending.source, kernel.tree, kernel.rows
     if source is None:
         return

@@ -127,7 +127,7 @@ class Guards:
         return more
 
     def check(self, node: Node, num_lent: int) -> str:
-        """Return what is wrong with the needs of a node that is lent to so many, or nothing."""
+        """Return the fault in the needs of a node lent to `num_lent` waiting requests, or nothing."""
         part: WindowPart = node.parts[self._place]
         needs = [(child.parts[self._place].need, child.start) for child in node.children.values()]
         below = Counter(need for need, start in needs if need < start)

@@ -160,7 +160,7 @@ class SnapshotGroup(SheddingGroup, StateGroup):
     # -- eviction --------------------------------------------------------------------------
 
     def list_passing(self, node: Node, part: Part) -> None:
-        """Only a node with snapshots before its end has any that pass."""
+        """Passing snapshots lie before the end of their node."""
         if self._part(node).passing - {node.end}:
             super().list_passing(node, part)
 

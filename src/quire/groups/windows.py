@@ -281,7 +281,7 @@ class WindowGroup(SheddingGroup, TableGroup):
     # -- eviction --------------------------------------------------------------------------
 
     def list_passing(self, node: Node, part: Part) -> None:
-        """Only a node that is longer than its window has passing blocks, and only where nobody looked yet."""
+        """Passing blocks lie in a node longer than its window, behind what was swept."""
         swept = cast("WindowPart", part).swept
         if self.first_needed(node.end) > max(node.start, self.num_sinks, swept):
             super().list_passing(node, part)

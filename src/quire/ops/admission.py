@@ -14,8 +14,8 @@ from quire.ops.rollback import go_back
 def admit(manager: CacheManager, seq: Sequence) -> None:
     """Count a request that uses what it found, as the first `reserve` that succeeds does.
 
-    For one that is served whether or not there is room: the shared head of a block for whose copy there is no block is
-    given up (`seq.computed` is less then). Pins whose time is over are let go. A sequence that was counted stays as it is.
+    For a request that is served whether or not there is room. If no block can be had for the copy of a shared head, the
+    head is given up and `seq.computed` shrinks to whole blocks. Pins whose time is over are let go. A sequence that was counted stays as it is.
     Raises `SequenceError`.
     """
     manager.check_open(seq)

@@ -70,7 +70,7 @@ def go_back(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
 
 
 def _wait_with_less(kernel: Kernel, seq: Sequence, pending: Pending, num_tokens: int) -> None:
-    """Have a sequence that has no room yet wait with fewer tokens than it found."""
+    """Shorten the hit of a waiting sequence."""
     num_cached, rows = seq.num_cached, kernel.rows
     key = memoryview(seq.token_bytes() + seq.script.key)
     found = kernel.lookup.find(seq.root, key, num_tokens)
