@@ -11,6 +11,12 @@ from quire.exchange import block_hashes
 from watching import take_evicted, watchers
 
 
+def without_needs(node):
+    """Return a node of a snapshot, and those below it, without what its parts need."""
+    parts = [{**part, "need": None} for part in node.get("parts", ())]
+    return {**node, "parts": parts, "children": [without_needs(each) for each in node["children"]]}
+
+
 class Comparison:
     """One manager with groups of any kind, its memories, and what must hold between them.
 
@@ -115,8 +121,8 @@ class Comparison:
             ]
 
     def lasting(self):
-        """The state but for scopes in which nothing is cached and for media of which nothing is."""
-        roots = [root for root in self.state["roots"] if root["children"]]
+        """The state but for scopes and media without cached blocks, and for needs, which a leaf that grew learns late."""
+        roots = [without_needs(root) for root in self.state["roots"] if root["children"]]
         return {**self.state, "roots": roots, "num_media": 0}
 
     def must_raise(self, error_type, function, *args, **kwargs):
