@@ -382,17 +382,63 @@ def test_retention_that_ends_while_a_request_waits_ends_for_the_head_of_a_run_as
     ops.check(manager)
 
 
-def test_uses_by_others_while_a_request_waits_count():
+@pytest.mark.parametrize("last", [0, 1000])
+def test_a_use_by_another_while_a_request_waits_moves_what_both_found_in_the_order(last):
     manager = CacheManager(16, 4, sub_block=False)
     for start in (0, 1000):
         serve(manager, run(start, 17))
-    waiting = manager.open(run(0, 17))
-    use(manager, run(0, 17))
-    use(manager, run(1000, 17))
-    manager.close(waiting)
+    waiting = [manager.open(run(start, 17)) for start in (0, 1000)]
+    for start in (1000 - last, last):
+        use(manager, run(start, 17))
+    for seq in waiting:
+        manager.close(seq)
+    ops.check(manager)
     ops.reclaim(manager, 4)
-    assert manager.probe(run(0, 17)).num_tokens == 0
-    assert manager.probe(run(1000, 17)).num_tokens == 16
+    assert manager.probe(run(last, 17)).num_tokens == 16
+    assert manager.probe(run(1000 - last, 17)).num_tokens == 0
+
+
+def test_a_cut_stays_also_where_the_one_who_had_room_leaves_before_those_who_wait():
+    manager = CacheManager(16, 4)
+    serve(manager, run(0, 32))
+    first, second = manager.open([*run(0, 8), 97]), manager.open([*run(0, 8), 98])
+    manager.reserve(first, 1)
+    manager.close(first)
+    manager.close(second)
+    assert sorted(node.end for node in manager.kernel.tree.order.order()) == [2, 8]
+    assert ops.reclaim(manager, 6) == 6
+    assert manager.probe(run(0, 9)).num_tokens == 8
+    ops.check(manager)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_in_which_one_request_waits_at_the_end_is_cut_by_one_who_waits_inside(first):
+    manager = CacheManager(16, 4)
+    serve(manager, run(0, 32))
+    before = state(manager)
+    waiting = [manager.open(run(0, 33)), manager.open([*run(0, 8), 97])]
+    ops.check(manager)
+    manager.close(waiting.pop(first))
+    ops.check(manager)
+    manager.close(waiting.pop())
+    ops.check(manager)
+    assert state(manager) == before
+
+
+def test_runs_that_are_joined_while_a_request_waits_at_their_end_are_its_own_still():
+    manager = CacheManager(16, 4)
+    serve(manager, [*run(0, 8), *run(1000, 8)])
+    serve(manager, run(0, 32))
+    assert ops.reclaim(manager, 2) == 2  # the branch, which goes first
+    waiting, seq = manager.open(run(0, 33)), manager.open(run(0, 33))
+    assert len(waiting.node.path()) == 2
+    manager.reserve(seq, 1)
+    assert len(waiting.node.path()) == 1
+    ops.check(manager)
+    manager.close(waiting)
+    manager.close(seq)
+    ops.check(manager)
+    assert [node.end for node in manager.kernel.tree.order.order()] == [8]
 
 
 def test_a_resumed_request_that_is_refused_leaves_the_order_and_what_it_must_recompute():

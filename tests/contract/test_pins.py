@@ -59,3 +59,19 @@ def test_they_are_counted_in_groups_of_every_kind(kind):
     assert states["pinned"] or isinstance(kind, Recurrent)  # which has kept no snapshot here
     pin.close()
     assert ops.block_states(manager) == before
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_admission_by_hand_lets_a_pin_go_whose_time_is_over(is_counted):
+    clock = Clock()
+    manager = CacheManager(16, 4, clock=clock, sub_block=False)
+    serve(manager, run(0, 16))
+    serve(manager, run(1000, 8))
+    ops.pin(manager, run(1000, 8), ttl_s=5)
+    seq = manager.open(run(0, 17))
+    if is_counted:
+        ops.admit(manager, seq)
+    assert manager.num_active == 6
+    clock.now = 6
+    ops.admit(manager, seq)
+    assert manager.num_active == 4
