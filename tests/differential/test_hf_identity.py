@@ -579,17 +579,39 @@ def test_a_model_may_be_compiled_while_a_session_is_open(model, cache):
     assert reused(model, cache) == 40
 
 
+def given_an_attribute(projection, by):
+    projection.louder = functools.partial(louder, own=None, by=by)
+
+
+def given_its_forward(projection, by):
+    projection.forward = functools.partial(louder, own=projection.forward, by=by)
+
+
 @pytest.mark.parametrize("by", [2, 3])
-def test_settings_that_a_function_is_given_beforehand_count_in_every_process(model, by):
+@pytest.mark.parametrize("change", [given_an_attribute, given_its_forward])
+def test_settings_that_a_function_is_given_beforehand_count_in_every_process(model, by, change):
     def name():
         made = own("llama")
-        projection = attention(made).k_proj
-        projection.louder = functools.partial(louder, own=None, by=by)
+        change(attention(made).k_proj, by)
         return make_cache(made, block_size=4).fingerprint
 
     assert name() == name()
-    attention(model).k_proj.louder = functools.partial(louder, own=None, by=1)
+    change(attention(model).k_proj, 1)
     assert name() != make_cache(model, block_size=4).fingerprint
+
+
+def doubled(module, args, out):
+    return out * 2
+
+
+def test_a_hook_that_is_compiled_has_the_name_of_the_plain_one(model, cache):
+    names = []
+    for hook in (doubled, torch.compile(doubled, backend="eager"), torch.compiler.disable(doubled)):
+        handle = attention(model).k_proj.register_forward_hook(hook)
+        names.append(make_cache(model, block_size=4).fingerprint)
+        handle.remove()
+    assert len({*names, cache.fingerprint}) == 2
+    assert len({*names}) == 1
 
 
 class Scale:

@@ -202,15 +202,20 @@ def settings_of(model, **changes):
 
 @pytest.mark.parametrize("of", [PrefixCache, SlotPrefixCache])
 @pytest.mark.parametrize("make", [causal, lambda model: peft.PeftModel(model, config_of("LORA"))])
-@pytest.mark.parametrize("place", ["wrapper", "model", "cache"])
-def test_generation_settings_are_those_that_the_wrapper_generates_with(of, make, place):
+@pytest.mark.parametrize(
+    "places",
+    [["wrapper"] * 2, ["model"] * 2, ["cache"] * 2, ["wrapper", "cache"], ["cache", "wrapper"]],
+    ids=" then ".join,
+)
+def test_generation_settings_are_those_that_the_wrapper_generates_with(of, make, places):
     wrapped = make(own_of("llama")).eval()
     cache = of(wrapped, *(("1MiB", 4) if of is PrefixCache else (4, 128)))
     assert len(cache.generate(IDS)[0]) > 43
-    holder = {"wrapper": wrapped, "model": wrapped.get_base_model(), "cache": cache}[place]
-    for num_new in (2, 1):
-        holder.generation_config = settings_of(wrapped, max_new_tokens=num_new)
+    holders = {"wrapper": wrapped, "model": wrapped.get_base_model(), "cache": cache}
+    for num_new, place in zip((2, 1), places, strict=True):
+        holders[place].generation_config = settings_of(wrapped, max_new_tokens=num_new)
         found = cache.generate(IDS)
+        assert len(found[0]) == 41 + num_new
         assert torch.equal(found, wrapped.generate(input_ids=IDS))
         assert cache.generation_config is wrapped.get_base_model().generation_config
 

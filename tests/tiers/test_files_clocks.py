@@ -1,5 +1,6 @@
 """Clocks of machines that share a directory: none of them decides what others can store."""
 
+import itertools
 import os
 import random
 import tempfile
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import name_of, names_of, record_of, records_of
 from quire.tiers.files import Files
-from quire.tiers.files.clock import SharedClock
+from quire.tiers.files.clock import STEP_NS, SharedClock
 from quire.tiers.files.room import file_of
 from quire.tiers.format import record_bytes
 from turns import drawn
@@ -115,3 +116,24 @@ def test_the_head_of_a_prompt_outlives_its_tail_beside_a_machine_with_another_cl
     assert not all(there)
     for each in (wrong, right):
         each.tier.close()
+
+
+@pytest.mark.parametrize("skew", [-HOUR, HOUR])
+def test_records_of_a_machine_with_another_clock_go_in_the_order_of_their_use(tmp_path, skew):
+    wrong, right = (Machine(tmp_path, each, is_told=True) for each in (skew, 0.0))
+    prompts = [names_of(range(at, at + 10)) for at in (0, 100, 200)]
+    for machine, prompt in zip((right, wrong, right), prompts, strict=True):
+        assert machine.put(prompt) == [STORED] * 10
+    listed = [entry.key for entry in right.tier.scan()]  # those used last first
+    assert listed == [key for prompt in reversed(prompts) for key in prompt]
+    for each in (wrong, right):
+        each.tier.close()
+
+
+def test_stamps_grow_though_the_own_clock_falls():
+    times = iter([100.0, 100.0, 40.0, 99.0, 101.0])
+    clock = SharedClock(lambda: next(times))
+    clock.set(int(100e9))
+    newest = [clock.stamps(3) for _ in range(4)]
+    assert all(one + 3 * STEP_NS < other for one, other in itertools.pairwise(newest))
+    assert newest[-1] == int(101e9)
