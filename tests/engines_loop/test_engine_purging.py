@@ -23,7 +23,7 @@ from searching import (
 
 from quire import Scope, ops
 from quire.engines.loop import AsyncEngine, Engine, SamplingParams
-from quire.errors import RequestFailed, ScopeError
+from quire.errors import CacheBusy, RequestFailed, ScopeError
 from quire.exchange.hashing import tenant_tag
 from quire.tiers import Disk, Files, Host, TierKey
 from quire.tiers.stack.settings import StackSettings
@@ -213,6 +213,30 @@ def test_a_purge_without_tiers_or_of_nobody_known_is_complete():
     assert (told.is_complete, told.blocks, told.tiers) == (True, {"full": 0}, {})
     with pytest.raises(ScopeError):
         engine.purge(1.5)
+    engine.close()
+
+
+def test_a_purge_from_within_a_step_is_refused_and_nothing_has_changed(tmp_path, tiers):
+    engine = make(trained_model(), tiers)
+    (expected,) = engine.generate([prompt(0)], SHORT, scope=MINE)
+    refused = []
+
+    def purges():
+        before = ops.snapshot(engine.manager)
+        with pytest.raises(CacheBusy, match="between two steps"):
+            engine.purge("acme")
+        assert ops.snapshot(engine.manager) == before
+        refused.append(1)
+
+    engine.when_computing(purges)
+    needles = Needles(engine)
+    (output,) = engine.generate([prompt(0)], SHORT, scope=MINE)
+    assert len(refused) == SHORT.max_tokens
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    needles.take(MINE)
+    settled(engine)
+    assert engine.purge("acme").is_complete
+    assert needles.where(tmp_path, tiers.tiers[0]) == set()
     engine.close()
 
 

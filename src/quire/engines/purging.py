@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from quire import ops
 from quire.core import CacheManager, Scope
+from quire.engines.hf.turns import undivided
 from quire.errors import CacheBusy, ConfigError, RequestFailed
 from quire.exchange.hashing import tenant_tag
 from quire.ops.purging import IsOwn, num_held, sequences_of
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from quire.engines.loop.tiers import EngineTiers
     from quire.tiers.purging import Purged
     from quire.tiers.stack.stack import TierStack
+
+_E = TypeVar("_E", bound="PurgeableEngine")
 
 PURGE_TIMEOUT_S = 600.0
 """The longest that a purge waits for each tier where its caller does not say."""
@@ -96,6 +100,7 @@ class PurgeableEngine:
     _below: EngineTiers | None
     _passages: EnginePassages | None
     _requests: dict[str, EngineRequest]
+    _is_stepping = False
     _end: Callable[[EngineRequest, FinishReason, RequestFailed], None]
 
     def purge(self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeReport:
@@ -103,7 +108,8 @@ class PurgeableEngine:
 
         `tenant` is the scope's `tenant`, its `salt` where it has none, or a scope that has them; None is everybody's.
         Its requests end with `RequestFailed`. Others go on; while tiers are purged they wait, but in an `AsyncEngine`.
-        `timeout_s` bounds the wait for tiers. A tier that fails is told in the report. Raises `ScopeError`, `CacheBusy`.
+        `timeout_s` bounds the wait for tiers. A tier that fails is told in the report. Raises `ScopeError`, and `CacheBusy`,
+        with nothing changed, from within a step or while another thread has its turn.
         """
         scope = scope_of(tenant)
         with self._turn, self.barring(scope):
@@ -118,6 +124,11 @@ class PurgeableEngine:
         """Purge what the engine itself holds, between two steps and within `barring`."""
         is_own = of_tenant(scope)
         with self._turn:
+            if self._is_stepping:
+                raise CacheBusy(
+                    "purge was called from within a step, which goes on to write K and V of its requests: call it "
+                    "between two steps"
+                )
             own = [each for each in self._requests.values() if is_own(each.scope)]
             before = free_blocks(self.manager)
             for request in own:
@@ -138,6 +149,22 @@ class PurgeableEngine:
     @property
     def _warm(self) -> WarmPassages | None:
         return None if self._passages is None else self._passages.passages.warm
+
+
+def one_step(method: Callable[[_E], None]) -> Callable[[_E], None]:
+    """Make a method of an engine one undivided step, from within which a purge is refused."""
+    whole = undivided()(method)
+
+    @functools.wraps(method)
+    def step(engine: _E) -> None:
+        outer = engine._is_stepping  # noqa: SLF001 - the method's own object  # pyright: ignore[reportPrivateUsage]
+        try:
+            engine._is_stepping = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            whole(engine)
+        finally:
+            engine._is_stepping = outer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+    return step
 
 
 class _Purgeable(Protocol):

@@ -35,7 +35,7 @@ from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
 from quire.engines.packed.bound import BoundModel
 from quire.engines.packed.model import eos_ids
-from quire.engines.purging import PurgeableEngine
+from quire.engines.purging import PurgeableEngine, one_step
 from quire.errors import ConfigError, QuireError, RequestFailed
 from quire.scheduling import Job, Scheduler
 
@@ -290,7 +290,7 @@ class Engine(PurgeableEngine):
 
     # -- within ----------------------------------------------------------------------------
 
-    @undivided()
+    @one_step
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""
         self._end_outdated()
