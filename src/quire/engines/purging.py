@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from quire import ops
 from quire.core import CacheManager, Scope
-from quire.engines.hf.turns import undivided
 from quire.errors import CacheBusy, ConfigError, RequestFailed
 from quire.exchange.hashing import tenant_tag
 from quire.ops.purging import IsOwn, num_held, sequences_of
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from quire.engines.loop.tiers import EngineTiers
     from quire.tiers.purging import Purged
     from quire.tiers.stack.stack import TierStack
-
-_E = TypeVar("_E", bound="PurgeableEngine")
 
 PURGE_TIMEOUT_S = 600.0
 """The longest that a purge waits for each tier where its caller does not say."""
@@ -100,7 +96,6 @@ class PurgeableEngine:
     _below: EngineTiers | None
     _passages: EnginePassages | None
     _requests: dict[str, EngineRequest]
-    _is_stepping = False
     _end: Callable[[EngineRequest, FinishReason, RequestFailed], None]
 
     def purge(self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeReport:
@@ -124,7 +119,7 @@ class PurgeableEngine:
         """Purge what the engine itself holds, between two steps and within `barring`."""
         is_own = of_tenant(scope)
         with self._turn:
-            if self._is_stepping:
+            if self._turn.is_stepping:
                 raise CacheBusy(
                     "purge was called from within a step, which goes on to write K and V of its requests: call it "
                     "between two steps"
@@ -149,22 +144,6 @@ class PurgeableEngine:
     @property
     def _warm(self) -> WarmPassages | None:
         return None if self._passages is None else self._passages.passages.warm
-
-
-def one_step(method: Callable[[_E], None]) -> Callable[[_E], None]:
-    """Make a method of an engine one undivided step, from within which a purge is refused."""
-    whole = undivided()(method)
-
-    @functools.wraps(method)
-    def step(engine: _E) -> None:
-        outer = engine._is_stepping  # noqa: SLF001 - the method's own object  # pyright: ignore[reportPrivateUsage]
-        try:
-            engine._is_stepping = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            whole(engine)
-        finally:
-            engine._is_stepping = outer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-    return step
 
 
 class _Purgeable(Protocol):

@@ -28,10 +28,12 @@ class Turn:
     Ctrl-C may come at any call, and where a function begins: it leaves the turn to others, also on the way out. A lock
     of C, unlike a `Condition`, is taken and given back by `with` without such a place.
 
-    `cut_off`  what was cut off half-way (`undivided`), and by what: then nobody comes in until it is emptied again
+    `cut_off`      what was cut off half-way (`undivided`), and by what: then nobody comes in until it is emptied again
+    `is_stepping`  whether a step is under way (`one_step`), from within which code of the caller's may run
     """
 
     cut_off = ""
+    is_stepping = False
 
     def __init__(self, what: str = "cache", wait_s: object = None) -> None:
         self._what = what
@@ -232,3 +234,20 @@ def undivided(
         return call
 
     return undivided_one
+
+
+def one_step(method: Callable[P, R]) -> Callable[P, R]:
+    """Make a method of an object with a `_turn` one `undivided` step: `is_stepping` says that it is under way."""
+    whole = undivided()(method)
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        turn: Turn = cast("Any", args[0])._turn  # noqa: SLF001 - the method's own object
+        outer = turn.is_stepping
+        try:
+            turn.is_stepping = True
+            return whole(*args, **kwargs)
+        finally:
+            turn.is_stepping = outer
+
+    return call

@@ -11,7 +11,7 @@ from quire.chat.text import TextStream
 from quire.core import CacheManager, Scope
 from quire.engines.hf.keeping import stack_of, watchers_of
 from quire.engines.hf.models import num_embeddings
-from quire.engines.hf.turns import Turn, in_turn, undivided
+from quire.engines.hf.turns import Turn, in_turn, one_step, undivided
 from quire.engines.loop.answers import (
     Answer,
     AnswerBatch,
@@ -35,7 +35,7 @@ from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
 from quire.engines.packed.bound import BoundModel
 from quire.engines.packed.model import eos_ids
-from quire.engines.purging import PurgeableEngine, one_step
+from quire.engines.purging import PurgeableEngine
 from quire.errors import ConfigError, QuireError, RequestFailed
 from quire.scheduling import Job, Scheduler
 
