@@ -72,7 +72,7 @@ def check_seconds(name: str, seconds: object) -> float:
     if seconds is None:
         return 0.0
     if type(seconds) not in (int, float) or not 0 < seconds <= MAX_SECONDS:  # pyright: ignore[reportOperatorIssue]
-        msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}"
+        msg = f"{name} must be a number of seconds, above 0 and up to {MAX_SECONDS:g}, as an int or float"
         raise ConfigError(f"{msg}, got {seconds!r}")
     return seconds  # pyright: ignore[reportReturnType]
 
