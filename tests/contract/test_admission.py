@@ -180,17 +180,6 @@ def test_a_cut_goes_with_the_last_of_those_who_waited_there(refused):
     assert state(manager) == before
 
 
-def test_a_cut_stays_where_one_of_those_who_waited_had_room():
-    manager = CacheManager(16, 4)
-    serve(manager, run(0, 32))
-    first, second = manager.open([*run(0, 8), 97]), manager.open([*run(0, 8), 98])
-    manager.reserve(first, 1)
-    manager.close(second)
-    manager.close(first)
-    assert sorted(node.end for node in manager.kernel.tree.order.order()) == [2, 8]
-    ops.check(manager)
-
-
 def test_a_fork_of_a_request_that_waits_takes_its_copy():
     manager = CacheManager(4, 4)
     serve(manager, run(0, 12))
@@ -398,13 +387,14 @@ def test_a_use_by_another_while_a_request_waits_moves_what_both_found_in_the_ord
     assert manager.probe(run(1000 - last, 17)).num_tokens == 0
 
 
-def test_a_cut_stays_also_where_the_one_who_had_room_leaves_before_those_who_wait():
+@pytest.mark.parametrize("admitted_leaves_first", [True, False])
+def test_a_cut_stays_where_one_of_two_waiting_requests_is_admitted(admitted_leaves_first):
     manager = CacheManager(16, 4)
     serve(manager, run(0, 32))
     first, second = manager.open([*run(0, 8), 97]), manager.open([*run(0, 8), 98])
     manager.reserve(first, 1)
-    manager.close(first)
-    manager.close(second)
+    for seq in (first, second) if admitted_leaves_first else (second, first):
+        manager.close(seq)
     assert sorted(node.end for node in manager.kernel.tree.order.order()) == [2, 8]
     assert ops.reclaim(manager, 6) == 6
     assert manager.probe(run(0, 9)).num_tokens == 8

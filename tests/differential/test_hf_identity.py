@@ -465,7 +465,7 @@ COMPILED = [
 
 
 PARTS_OF_A_KIND = compiled_layers, compiled_twice, compiled_base, compiled_activation
-"""What they compile is compiled as others of `COMPILED` do it; the long run has them too."""
+"""Entries of `COMPILED` whose code another entry compiles in the same way; only the long run has them."""
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,9 @@ class CacheManager(Interruptible):
         """Start a request: reference what is cached of its prompt.
 
         The first successful `reserve` (or fork) counts the request, marks its blocks as used, and copies a block of which
-        only the head was found. A request that is closed or suspended before that changes nothing. At least one token is
-        left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`, as `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
+        only the head was found. A request that is closed or suspended before that changes nothing, unless `take_copies`
+        gave it the copy. At least one token is left to compute. `terms`: `priority`, `retain_s`, `store_until`, `hint`,
+        as `Terms` says. Raises `TokensError`, `ScopeError`, `MediaError`, `ConfigError` and, for
         a prompt that no empty pool could hold, `OutOfBlocks`.
         """
         kernel = self.kernel
@@ -272,7 +273,7 @@ class CacheManager(Interruptible):
 
         They are one simultaneous assignment: every source is read before any destination is
         written. Nothing else may write to the pool between planning and doing them. A request that has
-        reserved nothing yet gets its copy here, if a block can be had.
+        reserved nothing yet gets its copy here, if a block is free or can be evicted.
         """
         for seq in [*self.sequences.values()] if self.kernel.tree.waiting else ():
             if seq.pending is not None and seq.pending.source is not None:
