@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from quire import ops
+from quire.errors import OutOfBlocks
 
 
 def run(start, num_tokens):
@@ -64,3 +65,19 @@ def rejected(manager, error, *mentions):
     ops.check(manager)
     for text in mentions:
         assert str(text) in str(caught.value), f"{text!r} is not in {caught.value}"
+
+
+def order(manager):
+    """Return the tokens that end the cached runs, in the order in which they lose blocks, and the orders of sparse groups."""
+    tree = manager.kernel.tree
+    full = [(bytes(node.key[-4:]), node.priority) for node in tree.order.order()]
+    return full, [group.eviction_order() for group in tree.sparse]
+
+
+def refuse(manager, tokens, **terms):
+    """Open a prompt, ask for more than there is, and close; what the request found."""
+    seq = manager.open(tokens, **terms)
+    with rejected(manager, OutOfBlocks):
+        manager.reserve(seq, 10_000)
+    manager.close(seq)
+    return seq.num_cached
