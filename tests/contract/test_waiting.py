@@ -117,6 +117,21 @@ def test_a_request_that_waits_gets_its_copy_when_copies_are_taken_if_there_is_a_
     ops.check(manager)
 
 
+def test_taking_copies_evicts_nothing_for_a_request_that_waits():
+    manager = CacheManager(5, 4)
+    serve(manager, run(1000, 8))
+    serve(manager, run(0, 12))
+    seq = manager.open([*run(0, 10), 9])
+    with rejected(manager, OutOfBlocks):
+        manager.reserve(seq, 20)
+    before = state(manager)
+    assert (manager.take_copies(), manager.num_free) == ([], 0)
+    assert state(manager) == before
+    manager.reserve(seq, 1)
+    (copy,) = manager.take_copies()
+    assert (copy.num_tokens, copy.dst) == (2, seq.block_ids()[2])
+
+
 def test_a_copy_that_was_not_taken_goes_with_the_request_that_waited():
     manager = CacheManager(8, 4)
     serve(manager, run(0, 12))

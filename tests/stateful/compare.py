@@ -192,7 +192,11 @@ class Comparison:
 
     def take_copies(self):
         """Do what is planned, note new snapshots, then poison all that nobody may read."""
+        dropped = self.dropped_blocks()
         copies = self.manager.take_copies()
+        assert self.dropped_blocks() == dropped, (
+            "what is evicted is read before the copies are done"
+        )
         self.seen = None
         for group in self.groups:
             mine = [copy for copy in copies if copy.group == group]

@@ -45,7 +45,8 @@ EXAMPLES, LONG = 15, 1000
 STEPS_PER_EXAMPLE = 40
 
 ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint")
-CHANGES = ("evict", "reclaim", "reclaim_group", "clear", "compact", "resize", "wait")
+MEANWHILE = ("restore", "restore", "purge", "serve")
+CHANGES = ("evict", "purge", "reclaim", "reclaim_group", "clear", "compact", "resize", "wait")
 
 steps = 0
 
@@ -149,6 +150,30 @@ class RequestMachine(RuleBasedStateMachine):
         """A request that asks for more than there is."""
         if len(self.world.live) < 5:
             self.world.refuse(*self.build(recipe), **options)
+        self.count()
+
+    @rule(recipe=prompts(), meanwhile=st.sampled_from(MEANWHILE), blocks=some, stays=st.booleans())
+    def wait_for_room(self, recipe, meanwhile, blocks, stays):
+        """A request waits while others change what it found, or what lies beyond; then it is admitted, or waits on."""
+        world = self.world
+        tokens, scope, _ = prompt = self.build(recipe)
+        live = world.open(*prompt) if len(world.live) < 4 else None
+        if live is None:
+            return
+        if meanwhile == "restore" and not world.restores:
+            handle = world.begin_restore(prompt, blocks, 0)
+            if handle is not None:
+                world.end_restore(handle, commit=True)
+        elif meanwhile == "purge":
+            world.purge(scope)
+        elif meanwhile == "serve":
+            other = world.open([*tokens[: blocks * world.settings.block_size], 1], scope)
+            if other is not None:
+                world.prefill(other, [1])
+                world.close(other)
+        if not stays:
+            world.prefill(live, [0])
+            world.close(live)
         self.count()
 
     @rule(recipe=prompts(), computed=st.booleans(), backwards=st.booleans())
@@ -324,6 +349,8 @@ class RequestMachine(RuleBasedStateMachine):
             world.drop(ops.invalidate, world.manager, None, scope)
         elif change == "evict":
             world.drop(ops.invalidate, world.manager, tokens, scope, media=media)
+        elif change == "purge" and amount > 16:
+            world.purge(scope)
         elif change == "reclaim":
             world.drop(ops.reclaim, world.manager, amount)
         elif change == "reclaim_group":

@@ -6,6 +6,7 @@ from handles import Handles
 from kinds import window_start
 
 from quire import groups, ops
+from quire.core import Scope
 from quire.errors import (
     CommitError,
     ConfigError,
@@ -19,6 +20,7 @@ from quire.errors import (
     TokensError,
     TruncateError,
 )
+from quire.ops.purging import num_held, purge
 
 
 class World(Handles):
@@ -211,6 +213,20 @@ class World(Handles):
             assert self.free_blocks() - before == freed * len(self.memory)
         self.intact = self.intact and self.free_blocks() == before
         self.after()
+
+    def purge(self, scope):
+        """Drop all of a scope, and its pins; what others reference stays until they leave."""
+
+        def is_own(other):
+            return other == (scope or Scope())
+
+        own = [pin for pin in self.pins if pin[2] == scope]
+        self.pins = [pin for pin in self.pins if pin[2] != scope]
+        assert self.call(purge, self.manager, is_own) == len(own)
+        self.intact = False
+        self.after()
+        if not (self.restores or self.holds or any(live.scope == scope for live in self.live)):
+            assert not num_held(self.manager, is_own), "a purge left what nobody references"
 
     def compact(self, group):
         """Move what is held to the lowest ids."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from contextlib import suppress
 from typing import Unpack
 
 from quire.config import check_count, check_text
@@ -21,7 +20,7 @@ from quire.core.settings import ManagerSettings, Options, settings_of
 from quire.core.stats import Stats
 from quire.core.terms import ORDINARY, RequestTerms, terms_of
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, check_sign, key_of
-from quire.errors import ConfigError, OutOfBlocks, SequenceError, TokensError
+from quire.errors import ConfigError, SequenceError, TokensError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 from quire.media import NO_MEDIA, MediaItem, check_media
 from quire.scope import NO_SCOPE, Scope, check_scope
@@ -273,12 +272,12 @@ class CacheManager(Interruptible):
 
         They are one simultaneous assignment: every source is read before any destination is
         written. Nothing else may write to the pool between planning and doing them. A request that has
-        reserved nothing yet gets its copy here, if a block is free or can be evicted.
+        reserved nothing yet gets its copy here, if a block is free: nothing is evicted.
         """
         for seq in [*self.sequences.values()] if self.kernel.tree.waiting else ():
-            if seq.pending is not None and seq.pending.source is not None:
-                with suppress(OutOfBlocks):
-                    take.reserve(self.kernel, seq, 0, admits=False)
+            found_head = seq.pending is not None and seq.pending.source is not None
+            if found_head and all(pool.num_free for pool in self.kernel.pools):
+                take.reserve(self.kernel, seq, 0, admits=False)
         plan = self.kernel.copies.take()
         self.kernel.counters.copied_blocks += len(plan)
         return plan
