@@ -60,6 +60,7 @@ class Publisher:
             raise
         self.endpoint = _name(self._pub)
         self.replay = None if self._router is None else _name(self._router)
+        self._num_sent = 0
         self._ending = Event()
         self._thread = Thread(target=self._run, name="quire-events", daemon=True)
         self._thread.start()
@@ -67,7 +68,7 @@ class Publisher:
     @property
     def num_batches(self) -> int:
         """Batches that were published."""
-        return self._stream.next_number
+        return self._num_sent
 
     def close(self) -> None:
         """Publish what is left and end."""
@@ -104,6 +105,7 @@ class Publisher:
     def _publish(self) -> None:
         for message in self._stream.take():
             self._pub.send_multipart(self._frames(message))
+            self._num_sent += 1
 
     def _answer(self, router: zmq.Socket[bytes]) -> None:
         """Answer a request; whoever asks for anything else gets an answer of nothing."""
