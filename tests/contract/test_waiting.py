@@ -34,6 +34,16 @@ def test_a_refused_request_leaves_order_and_counts_as_they_were(policy, prompt):
     ops.check(manager)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_refused_request_leaves_a_run_that_grew_since_it_was_found_as_it_was(policy):
+    manager = CacheManager(16, 4, policy=policy)
+    serve(manager, run(0, 8))
+    serve(manager, run(0, 12))
+    before = state(manager)
+    assert refuse(manager, run(0, 13)) == 12
+    assert state(manager) == before
+
+
 def test_a_refused_request_that_finds_a_part_of_a_run_leaves_it_whole_and_in_its_place():
     manager = CacheManager(16, 4, sub_block=False)
     for start in (0, 1000, 2000):

@@ -60,6 +60,7 @@ class Fifo(RankedPolicy):
         if entry.note is None or entry.end > entry.uses:
             tick = self.tick()
             entry.note = (tick, tick)
+        entry.uses = entry.end  # as when it is referenced next: who only waits leaves it as it was
         super().released(entry)
 
     def referenced(self, entry: Entry) -> None:
