@@ -11,10 +11,11 @@ from quire.exchange import block_hashes
 from watching import take_evicted, watchers
 
 
-def without_needs(node):
-    """Return a node of a snapshot, and those below it, without what its parts need."""
-    parts = [{**part, "need": None} for part in node.get("parts", ())]
-    return {**node, "parts": parts, "children": [without_needs(each) for each in node["children"]]}
+def without(names, node):
+    """Return a node of a snapshot, and those below it, without some of what its parts say."""
+    parts = [{**part, **dict.fromkeys(names)} for part in node.get("parts", ())]
+    below = [without(names, each) for each in node["children"]]
+    return {**node, "parts": parts, "children": below}
 
 
 class Comparison:
@@ -121,9 +122,18 @@ class Comparison:
             ]
 
     def lasting(self):
-        """The state but for scopes and media without cached blocks, and for needs, which a leaf that grew learns late."""
-        roots = [without_needs(root) for root in self.state["roots"] if root["children"]]
-        return {**self.state, "roots": roots, "num_media": 0}
+        """The state but for scopes and media without cached blocks, and for needs, which a leaf that grew learns late.
+
+        Nor, with sinks, for the order of parts: one that has nothing but sinks, which it keeps, may stand in it or not.
+        """
+        names = (
+            ["need", "rank"]
+            if any(getattr(kind, "sinks", 0) for kind in self.settings.kinds)
+            else ["need"]
+        )
+        roots = [without(names, root) for root in self.state["roots"] if root["children"]]
+        order = self.state["sparse_order"] if "rank" not in names else None
+        return {**self.state, "roots": roots, "num_media": 0, "sparse_order": order}
 
     def must_raise(self, error_type, function, *args, **kwargs):
         error = self.call(function, *args, may_raise=error_type, **kwargs)
@@ -224,6 +234,8 @@ class Comparison:
         for group in self.settings.attention:
             filled = {}
             for live in self.running:
+                if not live.admitted:
+                    continue  # the block whose head it found may be the tree's
                 for i, block in enumerate(live.seq.block_ids(group).tolist()):
                     used = size if live.drafts else min(size, max(0, len(live.tokens) - i * size))
                     filled[block] = max(used, filled.get(block, 0))

@@ -220,9 +220,11 @@ class World(Handles):
         def is_own(other):
             return other == (scope or Scope())
 
-        own = [pin for pin in self.pins if pin[2] == scope]
-        self.pins = [pin for pin in self.pins if pin[2] != scope]
-        assert self.call(purge, self.manager, is_own) == len(own)
+        own = [each for each in self.pins if each[2] == scope and each[0].num_tokens]
+        num_pins = self.call(purge, self.manager, is_own)
+        assert not any(pin.is_held for pin, *_ in own)
+        self.pins = [each for each in self.pins if each[0].is_held]
+        assert num_pins >= len(own), "a pin of nothing may go as well"
         self.intact = False
         self.after()
         if not (self.restores or self.holds or any(live.scope == scope for live in self.live)):
