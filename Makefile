@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
 SYSTEM := redis-server prometheus openssl g++ libibverbs1 libnuma1 libcurl4
 
-.PHONY: help setup system real-models demo test test-long test-families test-vllm check bench docs format clean
+.PHONY: help setup system real-models demo test test-ci test-long test-families test-vllm check bench docs format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -58,6 +58,9 @@ demo: $(VENV)/.for-demo  ## run the main job: conversations with and without qui
 
 test: $(VENV)/.for-test  ## run the tests
 	$(PYTEST)
+
+test-ci: $(VENV)/.for-test  ## run what the default run leaves out for its time
+	$(PYTEST) -m 'ci and not long'
 
 test-long: $(VENV)/.for-test  ## run many more examples of what the tests sample
 	$(PYTEST) -m long

@@ -3,7 +3,7 @@
 import functools
 import gc
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import settings
@@ -21,6 +21,27 @@ gc.disable()  # nothing that is imported goes again, and there are a million obj
 def pytest_addoption(parser):
     say = "fail, instead of skipping, where a server or system library is missing"
     parser.addoption("--require-system", action="store_true", help=say)
+
+
+class LeaveToCi:
+    """Marks with `ci` all cases of a test but as many as its mark `cases` says: the first, the last, and evenly between."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items):
+        tests = defaultdict(list)
+        for item in items:
+            if item.get_closest_marker("cases") and not item.get_closest_marker("long"):
+                tests[item.parent.nodeid, item.originalname].append(item)
+        for cases in tests.values():
+            number = min(cases[0].get_closest_marker("cases").args[0], len(cases))
+            kept = {each * (len(cases) - 1) // max(1, number - 1) for each in range(number)}
+            for at, item in enumerate(cases):
+                if at not in kept:
+                    item.add_marker("ci")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(LeaveToCi())
 
 
 @pytest.hookimpl(trylast=True)

@@ -29,6 +29,7 @@ def rows(capsys, *options):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "kind",
     ["host", "disk", pytest.param("redis", marks=pytest.mark.system("redis-server")), "objects"],
@@ -132,6 +133,7 @@ def test_a_table_beside_lmcache_has_ratios_and_their_geometric_mean():
     assert text.endswith("Geometric mean over LMCache: 0.87, lowest 0.50.")
 
 
+@pytest.mark.ci
 def test_first_tokens_from_a_tier_stand_beside_those_computed_and_are_the_same(
     tmp_path, monkeypatch, capsys
 ):

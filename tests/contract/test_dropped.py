@@ -50,6 +50,7 @@ LEFT = {
 }
 
 
+@pytest.mark.cases(35)
 @over_mixes
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "learned"])
 @pytest.mark.parametrize("left", LEFT)

@@ -111,6 +111,7 @@ def test_a_clear_leaves_what_is_active():
     assert set(consumer.parents) == set(block_hashes(run(0, 8), BLOCK))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("number", "policy"), by_turns(range(3), ["lru", "lfu"]))
 def test_a_replay_of_the_stream_knows_exactly_what_can_be_found(policy, number):
     choose = random.Random(number)

@@ -28,6 +28,7 @@ class TestSessions:
             assert foreseen(manager) == 2
         assert found(manager, shared) == 3 * BLOCK
 
+    @pytest.mark.cases(1)
     def test_of_a_long_one_all_is_known(self, make):
         manager = make(num_blocks=400)
         for number in range(150):

@@ -112,6 +112,7 @@ class TestRunningRequests:
         forecast.close(manager, seq)
         assert foreseen(manager) == 3
 
+    @pytest.mark.cases(26)
     @pytest.mark.parametrize("first", ["hinted", "plain"])
     @pytest.mark.parametrize("closed_first", ["hinted", "plain"])
     def test_what_a_plain_one_computed_as_well_is_ordinary(
@@ -148,6 +149,7 @@ class TestRunningRequests:
         forecast.close(manager, twin)
         assert foreseen(manager) == 5
 
+    @pytest.mark.cases(25)
     @pytest.mark.parametrize("length", [0, 3, 4, 9, 12])
     def test_a_truncated_one_owns_what_is_left(self, make, forecast, length):
         manager = make()

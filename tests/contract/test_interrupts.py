@@ -200,6 +200,7 @@ def cut_everywhere(mix, name, samples, error=KeyboardInterrupt):
     return barred
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("name", "mix"), [*zip([*CALLS, *AFTER], cycle(MIXES))])
 def test_a_call_that_is_cut_off_happens_whole_or_bars_the_manager(mix, name):
     cut_everywhere(mix, name, SAMPLES)

@@ -74,6 +74,7 @@ def check_barred(w):
     check(w.cache)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_cut_off_happens_whole_or_bars_the_cache(name):
     w = build()

@@ -42,6 +42,7 @@ def branched(manager, prompt, size, order=None, *, computed=True):
     return branches
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("order", ["head", "tail", "random", "none"])
 @pytest.mark.parametrize("events", [False, True])
 def test_a_prompt_that_was_branched_at_each_block_is_one_run_again(order, events):
@@ -109,6 +110,7 @@ def test_a_join_stops_where_somebody_stands():
     assert conserved(manager)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
     manager = CacheManager(9000, 4, policy=policy, watchers=watchers())
@@ -201,6 +203,7 @@ def test_snapshots_inside_a_joined_run_are_found_still():
     assert conserved(manager)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_joined_tree_answers_as_one_that_never_joins(seed, monkeypatch):
     """Under LRU no lookup and no eviction depends on whether runs are joined.

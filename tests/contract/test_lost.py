@@ -233,6 +233,7 @@ ACTS = (
 )
 
 
+@pytest.mark.ci
 @drawn(
     20,
     500,

@@ -20,6 +20,7 @@ def shared(one, other):
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("spread", "head"), by_turns([2, 3, 40], [[], [1] * SIZE]))
 @pytest.mark.parametrize("turns", [TURNS, pytest.param(LONG, marks=pytest.mark.long)])
 def test_the_child_that_shares_most_is_found_whatever_has_gone(head, spread, turns):

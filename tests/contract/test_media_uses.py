@@ -26,6 +26,7 @@ def many_others(manager, first=100):
         manager.close(seq)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_open_restore_keeps_its_media_whatever_comes_meanwhile(commit):
     manager = CacheManager(64, 4, watchers=watchers(events=True))
@@ -42,6 +43,7 @@ def test_an_open_restore_keeps_its_media_whatever_comes_meanwhile(commit):
         assert seq.tokens.tolist() == tokens
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("held_by", ["sequence", "fork", "suspended", "pin", "cached"])
 def test_whatever_has_a_content_in_its_key_keeps_it(held_by):
     manager = CacheManager(64, 4)

@@ -105,6 +105,7 @@ PROMPTS = [
 ]
 
 
+@pytest.mark.cases(29)
 @pytest.mark.parametrize("method", [CacheManager.open, CacheManager.probe, ops.explain, ops.pin])
 @pytest.mark.parametrize(("tokens", "mention"), PROMPTS)
 def test_tokens_must_be_a_row_of_ids(stage, method, tokens, mention):
@@ -328,6 +329,7 @@ CALLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(29)
 @pytest.mark.parametrize(("error", "call", "mention"), CALLS)
 def test_a_call_that_cannot_be_is_refused(stage, error, call, mention):
     with rejected(stage.manager, error, mention):

@@ -50,6 +50,7 @@ def test_a_long_prompt_beside_many_short_ones_takes_one_long_row():
     ops.check(manager)
 
 
+@pytest.mark.ci
 def test_forks_of_a_long_sequence_take_no_long_rows_before_their_tables_are_asked_for():
     manager = CacheManager(num_blocks=140_000, block_size=1)
     trunk = prefill(manager, run(0, 100_000))
@@ -65,6 +66,7 @@ def test_forks_of_a_long_sequence_take_no_long_rows_before_their_tables_are_aske
     ops.check(manager)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("sizes", [(63, 64, 65), (127, 128, 129), (64, 4_096, 64), (1, 65_537, 1)])
 def test_tables_stay_right_while_rows_move_and_the_arena_grows_and_shrinks(sizes):
     manager = make(("full", 270_000, FULL), ("sliding", 270_000, SLIDING), ("state", 99, STATE))

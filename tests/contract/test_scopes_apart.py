@@ -62,6 +62,7 @@ def text(start, length):
     return list(range(start, start + length))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @given(
     prompt=st.integers(1, 40),

@@ -137,6 +137,7 @@ def serve(seed, ahead, **options):
     return engine.finished
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seeds", few([4, 15], 4))
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_blocks_may_be_given_out_again_while_a_launched_step_still_writes_to_them(ahead, seeds):

@@ -121,12 +121,14 @@ def live(seed, capacity, steps):
         world.ask(order, selector, scope)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @drawn(2, 40, **LIVES)
 def test_passages_follow_the_adapter_that_computes(seed, capacity, steps):
     live(seed, capacity, steps)
 
 
+@pytest.mark.ci
 def test_what_another_adapter_captured_is_not_in_the_store():
     world = Adapted(0, "64MiB")
     world.change("use one")

@@ -66,6 +66,7 @@ def test_the_first_call_is_exact_and_captures_its_passages(model):
     assert cache.passages.store.stats.variants == 4
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("name", "selector"),
     by_turns(
@@ -237,6 +238,7 @@ def test_passages_are_captured_ahead_of_time(model):
     assert report.exact_tokens == 48  # of the head nothing was cached
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("gone", [[1], [0, 2], [0, 1, 2, 3]])
 def test_variants_that_go_between_plan_and_assembly_are_computed(model, monkeypatch, gone):
     cache, segments = cache_of(model, selector=AllRows()), prompt(sizes=SIZES)
@@ -292,6 +294,7 @@ def test_a_model_that_cannot_be_moved_answers_exactly_and_says_why():
         cache.passages.capture(segments.passages)
 
 
+@pytest.mark.ci
 def test_a_prompt_beyond_what_the_gate_vouches_for_is_computed():
     own = made("Llama", {"max_position_embeddings": 100})
     cache, segments = cache_of(own), prompt(sizes=(5, 40, 40, 40, 5))
@@ -335,6 +338,7 @@ def test_a_clear_takes_the_passages_along(model):
     assert cache.passages.store.stats.variants == 0
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [

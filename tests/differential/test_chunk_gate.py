@@ -28,6 +28,7 @@ OF_A_KIND = (
 """A model with each kind of rotation and mask; the long run has the others too."""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", few(MOVED, *OF_A_KIND))
 def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
     model = made(*MOVED[name])
@@ -49,6 +50,7 @@ def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
                 assert (got - expected).abs().max() <= 1e-4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "width", "offset", "pairs", "in_values"),
     [
@@ -128,6 +130,7 @@ def test_a_window_of_keys_that_turns_the_wrong_way_is_refused(monkeypatch):
         ChunkModel(model)
 
 
+@pytest.mark.ci
 def test_half_precision_passes_within_its_rounding():
     for dtype in (torch.bfloat16, torch.float16):
         found = ChunkModel(made("Llama", {}).to(dtype)).relocation

@@ -108,6 +108,7 @@ def reused(report):
     return [each.kind for each in report.passages[1:]]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("made_by", HOLDERS)
 @pytest.mark.parametrize(("room", "key"), by_turns(ROOMS, KEYS, default=ROOMS))
 def test_passages_of_a_tenant_are_gone_and_those_of_others_stay(

@@ -15,7 +15,7 @@ from quire.chunks import KVDeviation, NoRows, Segments
 from quire.engines.hf.chunks import ChunkModel
 from turns import few_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 ASKED = ("naive", "moved", "random_15%", "kv_deviation_15%", "kv_deviation_15%_at_2", "all")
 MORE = {f"kv_deviation_{share:.0%}_at_2": Method(KVDeviation(share, 2)) for share in (0.05, 0.5)}

@@ -32,6 +32,7 @@ def far(one, two):
     return float((one - two).abs().max())
 
 
+@pytest.mark.cases(2)
 @by_masks
 def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
     chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
@@ -43,6 +44,7 @@ def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
         assert far(blended.logits, full) <= LIMIT
 
 
+@pytest.mark.cases(2)
 @by_masks
 def test_any_rows_over_exact_kv_equal_a_plain_forward(name, attention):
     chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
@@ -84,6 +86,7 @@ def test_moved_keys_are_those_that_the_model_computes_there():
     assert far(chunks.blend(segments, alone, NoRows(), reposition=False).logits, full) > 50 * LIMIT
 
 
+@pytest.mark.ci
 def test_the_master_is_never_changed_and_a_hundred_moves_leave_no_error():
     model = made("Llama", {"num_hidden_layers": 1})
     chunks = ChunkModel(model)
@@ -142,6 +145,7 @@ def test_rows_that_deviate_most_go_on():
     assert not any(((blended.rows >= a) & (blended.rows < b)).any() for a, b in starts)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek v3", "gptneox"])
 def test_attention_masses_are_those_of_eager_attention(name):
     chunks, segments = chunks_of(name), prompt()

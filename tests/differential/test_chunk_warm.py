@@ -85,6 +85,7 @@ def test_what_comes_back_is_off_by_half_a_code(model, segments, tmp_path):
                 assert ((each - other).abs() <= 0.51 * code + 1e-6).all()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
 def test_a_damaged_record_is_computed_and_the_report_says_why(model, segments, tmp_path, damage):
     asked(cache_of(model, tmp_path), segments)
@@ -115,6 +116,7 @@ def test_one_damaged_record_of_several_is_named_by_its_passage(model, segments, 
     assert report.passages[-1].recomputed == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -143,6 +145,7 @@ def test_another_model_finds_nothing(model, segments, tmp_path):
     assert report.exactness == "exact"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["llama", "smollm3", "deepseek v3"])
 def test_the_gate_is_tried_once_for_all_processes(name, tmp_path, monkeypatch):
     model = made(*MOVED[name])
@@ -177,6 +180,7 @@ def test_a_refusal_is_remembered_with_its_reason(tmp_path, monkeypatch):
     assert refused() == first
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("damage", ["cut", "another depth"])
 def test_findings_that_cannot_be_are_found_anew(model, tmp_path, damage):
     def found():

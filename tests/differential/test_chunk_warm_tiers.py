@@ -180,6 +180,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @drawn(3, 30, steps=STEPS)
 def test_answers_and_reports_are_right_whatever_becomes_of_records(
@@ -193,6 +194,7 @@ def test_answers_and_reports_are_right_whatever_becomes_of_records(
                 assert answer == plain(of(*given_))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["flipped", "cut"])
 def test_a_damaged_record_is_computed_with_its_reason_and_stored_anew(
@@ -232,6 +234,7 @@ def test_a_slab_that_was_cut_between_two_processes_costs_what_it_held(model, pla
         assert world.cache.last.chunks.exactness == "approximate"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["files", "disk"])
 def test_on_a_full_file_system_requests_are_computed_and_told_why(model, plain, tmp_path, kind):
     with mounted(tmp_path, "tmpfs") as system:

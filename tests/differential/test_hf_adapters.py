@@ -178,6 +178,7 @@ def live(kind, seed, num_steps):
         life.check()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", few(IN_MODULES, *IN_MODULES[::5]))
 def test_each_kind_of_adapter_computes_as_without_a_cache(kind):
     live(kind, seed=1, num_steps=3)
@@ -203,6 +204,7 @@ def ask(model, cache):
     return cache.last.cached_tokens
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "kind", ["LORA", "LOHA", "VERA", "FOURIERFT", "VBLORA", "OFT", "LN_TUNING"]
 )
@@ -219,6 +221,7 @@ def test_switching_off_and_on_finds_what_each_had(kind):
             assert ask(model, cache) == 20
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["LORA", "LOHA", "TRAINABLE_TOKENS", "SHIRA", "LN_TUNING"])
 def test_an_adapter_that_stays_in_the_weights_is_not_taken_for_the_base(kind):
     wrapped = wrapped_model(kind)

@@ -94,6 +94,7 @@ BAD_REQUESTS = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_a_bad_request_is_refused_and_changes_nothing(model, cache, name):
     arguments, error, words = BAD_REQUESTS[name]
@@ -115,6 +116,7 @@ def test_a_bad_session_is_refused_and_changes_nothing(model, cache, name):
     assert ops.snapshot(cache.manager) == before
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [

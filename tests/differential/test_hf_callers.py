@@ -151,6 +151,7 @@ def test_a_pipeline_runs_over_a_cache(tokenizer):
     assert transformers.pipeline("text-generation", model=cache, tokenizer=tokenizer, device="cpu")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_calls_under_every_mode_share(model, cache, ids, mode):
     for _ in range(2):
@@ -187,6 +188,7 @@ def test_stop_strings_and_streamers(tokenizer):
 SETTINGS = [None, "static", "hybrid", "dynamic", "offloaded", "quantized", "sliding_window"]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("where", ["the model's", "the call's"])
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_settings_of_another_cache_change_nothing(ids, kind, where):
@@ -240,6 +242,7 @@ def test_a_copy_of_a_lent_cache_goes_on_alone(model, cache, ids):
 # -- refused, and why ---------------------------------------------------------------------------
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_cache_is_not_copied(model, cache, ids, copied):
     with pytest.raises(ConfigError, match=r"PrefixCache .* not pickled or copied.*save\(\)"):

@@ -70,6 +70,7 @@ class Changing:
             torch.testing.assert_close(v, right.values[0, :, start:], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("capture", ["isolated", "contextual"])
 @drawn(3, 30, data=st.data())
 def test_what_a_cache_of_a_model_that_changes_keeps_is_what_its_weights_compute(capture, data):
@@ -89,6 +90,7 @@ def test_what_a_cache_of_a_model_that_changes_keeps_is_what_its_weights_compute(
             world.change()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("due", [[3], [2, 3], [4, 6]])
 def test_a_call_over_which_the_weights_change_or_go_to_and_fro_keeps_nothing(due):
     pool, world = prompt(seed=3, sizes=SIZES), Changing("none")

@@ -59,6 +59,7 @@ def with_an_adapter(model, cache):
     generated(model, cache)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("use", "first", "family"),

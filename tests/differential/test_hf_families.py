@@ -21,6 +21,7 @@ from turns import by_turns, few
 EVERY = [*FAMILIES, *HYBRID_FAMILIES]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("family", "block_size"), by_turns(EVERY, [3, 16, 1, 64], default=EVERY[::2])
 )
@@ -35,6 +36,7 @@ def test_random_conversations_give_the_tokens_of_the_plain_model(family, block_s
         check_stored(model, cache, text)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("family", "num_blocks", "policy"),
     [
@@ -56,6 +58,7 @@ def test_a_small_cache_evicts_and_stays_right(policy, family, num_blocks):
             check_stored(model, cache, text)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3", *WINDOWED_FAMILIES])
 def test_the_layout_of_the_config_is_what_the_model_caches(family):
     from quire.tensors import ModelLayout
@@ -73,6 +76,7 @@ def test_a_draft_model_verifies_against_a_cached_prefix():
     assert cache.last.cached_tokens >= 48
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not (TRAINED / "config.json").exists(), reason="no trained model in assets")
 @pytest.mark.parametrize("block_size", [3, 16])
 def test_the_trained_model_gives_its_own_tokens(block_size):

@@ -80,6 +80,7 @@ def foreign_to(family):
     return sorted(FOREIGN.keys() - ({"four dimensions"} if family in WINDOWED_FAMILIES else set()))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("family", "name"),
     [(family, name) for family in ("llama", "gemma3_text") for name in foreign_to(family)],
@@ -102,6 +103,7 @@ def test_what_a_foreign_forward_computed_is_not_kept_and_is_told(family, name):
     assert held(cache, ids) >= 40
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("at", [0, 1, 4, 39])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ["a hole", "shifted positions", "embeddings"])
@@ -129,6 +131,7 @@ def test_what_follows_unknown_columns_is_unknown_however_much_it_is(model, ids, 
     same(model, cache, ids)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", OURS)
 def test_what_quire_would_have_given_itself_is_kept(model, cache, ids, name):
     padded, mask = left_padded([ids[0], ids[0, :17]])
@@ -218,6 +221,7 @@ def test_drafts_over_one_padded_row_reuse_its_head(model, cache, ids):
     assert cache.last.cached_tokens == 40
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("seed", "family"), by_turns(range(4), ["llama", "mistral+window", "llama4_text", "lfm2"])
 )

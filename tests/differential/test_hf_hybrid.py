@@ -28,6 +28,7 @@ MORE = list(MORE_HYBRID_FAMILIES)
 BOTH = [*HYBRID_FAMILIES, *MORE]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", few(MORE, *MORE[::3]))
 def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
     model = tiny_model(family)
@@ -42,6 +43,7 @@ def test_every_family_reuses_a_ragged_batch_over_three_turns(family):
         assert check_stored(model, cache, one) > 40
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("family", "arguments"),
     by_turns(BOTH, [{"num_beams": 3}, {"do_sample": True}], default=[*HYBRID_FAMILIES][::3]),
@@ -58,6 +60,7 @@ def test_rows_of_a_ragged_batch_multiply_over_two_turns(family, arguments):
     assert cache.last.cached_tokens > 40
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", few(MORE, *MORE[1::3]))
 def test_every_family_branches_anywhere_and_finds_its_head(family):
     model = tiny_model(family)
@@ -91,6 +94,7 @@ def test_a_hybrid_layer_has_a_pool_for_its_columns_and_one_for_its_states():
     ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", few(HYBRID_FAMILIES, *OF_A_KIND))
 def test_a_next_turn_computes_what_is_new(family):
     model = tiny_model(family)
@@ -101,6 +105,7 @@ def test_a_next_turn_computes_what_is_new(family):
     assert cache.last.cached_tokens == 64  # the last new token has no KV, and 64 ends a block
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", few(RECURRENT_FAMILIES, "qwen3_next", "bamba", "lfm3"))
 def test_a_prompt_is_found_again_at_its_last_block_and_where_others_left_it(family):
     model = tiny_model(family)
@@ -125,6 +130,7 @@ def test_states_are_kept_at_each_multiple_of_the_interval():
     assert cache.last.cached_tokens == 32
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "family", few(["mistral+window", "llama4_text", "qwen3_next", "lfm3"], "mistral+window", "lfm3")
 )
@@ -141,6 +147,7 @@ def test_rows_that_end_at_different_columns_are_brought_to_one(family):
     assert check_stored(model, cache, short) == 32
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "family", few(["gemma2", "llama4_text", "qwen3_next", "bamba"], "llama4_text", "qwen3_next")
 )
@@ -170,6 +177,7 @@ def test_chunked_prefill_keeps_states_at_the_same_places():
     assert cache.last.cached_tokens == 48
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["mistral+window", "qwen3_next"])
 def test_a_row_that_ends_early_keeps_what_came_before_its_end(family):
     model = tiny_model(family)
@@ -231,6 +239,7 @@ def test_a_model_that_does_not_go_on_from_its_states_is_found_out(family, words,
         PrefixCache(tiny_model(family, dtype=dtype), "1MiB")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", few(BOTH, "gemma2", "bamba", "lfm3"))
 def test_a_model_in_half_precision_is_not_refused_for_its_rounding(family):
     PrefixCache(tiny_model(family, dtype=torch.bfloat16), "4MiB")
@@ -257,6 +266,7 @@ def test_a_window_restored_two_tokens_short_is_noticed(family, monkeypatch):
     assert cache.last.cached_tokens == 46
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", few(RECURRENT_FAMILIES, "qwen3_next", "lfm2"))
 def test_a_state_of_another_boundary_is_noticed(family, monkeypatch):
     model = tiny_model(family)

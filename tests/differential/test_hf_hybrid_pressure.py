@@ -29,6 +29,7 @@ def pools(model, num_blocks):
     return {name: num_blocks[name] for name in group_names(model)}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("family", "size", "policy"),
     by_turns(HYBRID_FAMILIES, ["small", "tiny"], ["lru", "lfu"], default=[*HYBRID_FAMILIES][::2]),
@@ -43,6 +44,7 @@ def test_small_pools_evict_and_stay_right(family, size, policy):
         check_stored(model, cache, one)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "lfm3"])
 def test_a_state_to_work_on_and_one_to_keep_are_enough(family):
     model = tiny_model(family)
@@ -54,6 +56,7 @@ def test_a_state_to_work_on_and_one_to_keep_are_enough(family):
     talk.run(6)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", ["gemma3_text", "mistral+window", "llama4_text"])
 def test_a_prompt_longer_than_the_windowed_pool_is_kept_in_pieces(family):
     model = tiny_model(family)
@@ -77,6 +80,7 @@ def test_a_text_that_is_kept_in_part_has_states_only_where_they_were_copied():
     assert check_stored(model, cache, out[0]) == 16  # the next state would be that of token 88
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["gemma2", "mistral+window"])
 def test_a_window_that_was_evicted_is_computed_again_and_found_again(family):
     model = tiny_model(family)
@@ -92,6 +96,7 @@ def test_a_window_that_was_evicted_is_computed_again_and_found_again(family):
     assert cache.last.cached_tokens >= 56
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["gemma2", "qwen3_next"])
 def test_a_pool_that_holds_part_of_a_prompt_keeps_its_head(family):
     model = tiny_model(family)
@@ -105,6 +110,7 @@ def test_a_pool_that_holds_part_of_a_prompt_keeps_its_head(family):
     assert cache.last.cached_tokens >= 16
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["gemma2", "bamba"])
 def test_two_sessions_at_once_and_a_call_between_them(family):
     model = tiny_model(family)
@@ -123,6 +129,7 @@ def test_two_sessions_at_once_and_a_call_between_them(family):
     ops.check(cache.manager)
 
 
+@pytest.mark.ci
 def test_memory_moves_to_the_group_whose_evictions_cost_hits():
     model = tiny_model("gemma2")
     cache = make_cache(model, block_size=4, num_blocks={"full": 400, "sliding": 12})

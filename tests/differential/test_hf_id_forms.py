@@ -52,6 +52,7 @@ def places():
     return {**dict.fromkeys(DOORS, cache), **of, "add_request": Engine(model, num_blocks=50)}
 
 
+@pytest.mark.cases(29)
 @pytest.mark.parametrize(("door", "form"), [*product(DOORS, FORMS)])
 def test_what_is_no_ids_is_refused_with_what_was_given(places, door, form):
     make, named = FORMS[form]

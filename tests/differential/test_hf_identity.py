@@ -179,6 +179,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_was_computed_before_a_change_is_not_found_after_it(model, cache, change):
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
@@ -186,6 +187,7 @@ def test_what_was_computed_before_a_change_is_not_found_after_it(model, cache, c
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_session_in_which_the_model_changes_keeps_nothing(model, cache, change):
     with cache.session(IDS) as past, torch.no_grad():
@@ -270,6 +272,7 @@ def test_autocast_keeps_to_itself(model, cache, order):
     assert found == [0, 0, 40, 40]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("of", [PrefixCache, SlotPrefixCache])
 def test_a_cache_stays_with_its_model(model, of):
     cache = PrefixCache(model, "1MiB") if of is PrefixCache else SlotPrefixCache(model, 2, 64)
@@ -322,6 +325,7 @@ HOW = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", HOW, ids=["buffer", "not persistent", "attribute", "in a list"])
 def test_weights_in_buffers_name_the_model_and_their_changes_are_noticed(how):
     one, two = packed_model(1, **how), packed_model(2, **how)
@@ -333,6 +337,7 @@ def test_weights_in_buffers_name_the_model_and_their_changes_are_noticed(how):
     assert [reused(one, cache) for _ in range(2)] == [0, 40]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("how", HOW, ids=["buffer", "not persistent", "attribute", "in a list"])
 def test_a_tier_keeps_models_apart_whose_weights_are_in_buffers(how, tmp_path):
     pytest.importorskip("xxhash")
@@ -468,6 +473,7 @@ PARTS_OF_A_KIND = compiled_layers, compiled_twice, compiled_base, compiled_activ
 """Entries of `COMPILED` whose code another entry compiles in the same way; only the long run has them."""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "change",
     few(COMPILED, *(each for each in COMPILED if each not in PARTS_OF_A_KIND)),
@@ -550,6 +556,7 @@ OTHER_CODE = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("change", OTHER_CODE, ids=lambda change: change.__name__)
 def test_compiled_code_that_is_other_code_is_another_model(model, cache, change):
     assert reused(model, cache) == 0
@@ -587,6 +594,7 @@ def given_its_forward(projection, by):
     projection.forward = functools.partial(louder, own=projection.forward, by=by)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("by", [2, 3])
 @pytest.mark.parametrize("change", [given_an_attribute, given_its_forward])
 def test_settings_that_a_function_is_given_beforehand_count_in_every_process(model, by, change):

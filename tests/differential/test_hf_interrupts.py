@@ -49,6 +49,7 @@ def served(family):
     return model, cache, torch.cat([ids[:, :30], text(20, 8)], dim=1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("places", [PLACES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
 def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family, places):
@@ -72,6 +73,7 @@ def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family, places):
         assert cache.last.cached_tokens > 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("step", few([1, 4], 4))
 def test_after_ctrl_c_slots_are_exact_or_say_what_to_do(step):
     """By default on each fourth line of the slots."""

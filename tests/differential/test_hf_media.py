@@ -42,6 +42,7 @@ def reused(cache):
 # -- what shares and what does not ---------------------------------------------------------
 
 
+@pytest.mark.cases(2)
 def test_the_same_image_and_text_are_reused(name, model, cache):
     inputs = request(name, words(0, 9), picture(name, 1), words(1, 12))
     equal(model, cache, inputs)
@@ -50,6 +51,7 @@ def test_the_same_image_and_text_are_reused(name, model, cache):
     assert reused(cache) >= inputs["input_ids"].shape[1] - 4
 
 
+@pytest.mark.cases(2)
 def test_another_image_behind_equal_placeholders_is_not_reused(name, model, cache):
     before, after = words(2, 10), words(22, 12)
     requests = [request(name, before, picture(name, seed), after) for seed in (1, 2)]
@@ -60,6 +62,7 @@ def test_another_image_behind_equal_placeholders_is_not_reused(name, model, cach
     assert (one - two).abs().max() > 0.05  # a mistake would show
 
 
+@pytest.mark.cases(2)
 def test_the_same_image_with_another_question_is_reused(name, model, cache):
     image = picture(name, 1)
     equal(model, cache, request(name, words(0, 9), image, words(1, 12)))
@@ -67,6 +70,7 @@ def test_the_same_image_with_another_question_is_reused(name, model, cache):
     assert reused(cache) == 9 + image.num_tokens
 
 
+@pytest.mark.cases(1)
 def test_images_in_the_history_of_a_conversation(name, model, cache):
     inputs = request(name, words(0, 5), picture(name, 1), words(1, 11))
     done = 0
@@ -77,6 +81,7 @@ def test_images_in_the_history_of_a_conversation(name, model, cache):
         inputs = follow_up(inputs, output, words(5 + turn, 6), name=name)
 
 
+@pytest.mark.cases(2)
 def test_an_image_in_the_second_turn_only(name, model, cache):
     inputs = request(name, words(0, 21))
     output = equal(model, cache, inputs)
@@ -87,6 +92,7 @@ def test_an_image_in_the_second_turn_only(name, model, cache):
     assert reused(cache) >= inputs["input_ids"].shape[1] - 4
 
 
+@pytest.mark.cases(1)
 def test_two_images_of_which_the_second_differs(name, model, cache):
     one, two, three = (picture(name, seed) for seed in (1, 2, 3))
     gap = words(1, 6)
@@ -99,6 +105,7 @@ def test_two_images_of_which_the_second_differs(name, model, cache):
     assert reused(cache) >= 5 + one.num_tokens + 6 + two.num_tokens
 
 
+@pytest.mark.cases(1)
 def test_text_alone(name, model, cache):
     first = request(name, words(0, 30))
     equal(model, cache, request(name, words(3, 4), picture(name, 1), words(4, 4)))
@@ -110,6 +117,7 @@ def test_text_alone(name, model, cache):
 # -- what is fed, and where ----------------------------------------------------------------
 
 
+@pytest.mark.cases(2)
 def test_what_stands_in_the_reused_head_is_not_encoded_again(name, model, cache):
     encoded = []
     tower = model.base_model
@@ -136,6 +144,7 @@ def test_what_stands_in_the_reused_head_is_not_encoded_again(name, model, cache)
     assert encoded == [size, size]
 
 
+@pytest.mark.cases(1)
 def test_reuse_is_cut_back_to_where_an_image_begins(name, model):
     cache = make_cache(model, num_blocks=40, block_size=4)
     inputs = request(name, words(0, 5), picture(name, 1), words(1, 7))
@@ -158,6 +167,7 @@ def test_a_pool_too_small_for_the_image(name, model):
         assert reused(cache) == cached
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", QWEN)
 def test_the_same_patches_in_another_grid_are_another_image(name, model, cache):
     wide, high = picture(name, 1, (4, 8)), picture(name, 1, (8, 4))
@@ -167,6 +177,7 @@ def test_the_same_patches_in_another_grid_are_another_image(name, model, cache):
     assert reused(cache) == 6
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", QWEN)
 def test_positions_behind_an_image_are_those_of_the_whole_prompt(name, model, cache):
     """A large image: text behind it stands at other positions than its columns."""
@@ -180,6 +191,7 @@ def test_positions_behind_an_image_are_those_of_the_whole_prompt(name, model, ca
     assert reused(cache) >= output.shape[1] - 4
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", QWEN)
 def test_videos_and_images_together(name, model, cache):
     clip, image = film(name, 1), picture(name, 1)
@@ -203,6 +215,7 @@ def test_the_speed_of_a_video_is_part_of_its_name():
     assert len(cache.manager.kernel.tree.media) == 2
 
 
+@pytest.mark.cases(2)
 def test_an_image_at_the_very_start_and_at_the_very_end(name, model, cache):
     one, two = picture(name, 1), picture(name, 2)
     inputs = request(name, one, words(0, 7), two)
@@ -211,6 +224,7 @@ def test_an_image_at_the_very_start_and_at_the_very_end(name, model, cache):
     assert reused(cache) == one.num_tokens + 7
 
 
+@pytest.mark.cases(1)
 def test_a_batch_with_images_in_some_rows(name, model, cache):
     one, two = picture(name, 1), picture(name, 2)
     rows = [
@@ -229,6 +243,7 @@ def test_a_batch_with_images_in_some_rows(name, model, cache):
     assert reused(cache) >= 5 + one.num_tokens + 4
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "arguments",
     [

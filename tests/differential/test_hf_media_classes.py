@@ -48,6 +48,7 @@ def reused(cache):
     return cache.last.cached_tokens
 
 
+@pytest.mark.cases(2)
 @every(*MODELS[::2])
 def test_layouts_of_images_and_text(name, model):
     """What differs shares nothing behind the difference, and what is the same is found again."""
@@ -72,6 +73,7 @@ def test_layouts_of_images_and_text(name, model):
     assert reused(cache) >= output.shape[1] - 5, "the second turn"
 
 
+@pytest.mark.cases(1)
 @every()
 def test_images_of_different_sizes_in_one_request(name, model):
     cache = make_cache(model, num_blocks=300, block_size=4)
@@ -86,6 +88,7 @@ def test_images_of_different_sizes_in_one_request(name, model):
     assert reused(cache) == 0
 
 
+@pytest.mark.cases(1)
 @every()
 def test_rows_with_and_without_images(name, model):
     """Rows of a batch go on together, where none of them is inside an image."""
@@ -105,6 +108,7 @@ def test_rows_with_and_without_images(name, model):
     equal(model, cache, batch(name, [*longer, (words(9, 11), two)]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("step", few([1, 4], 4))
 @every("gemma3", "llava+window", "smolvlm")
 def test_a_hit_ends_at_no_boundary_inside_an_image(name, model, step):
@@ -123,6 +127,7 @@ def test_a_hit_ends_at_no_boundary_inside_an_image(name, model, step):
         assert cache.explain(**inputs).hit.num_tokens == inputs["input_ids"].shape[1] - 1
 
 
+@pytest.mark.cases(1)
 @every()
 def test_images_come_back_from_tiers_and_after_a_restart(name, model, tmp_path):
     one, two = picture(name, 1), picture(name, 2)
@@ -147,6 +152,7 @@ def test_images_come_back_from_tiers_and_after_a_restart(name, model, tmp_path):
 # -- content at the time of the call -------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @every()
 def test_an_image_that_changed_in_place_is_another_image(name, model):
     cache = make_cache(model, block_size=4)
@@ -159,6 +165,7 @@ def test_an_image_that_changed_in_place_is_another_image(name, model):
     assert reused(cache) > 9
 
 
+@pytest.mark.cases(2)
 @every()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_images_in_half_precision(name, model, dtype):
@@ -174,6 +181,7 @@ def test_images_in_half_precision(name, model, dtype):
     assert reused(cache) > 9
 
 
+@pytest.mark.cases(2)
 @every("llava_next", *SIZED)
 def test_an_image_is_the_same_whatever_stands_beside_it(name, model):
     """The padding to the largest image of a request is no part of an image."""
@@ -184,6 +192,7 @@ def test_an_image_is_the_same_whatever_stands_beside_it(name, model):
     assert reused(cache) >= small.num_tokens + 8
 
 
+@pytest.mark.cases(2)
 @every(*TILED)
 def test_tiles_of_zeros_are_padding(name, model):
     cache = make_cache(model, block_size=4)
@@ -196,6 +205,7 @@ def test_tiles_of_zeros_are_padding(name, model):
     assert reused(cache) >= inputs["input_ids"].shape[1] - 4
 
 
+@pytest.mark.cases(1)
 @every("qwen3_vl", "qwen3_vl_moe")
 def test_the_frames_of_a_video_are_one_item(name, model):
     cache = make_cache(model, block_size=4)

@@ -33,6 +33,7 @@ def pieces(draw, name, earlier):
     return kept
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", LONG)
 def test_rows_that_end_apart_before_their_images_are_brought_to_one_column(name):
     """Only what of a row's content lies before that column is fed to it alone."""

@@ -60,6 +60,7 @@ def test_names_for_several_rows(model, cache):
     assert cache.last.cached_tokens > 20
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("media", "words"),
     [
@@ -89,6 +90,7 @@ def refused(cache, error, words, **arguments):
 # -- explanations --------------------------------------------------------------------------
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen2_audio"])
 def test_an_explanation_knows_the_image(name):
     model = media_model(name)
@@ -203,6 +205,7 @@ BAD_MEDIA = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", BAD_MEDIA)
 def test_images_that_do_not_match_the_prompt_are_refused(cache, name):
     cache.generate(**GAP, max_new_tokens=2)
@@ -225,6 +228,7 @@ BAD_GRIDS = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", BAD_GRIDS)
 def test_grids_that_do_not_match_are_refused(name):
     cache = make_cache(media_model("qwen2_vl"), block_size=4)

@@ -25,6 +25,7 @@ def cut(pieces, rng):
     return head
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("num_steps", few([15, 30], 15))
 @pytest.mark.parametrize(("name", "num_blocks"), by_turns(["llava", "qwen2_vl"], [12, 40]))
 def test_turns_branches_and_truncations_under_pressure(name, num_blocks, num_steps):

@@ -45,6 +45,7 @@ def test_a_model_in_sessions_is_called_by_others_as_if_there_were_none(own_model
     assert "forward" not in vars(own_model)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
 def test_sessions_of_several_caches_over_one_model_end_in_any_order(own_model, ids, order):
     caches = [make_cache(own_model, block_size=4) for _ in range(2)]

@@ -200,6 +200,7 @@ def settings_of(model, **changes):
     return settings
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("of", [PrefixCache, SlotPrefixCache])
 @pytest.mark.parametrize("make", [causal, lambda model: peft.PeftModel(model, config_of("LORA"))])
 @pytest.mark.parametrize(

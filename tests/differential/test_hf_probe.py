@@ -39,11 +39,13 @@ OF_A_KIND += ["gemma2", "llama4_text", "qwen3_next", "falcon_h1", "lfm3"]
 """Every kind of attention and state; the long run has the other families of the table too."""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", few(ALL_FAMILIES, *OF_A_KIND))
 def test_a_family_of_the_table_passes_behind_padding_as_well(family):
     assert check_kind(tiny_model(family), PrefixCache, needs_twin=True) == THRESHOLDS.get(family)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", few(MEDIA, *MEDIA[::2]))
 def test_a_family_with_media_passes_over_text(family):
     model = media_model(family)
@@ -51,12 +53,14 @@ def test_a_family_with_media_passes_over_text(family):
     PrefixCache(model, "1MiB")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", COUNTING)
 def test_a_decoder_whose_positions_count_padding_is_refused(family):
     with pytest.raises(UnsupportedModel, match=f"{family}.*padding.*limit 0.001"):
         PrefixCache(wrong_model(family), "1MiB")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", LONG)
 def test_a_model_that_is_wrong_past_its_window_or_threshold_is_refused(family):
     with pytest.raises(
@@ -65,6 +69,7 @@ def test_a_model_that_is_wrong_past_its_window_or_threshold_is_refused(family):
         PrefixCache(wrong_model(family), "1MiB")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("model_class", MUTATIONS)
 def test_a_mutation_of_a_healthy_model_fails_on_its_twin(model_class):
     check = MUTATIONS[model_class]
@@ -113,6 +118,7 @@ def test_a_word_that_verify_does_not_know_is_refused():
         PrefixCache(tiny_model("llama"), "1MiB", verify="all")
 
 
+@pytest.mark.ci
 class TestAThresholdThatCountsPadding:
     """Llama 4 scales queries by the column, in steps of `floor_scale`."""
 
@@ -120,6 +126,7 @@ class TestAThresholdThatCountsPadding:
     def model(self):
         return tiny_model("llama4_text", floor_scale=24)
 
+    @pytest.mark.ci
     def test_rows_alone_are_right_past_it(self, model):
         cache = make_cache(model, block_size=4, verify="probe")
         ids = random_ids(torch.Generator().manual_seed(1), 40)

@@ -66,6 +66,7 @@ def tiers(tmp_path):
         yield stack
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("family", few(FAMILIES, "llama", "gemma2", "bamba"))
 def test_no_byte_of_a_tenant_is_left_whatever_its_layers_keep(family, debug, tmp_path, tiers):

@@ -44,6 +44,7 @@ def reused(model, cache):
     return cache.last.cached_tokens
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_quantized_model_generates_as_without_a_cache(kind):
     model = quantized_model(kind)
@@ -56,6 +57,7 @@ def test_a_quantized_model_generates_as_without_a_cache(kind):
     assert reused(model, cache) == 40
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", PACKED)
 def test_an_engine_of_a_quantized_model_generates_as_the_model_does(kind):
     model = quantized_model(kind)
@@ -67,6 +69,7 @@ def test_an_engine_of_a_quantized_model_generates_as_the_model_does(kind):
         assert output.num_cached_tokens == found
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", PACKED)
 def test_weights_that_are_quantized_in_place_are_others(kind):
     model = float_model()
@@ -76,6 +79,7 @@ def test_weights_that_are_quantized_in_place_are_others(kind):
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", FEW)
 def test_a_session_in_which_the_model_is_quantized_keeps_nothing(kind):
     model = float_model()
@@ -87,6 +91,7 @@ def test_a_session_in_which_the_model_is_quantized_keeps_nothing(kind):
     assert reused(model, cache) == 0
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", FEW)
 def test_the_name_of_a_quantized_model_is_that_of_its_weights(kind):
     names = [
@@ -97,6 +102,7 @@ def test_the_name_of_a_quantized_model_is_that_of_its_weights(kind):
     assert make_cache(quantized_model(kind, seed=1), block_size=4).fingerprint not in names
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", FEW)
 def test_a_tier_keeps_quantized_models_apart(kind, tmp_path):
     pytest.importorskip("xxhash")
@@ -123,6 +129,7 @@ for kind in sorted(KINDS):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_another_process_gives_quantized_weights_the_same_name():
     pytest.importorskip("xxhash")
@@ -168,6 +175,7 @@ class Holding(torch.nn.Module):
         return torch.nn.functional.linear(states, self.held())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["buffer", "attribute", "list"])
 def test_quantized_weights_that_are_no_parameters_count(how):
     def made(seed):
@@ -204,6 +212,7 @@ def with_another_note(weight):
     weight.note = "columns"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -266,6 +275,7 @@ def test_what_a_weight_holds_as_attributes_counts():
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", FEW)
 def test_tied_weights_are_quantized_with_what_they_are_tied_to(kind):
     model = quantized_model(kind, tie_word_embeddings=True)
@@ -273,6 +283,7 @@ def test_tied_weights_are_quantized_with_what_they_are_tied_to(kind):
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", FEW)
 def test_a_quantized_model_that_was_moved_or_copied_is_the_same(kind):
     model = quantized_model(kind)
@@ -282,6 +293,7 @@ def test_a_quantized_model_that_was_moved_or_copied_is_the_same(kind):
     assert reused(model, cache) == 40
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", FEW)
 def test_an_adapter_over_quantized_weights_keeps_to_itself(kind):
     peft = pytest.importorskip("peft")
@@ -375,6 +387,7 @@ def test_quantization_that_leaves_nothing_to_reuse_is_refused_by_name(change, me
         of(model, *sizes)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("change", [silent, per_tensor, outliers])
 def test_such_quantization_under_a_live_cache_is_refused_until_it_is_undone(change):
     model = float_model()

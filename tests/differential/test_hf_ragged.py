@@ -28,6 +28,7 @@ def text(num_tokens, seed):
     return random_ids(torch.Generator().manual_seed(seed), num_tokens)[0].tolist()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("lengths", "how"),
     by_turns([(20, 60), (60, 20), (5, 60, 20)], ["generate", "session", "loop"]),
@@ -52,6 +53,7 @@ def check(family, seeds):
             raise
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", SAMPLED)
 def test_a_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
     check(family, range(1))
@@ -63,6 +65,7 @@ def test_any_ragged_batch_computes_and_leaves_what_each_row_alone_does(family):
     check(family, range(1, 200))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("cropped", "lengths"), by_turns([1, 3, 5, 9, 17, 24], [(15, 26), (26, 15), (40, 26, 61)])
 )

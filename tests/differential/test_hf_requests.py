@@ -51,6 +51,7 @@ def test_a_streamer_sees_the_same_tokens(model, cache, ids):
         assert ours.ended
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -148,6 +149,7 @@ def test_explain_says_what_is_cached(model, cache, ids):
     assert str(cache.explain(ids[0].tolist())) == str(cache.explain(ids))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -256,6 +258,7 @@ def test_a_prompt_is_computed_once_for_all_its_rows(model, ids, chunk):
     assert fed == [*prompt, (6, 1), (6, 1)]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("mode", [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 2}], ids=str)
 def test_a_prompt_of_one_token_has_nothing_to_reuse(model, cache, ids, mode):
     for _ in range(2):

@@ -43,6 +43,7 @@ def loaded(folder, dtype=torch.float32, **more):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **more).eval()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", few(ALL_FAMILIES, *[*ALL_FAMILIES][::3]))
 def test_a_model_that_was_saved_and_loaded_has_the_name_it_had(family, tmp_path):
     model = tiny_model.__wrapped__(family)  # as it is made: other tests set what saving leaves out
@@ -111,6 +112,7 @@ def converted(model, folder):
     return folder
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_weights_of_a_gguf_file_have_one_name_however_they_are_loaded(files, tmp_path, dtype):
     one, titled, other, half = (
@@ -136,6 +138,7 @@ def test_a_cache_of_a_gguf_file_goes_on_when_the_model_is_made_an_ordinary_one(f
                 converted(model, tmp_path)
 
 
+@pytest.mark.ci
 def test_tiers_find_the_kv_of_a_gguf_file_in_another_process(files, tmp_path):
     model, place = loaded(files, gguf_file="one.gguf"), str(tmp_path / "kv")
     with PrefixCache(model, "4MiB", verify=None, tiers=[Files(place)]) as cache:

@@ -50,6 +50,7 @@ def longer(text, num_tokens, generator):
     return torch.cat([text, random_ids(generator, num_tokens)], dim=1)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", few(FULL, *FULL[::4]))
 def test_turns_and_branches_give_the_tokens_of_generate(family):
     model, generator = tiny_model(family), seeded()
@@ -62,6 +63,7 @@ def test_turns_and_branches_give_the_tokens_of_generate(family):
     assert hits >= (first.shape[1] - 1) + 20 + (second.shape[1] - 1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("num_turns", few([14, 60], 14))
 def test_random_conversations_over_few_slots_give_the_tokens_of_generate(num_turns):
     model, generator = trained_model(), seeded(3)
@@ -286,6 +288,7 @@ def decoded(model, cache, forward):
     assert len({cache.slots.contents.length(slot) for slot in range(3)}) == 1
 
 
+@pytest.mark.ci
 def test_one_graph_without_breaks_decodes_in_every_slot():
     from torch._dynamo.testing import CompileCounter
 

@@ -14,6 +14,7 @@ def ids_of(num_tokens, seed=1):
     return random_ids(torch.Generator().manual_seed(seed), num_tokens)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_request_that_is_not_stored_finds_and_leaves_nothing_behind(family):
     model = tiny_model(family)

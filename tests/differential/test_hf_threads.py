@@ -170,6 +170,7 @@ CALLS = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("where", ["a call", "a session"])
 @pytest.mark.usefixtures("_folder")
@@ -237,6 +238,7 @@ def test_a_slot_cache_refuses_a_second_thread(model, ids):
     together(lambda: cache.generate(ids, max_new_tokens=3))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("family", "num_blocks"), by_turns(["llama", "gemma2", "qwen3_next"], [30, 400])
 )

@@ -66,6 +66,7 @@ def model(request):
     return model
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_session_keeps_nothing_of_what_another_model_computed(model, ids, change):
     cache = make_cache(model, block_size=4)
@@ -81,6 +82,7 @@ def test_a_session_keeps_nothing_of_what_another_model_computed(model, ids, chan
     same(model, cache, ids)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("change", "by"), by_turns(CHANGES, ["stopping_criteria", "logits_processor", "streamer"])
 )

@@ -105,6 +105,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("arguments", SHAPES.values(), ids=list(SHAPES))
 def test_calls_that_feed_a_model_otherwise_are_compared_and_pass(arguments):
     model = tiny_model("llama")
@@ -116,6 +117,7 @@ def test_calls_that_feed_a_model_otherwise_are_compared_and_pass(arguments):
     assert ["expanded" in shape for shape in cache._calls.first._seen] == [expanded]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "family",
     few(

@@ -37,6 +37,7 @@ def written(cache):
     return cache.tiers.stats()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", few(FAMILIES, *FAMILIES[::4]))
 def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(family, tmp_path):
     model, ids = tiny_model(family), prompt(1)
@@ -59,6 +60,7 @@ def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(fa
         assert longer.last.cached_tokens == 96, "the answer was kept as well"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("family", "write"), by_turns(FAMILIES, ["through", "back"], default=FAMILIES[1::4])
 )
@@ -77,6 +79,7 @@ def test_what_pools_evict_is_found_in_host_memory_under_either_policy(family, wr
         assert came % 16 == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
 def test_salts_never_cross_in_a_tier(family, tmp_path):
     model, ids = tiny_model(family), prompt(1)

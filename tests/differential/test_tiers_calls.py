@@ -14,6 +14,7 @@ CALLS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("family", "call"), by_turns(["llama", "gemma3_text", "qwen3_next"], CALLS)
 )
@@ -28,6 +29,7 @@ def test_calls_of_every_sort_start_from_what_came_back(family, call, host):
     assert again.last.tier_tokens == {"host": 80}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "family", few(["llama", "gemma3_text", "qwen3_next"], "gemma3_text", "qwen3_next")
 )

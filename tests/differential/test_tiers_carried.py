@@ -23,6 +23,7 @@ def quire(*words):
     return json.loads(result.stdout)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
 def test_a_copied_directory_gives_the_same_tokens_elsewhere(family, tmp_path):
     model = tiny_model(family)
@@ -54,6 +55,7 @@ def test_inspect_shows_what_an_engine_stored_by_scope(tmp_path):
     assert "tenant" not in (tmp_path / "names.jsonl").read_text()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("dtype", "limit"), [("int8", 0.02), ("int4", 0.2), ("fp8", 0.05)])
 def test_the_error_of_fewer_bits_is_shown_by_layer_group(dtype, limit, tmp_path):
     model = tiny_model("gemma3_text")

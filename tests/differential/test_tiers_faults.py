@@ -38,6 +38,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("fault", "family"), by_turns(FAULTS, ["llama", "gemma3_text", "qwen3_next"])
 )
@@ -122,6 +123,7 @@ cache.close()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.system("redis-server")
 def test_another_process_has_left_it_in_redis(model, ids, tmp_path):
     from servers import running

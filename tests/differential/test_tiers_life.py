@@ -48,6 +48,7 @@ def system(request, tmp_path):
         yield path
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("blocks_left", [0, 8])
 def test_on_a_full_file_system_a_cache_serves_with_one_warning(model, system, blocks_left, caplog):
     path = system / "kv"
@@ -68,6 +69,7 @@ def test_on_a_full_file_system_a_cache_serves_with_one_warning(model, system, bl
         assert quire(*words).exit_code == 0
 
 
+@pytest.mark.cases(1)
 def test_what_was_stored_before_the_file_system_was_full_is_found_at_every_start(model, system):
     path = system / "kv"
     tiers = [f"disk:{path}?capacity=8MiB"]
@@ -82,6 +84,7 @@ def test_what_was_stored_before_the_file_system_was_full_is_found_at_every_start
     assert served(model, tiers)[0] == 80
 
 
+@pytest.mark.cases(1)
 def test_on_a_read_only_file_system_a_cache_serves_with_one_warning_and_changes_are_refused(
     model, system, caplog
 ):
@@ -127,6 +130,7 @@ def test_a_file_system_that_fails_in_mid_run_costs_stores_and_is_said_once(model
 # -- forks ---------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("write", ["through", "back", "second_use"])
 def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
     model, tmp_path, write
@@ -171,6 +175,7 @@ def test_a_forked_process_serves_and_closes_whatever_its_parents_threads_held(
 # -- threads -------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["host", "disk"])
 def test_where_the_system_has_no_thread_left_a_cache_serves_and_closes(
     model, tmp_path, monkeypatch, name
@@ -214,6 +219,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.system("redis-server")
 @pytest.mark.parametrize(("change", "is_between"), by_turns(CHANGES, [False, True]))
 def test_a_redis_that_changes_in_mid_run_costs_hits_and_nothing_else(

@@ -34,6 +34,7 @@ def tier_tokens(cache):
 # -- requests ------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
 def test_images_come_back_with_their_own_content_only(name, host):
     model = media_model(name)

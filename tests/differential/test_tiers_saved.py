@@ -17,6 +17,7 @@ def ids():
     return random_ids(torch.Generator().manual_seed(3), 90)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
 def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     model = tiny_model(family)
@@ -44,6 +45,7 @@ def test_a_saved_cache_is_loaded_warm(family, tmp_path):
     assert small.last.cached_tokens >= 64, "what was used last has stayed"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("family", "block_size"),
     by_turns(["gemma3_text", "llama4_text", "qwen3_next"], [16, 32, 64]),

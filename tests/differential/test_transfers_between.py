@@ -39,6 +39,7 @@ def fail_if_wanted(*_):
         raise FailedError
 
 
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize(
     ("family", "where"), by_turns(FAMILIES, ["before", "first layer", "last layer"])
@@ -85,6 +86,7 @@ def test_an_error_before_the_working_cache_leaves_blocks_that_others_can_read(
     assert cache.last.cached_tokens == 80
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ODD)
 def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
     lend(monkeypatch, "early")
@@ -133,6 +135,7 @@ def test_a_step_that_fails_once_fails_a_call_and_spoils_nothing(family, host, mo
     check_stored(model, cache, text[0])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("between", ["save", "load", "clear", "rebalance", "session", "close"])
 def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(

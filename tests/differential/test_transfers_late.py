@@ -25,6 +25,7 @@ def _late(monkeypatch):
     lend(monkeypatch)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("family", "kind"), by_turns(FAMILIES, ["late", "early"]))
 def test_a_prompt_gives_the_same_tokens_and_layers_come_one_by_one(family, kind, host, monkeypatch):
     lend(monkeypatch, kind)
@@ -40,6 +41,7 @@ def test_a_prompt_gives_the_same_tokens_and_layers_come_one_by_one(family, kind,
     check_stored(model, cache, text[0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("family", EVEN)
 def test_rows_of_a_batch_come_late_each_by_itself(family, host):
@@ -54,6 +56,7 @@ def test_rows_of_a_batch_come_late_each_by_itself(family, host):
         check_stored(model, cache, row[row != 0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("family", ODD)
 def test_beams_and_samples_read_what_has_come(family, host):
@@ -66,6 +69,7 @@ def test_beams_and_samples_read_what_has_come(family, host):
         assert settled(cache)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize(("family", "write"), by_turns(PURE, ["through", "back"]))
 def test_pools_that_evict_what_came_hand_down_what_was_there(family, write):
@@ -82,6 +86,7 @@ def test_pools_that_evict_what_came_hand_down_what_was_there(family, write):
         assert came >= 64
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_rows_that_evict_each_other_in_one_batch_read_their_own(write):
@@ -132,6 +137,7 @@ def test_a_prompt_that_parts_inside_a_block_copies_what_has_come(family, host):
     assert cache.last.cached_tokens == 2 * 71, "inside a block of the other row"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("family", ODD)
 def test_rows_are_joined_and_repeated_before_anything_computes(family, host):

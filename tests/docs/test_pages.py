@@ -27,6 +27,7 @@ SHOWING = [page for page in [TOP[0], *PAGES] if snippets(page) and page.stem != 
 """The pages with snippets; those of the errors raise, and `test_errors.py` runs them."""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("page", SHOWING, ids=name)
 def test_the_snippets_of_a_page_run_one_after_the_other(page, tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="install it with: make setup")

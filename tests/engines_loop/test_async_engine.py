@@ -146,6 +146,7 @@ def test_who_closes_the_event_loop_aborts_its_requests(served, sixth):
     del outputs  # which was open until now
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("leaves", ["closed", "read", "dropped"])
 def test_who_is_behind_ends_no_later_request_of_the_same_name(served, model, leaves):
     async def ask():
@@ -205,6 +206,7 @@ def test_refusals_are_raised_where_the_request_was_made(served):
     asyncio.run(ask())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "error", [StopIteration(3), asyncio.CancelledError(), SystemExit(1), KeyboardInterrupt()]
 )
@@ -340,6 +342,7 @@ def test_an_engine_has_one_thread(served):
     assert served.is_alive
 
 
+@pytest.mark.ci
 def test_a_process_may_end_while_an_engine_runs():
     script = f"""
 import asyncio, sys

@@ -47,6 +47,7 @@ READERS = st.builds(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=25)
 @given(
     loops=st.lists(

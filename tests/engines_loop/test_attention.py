@@ -333,6 +333,7 @@ def test_few_queries_of_a_head_are_attended_up_to_any_border(group, widths, dtyp
         step.compare(plan, Scoring(0.3))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("widths", [(20, 14), (64, 48)], ids=str)  # the second in tiles
 def test_many_queries_are_attended_up_to_any_border(widths, dtype):
@@ -432,6 +433,7 @@ def test_any_cpu_attends(dtype):
     a_step_of_every_kind(dtype)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("bfloat16_cpu")
 @pytest.mark.parametrize(
     ("widths", "size"), [((64, 64), 16), ((32, 40), 48), ((96, 18), 16), ((128, 128), 16)]
@@ -448,6 +450,7 @@ def test_bfloat16s_are_multiplied_as_tiles_in_pairs_or_as_floats(widths, size):
         step.compare(plan, Scoring(0.3))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("bfloat16_cpu")
 def test_a_run_may_be_divided_within_a_block():
     step = Step(3, size=16, widths=(32, 32), dtype=torch.bfloat16)

@@ -83,6 +83,7 @@ def test_rows_are_normed(dtype, width, threads):
     torch.testing.assert_close(found.to(dtype), right.to(dtype), rtol=limit, atol=limit)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("how", ["widened", "paired", "tiles"])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize(
@@ -178,6 +179,7 @@ def test_a_plan_of_some_rows_attends_as_that_of_all(window, rows):
     torch.testing.assert_close(found, right[rows], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_rows_that_nobody_asks_for_end_at_their_last_keys_and_values(dtype, name):
@@ -246,6 +248,7 @@ def test_the_passes_of_a_step_are_used_again_only_where_nothing_they_read_is_ano
     torch.set_num_threads(before)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_steps_of_any_rows_are_computed_by_the_same_passes(dtype):
     model, rng = tiny_model("mistral+window", dtype=dtype), np.random.default_rng(5)
@@ -303,11 +306,13 @@ def _copied(pool):
     return new
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", ["llama", "mistral", "mistral+window", "qwen2"])
 def test_plain_decoders_are_known_by_their_parts_and_their_logits(family):
     assert proven(tiny_model(family), 4).plain
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "olmo2", "gpt2", "mixtral"])
 def test_others_are_computed_by_themselves(family):
     assert not proven(tiny_model(family), 4).plain

@@ -119,6 +119,7 @@ def test_a_stop_token_ends_an_answer_after_min_tokens(engine, model):
     assert stop not in engine.generate(PROMPT, later)[0].outputs[0].token_ids[:4]
 
 
+@pytest.mark.ci
 def test_the_models_end_is_no_stop_reason_and_can_be_ignored(engine, model):
     prompt = next(
         p for p in ((i, i + 1, i + 2) for i in range(3, 90)) if EOS in plain_answer(model, p, 30)
@@ -241,6 +242,7 @@ def test_a_request_past_its_deadline_is_given_up(model):
     nothing_held(engine)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("prompt", "options", "error", "words"),
     [
@@ -283,6 +285,7 @@ def test_a_thousand_answers_are_aborted_as_one(engine):
     nothing_held(engine)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("own", ["sdpa", "eager"])
 def test_the_model_computes_for_another_thread_while_an_engine_does(own):
     model = tiny_model("gemma3_text")
@@ -416,6 +419,7 @@ def test_a_prompt_that_is_none_is_refused_in_quires_words(talker, prompts):
     nothing_held(talker)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "make", [torch.tensor, iter, lambda ids: torch.tensor([ids]), lambda ids: [torch.tensor(ids)]]
 )

@@ -55,6 +55,7 @@ def traffic(family, seed):
     return Traffic(model_of(family), seed)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "family",
     few(FAMILIES, "llama", "gpt_neox", "gpt2", "deepseek_v3", "gemma2", "gpt_oss", "llama4_text"),
@@ -86,6 +87,7 @@ def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
     assert seen["preemptions"] > 0 or family == "mistral+window"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "family",
     [
@@ -100,10 +102,12 @@ def test_plain_calls_on_another_thread_give_what_they_give_alone(family):
     assert beside.compared > 3
 
 
+@pytest.mark.ci
 def test_the_trained_model_gives_its_own_tokens():
     assert Traffic(trained_model(), seed=3).live(8).counts["ties"] == 0
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("family", "reason"),
     [

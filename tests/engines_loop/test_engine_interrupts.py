@@ -92,6 +92,7 @@ def right(output):
         assert tuple(answer.token_ids) == plain[: None if is_whole else answer.num_tokens]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("places", [PLACES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("way", "call"), by_turns(WAYS, ["step", "ask", "generate", "abort"]))
 def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
@@ -103,6 +104,7 @@ def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
         right_after(way, call, Cut(WATCHED, at))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("way", "step"), few_rows([(way, step) for way in WAYS for step in (1, 9)], ("roomy", 9))
 )
@@ -136,6 +138,7 @@ def right_after(way, call, cut):
     life.close()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_engine_that_was_cut_off_can_be_closed(way):
     life = Life(way)
@@ -172,6 +175,7 @@ def test_what_a_bug_cuts_off_is_noticed_too(monkeypatch):
     life.close()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("options", [{"retain_s": "long"}, {"store_until": "x"}, {"hint": 3}])
 def test_what_is_refused_bars_nothing(options):
     life = Life("roomy")

@@ -82,6 +82,7 @@ def test_passages_are_captured_after_the_answer_and_placed_in_another_order(mode
     assert answer == plain(model, other)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize(
     "selector",
@@ -203,6 +204,7 @@ def test_tenants_share_no_passages(model):
     assert "no passage" in report.fallback
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "words"), [("mistral with windows", "windows"), ("deepseek v3", "latents")]
 )
@@ -345,6 +347,7 @@ class Changing:
 DUE = st.lists(st.integers(1, 5) | st.integers(6, 40), max_size=2, unique=True)
 
 
+@pytest.mark.ci
 @drawn(3, 30, data=st.data())
 def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(data):
     pool = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
@@ -390,6 +393,7 @@ def test_a_request_whose_model_changes_while_its_passages_are_placed_ends_with_i
     assert engine.manager.probe(other.tokens, before).num_tokens == known
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("is_plain", "due"),
     [(True, [2]), (True, [2, 3]), (True, [5, 6]), (False, [4]), (False, [4, 5]), (False, [12, 15])],

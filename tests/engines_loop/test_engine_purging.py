@@ -99,6 +99,7 @@ def settled(engine):
     engine.tiers.drain(10)
 
 
+@pytest.mark.cases(1)
 def test_no_byte_of_a_tenant_is_left_in_pools_tiers_or_between_layers(tmp_path, tiers):
     engine = make(trained_model(), tiers)
     needles = Needles(engine)
@@ -141,6 +142,7 @@ def run(engine, num_steps):
     return told
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("tiers", "num_blocks"), by_turns(KEYS, [60, 24]), indirect=["tiers"], ids=str
 )
@@ -216,6 +218,7 @@ def test_a_purge_without_tiers_or_of_nobody_known_is_complete():
     engine.close()
 
 
+@pytest.mark.cases(1)
 def test_a_purge_from_within_a_step_is_refused_and_nothing_has_changed(tmp_path, tiers):
     engine = make(trained_model(), tiers)
     (expected,) = engine.generate([prompt(0)], SHORT, scope=MINE)
@@ -240,6 +243,7 @@ def test_a_purge_from_within_a_step_is_refused_and_nothing_has_changed(tmp_path,
     engine.close()
 
 
+@pytest.mark.cases(1)
 def test_in_an_async_engine_others_stream_on_while_tiers_are_purged(tmp_path, tiers):
     engine = make(trained_model(), tiers)
     engine.generate([prompt(0)], SHORT, scope=MINE)

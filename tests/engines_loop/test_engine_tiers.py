@@ -75,6 +75,7 @@ def test_what_was_evicted_comes_back():
 LONG = pytest.mark.long
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("family", "write"),
     [
@@ -116,6 +117,7 @@ def test_a_preempted_request_goes_on_from_a_tier():
         assert stack.stats().loads["hit"] > 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "plan",
     [FaultPlan(hangs=1.0, hang_s=30.0), FaultPlan(errors=1.0), FaultPlan(full=1.0)],
@@ -159,6 +161,7 @@ def test_tiers_that_were_opened_for_an_engine_that_cannot_be_made_are_closed(dir
     directory(tiny_model("llama")).close()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("hook", ["_contains", "_get", "_put", "_delete"])
 @pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError(), StopIteration()])
 def test_whatever_a_tier_raises_no_request_fails(hook, error):

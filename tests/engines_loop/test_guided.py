@@ -65,6 +65,7 @@ def run(params, model, drafter=None, most=200):
     return None
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_answer_matches_what_was_asked_for(case, temperature):
@@ -128,6 +129,7 @@ DEAD = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("asked", "more"), by_turns(DEAD, [{}, {"n": 2}, {"speculation": 2}, {"n": 1, "best_of": 2}])
 )

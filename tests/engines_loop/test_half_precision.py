@@ -41,6 +41,7 @@ def prompts():
     return [text[:kept] + [random.randrange(3, VOCAB) for _ in range(n)] for kept, n in ends]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "family",
     [

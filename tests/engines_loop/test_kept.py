@@ -102,6 +102,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert result(start(tmp_path)) == ["0", "0.500"]
 
 
+@pytest.mark.ci
 def test_processes_that_start_at_once_all_have_it(tmp_path):
     assert {tuple(result(each)) for each in [start(tmp_path) for _ in range(4)]} <= {
         ("0", "0.500"),
@@ -111,6 +112,7 @@ def test_processes_that_start_at_once_all_have_it(tmp_path):
     assert result(start(tmp_path)) == ["0", "0.500"]
 
 
+@pytest.mark.ci
 def test_a_changed_source_is_compiled_anew(tmp_path):
     shutil.copytree(SOURCES, tmp_path / "src" / "quire")
     source = tmp_path / "src" / "quire" / "engines" / "packed" / "writing.py"
@@ -232,6 +234,7 @@ digest = sha256("".join(texts).encode()).hexdigest()
 """
 
 
+@pytest.mark.ci
 def test_another_process_writes_the_same_code():
     own = {}
     exec(WRITTEN, own)

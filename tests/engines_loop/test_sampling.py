@@ -66,6 +66,7 @@ def answer(model, params, prompt, num_tokens, drafter=None):
     return text[len(prompt) : len(prompt) + num_tokens], steps
 
 
+@pytest.mark.ci
 @drawn(
     50,
     1000,
@@ -157,6 +158,7 @@ def test_a_random_number_is_that_of_its_seed_and_step():
     assert [rules.number(step) for step in steps] == [uniform(77, step) for step in steps]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("along", ["seeds", "steps", "answers"])
 def test_tokens_are_drawn_as_often_as_their_probability_says(along):
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, 0.5, -3.0]])
@@ -370,6 +372,7 @@ EXTREMES = {
 PENALISED = {"temperature": 0.0, "repetition_penalty": 1e6}  # and all that may follow is negative
 
 
+@pytest.mark.ci
 @example(asked=[PENALISED], scale=3e38, masked=48, seed=2)
 @example(asked=[PENALISED | {"temperature": 1e-5}], scale=3e38, masked=48, seed=2)
 @example(asked=[PENALISED | {"top_p": 1e-300, "logprobs": 50}], scale=3e38, masked=48, seed=2)

@@ -112,6 +112,7 @@ PROSE = st.text(
 PROSE |= st.sampled_from([CORPUS[0], CORPUS[1] * 3])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @drawn(30, 600, PROSE, SIZES)
 def test_all_pieces_are_the_text_and_none_has_a_part_of_a_character(kind, text, sizes):
@@ -184,6 +185,7 @@ def reference(texts, stops, min_tokens, *, include):
     return text, None, len(texts)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @drawn(
     40,

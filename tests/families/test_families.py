@@ -44,6 +44,7 @@ def _samples():
     ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", _samples())
 def test_a_class_is_sorted_as_it_was(name):
     verdict, kept = judge(name), VERDICTS[name]
@@ -64,6 +65,7 @@ def test_no_class_is_wrong():
     assert [name for name, verdict in VERDICTS.items() if verdict["state"] == "wrong"] == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", few(["llama", "falcon_h1"], "llama"))
 def test_kv_of_another_prefix_is_noticed(name, monkeypatch):
     load = HfStore.load

@@ -17,6 +17,6 @@ def _models_go():
     yield
     import real_help
 
-    for kept in (real_help.lent, real_help.plain, real_help._groups):
+    for kept in (real_help._loaded, real_help.plain, real_help._groups):
         kept.cache_clear()
     gc.collect()

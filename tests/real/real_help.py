@@ -18,9 +18,13 @@ NEAR = 5e-3
 """So near are logits with reuse to those without: what rounding in float32 leaves after all layers."""
 
 
-@functools.cache
 def lent(name, dtype=torch.float32):
     """A model that tests share and do not change, and its tokenizer."""
+    return _loaded(name, dtype)
+
+
+@functools.cache
+def _loaded(name, dtype):
     folder = real_models.folder(name)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     model.generation_config.do_sample = False

@@ -6,7 +6,12 @@ from real_contract import Borders, Evictions, Preemptions
 pytestmark = [pytest.mark.system("gemma3-270m"), pytest.mark.slow]
 
 
-class TestGemma3(Borders, Evictions):
+class TestGemma3(Evictions):
+    name = "gemma3-270m"
+
+
+@pytest.mark.ci
+class TestGemma3AtBorders(Borders):
     name = "gemma3-270m"
 
 

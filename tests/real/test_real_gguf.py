@@ -21,6 +21,7 @@ def names_of(model):
     return identity.fingerprint, identity.whole()
 
 
+@pytest.mark.ci
 def test_a_real_gguf_file_has_the_name_of_the_folder_that_was_made_of_it(monkeypatch):
     gguf = pytest.importorskip("gguf")
     for slow in ("GGUFReader", "get_tensor_name_map"):  # transformers calls them again and again

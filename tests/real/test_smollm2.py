@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.system(NAME), pytest.mark.slow]
 
 
 class TestSmolLM2(Preemptions):
-    name = NAME
+    name, num_shared = NAME, 160
 
 
 @pytest.mark.long
@@ -59,6 +59,7 @@ def test_conversations_share_the_system_prompt_and_each_turn_finds_those_before_
     torch.testing.assert_close(logits, plain(NAME).logits(prompt, 1), atol=NEAR, rtol=0)
 
 
+@pytest.mark.ci
 def test_rows_behind_padding_and_beams_start_from_what_is_cached():
     ids, cache = chat("What does sorted do?"), cache_of(NAME, 120)
     asked(cache, NAME, ids, 1)
@@ -86,6 +87,7 @@ def test_rows_behind_padding_and_beams_start_from_what_is_cached():
         assert abs(chances[torch.arange(len(answer)), torch.tensor(answer)].mean() - score) <= TIE
 
 
+@pytest.mark.ci
 def test_a_server_reuses_the_system_prompt_for_clients_of_openai():
     words = ["--model", str(real_models.folder(NAME)), "--dtype", "float32", "--kv-memory", "64MiB"]
     with command(*words) as (_, told):

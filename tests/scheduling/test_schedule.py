@@ -2,24 +2,26 @@
 
 from random import Random
 
+import pytest
 from scheduling_help import Loop
 
 from quire.scheduling import Limits
 
 
-def test_every_job_gets_the_tokens_of_plain_generation_and_nothing_stays_held():
-    for seed in range(20):
-        random = Random(seed)
-        limits = Limits(random.choice([2, 4, 8]), random.choice([10, 32]))
-        loop = Loop(num_blocks=random.choice([12, 20, 64]), limits=limits)
-        base = [random.randrange(50) for _ in range(20)]
-        for _ in range(20):
-            own = [random.randrange(50) for _ in range(random.randrange(1, 10))]
-            loop.add(base[: random.randrange(1, 20)] + own, random.randrange(1, 9))
-        loop.run()
-        loop.check_empty()
-        assert len(loop.finished) == 20
-        assert not loop.scheduler.given_up
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("seed", range(20))
+def test_every_job_gets_the_tokens_of_plain_generation_and_nothing_stays_held(seed):
+    random = Random(seed)
+    limits = Limits(random.choice([2, 4, 8]), random.choice([10, 32]))
+    loop = Loop(num_blocks=random.choice([12, 20, 64]), limits=limits)
+    base = [random.randrange(50) for _ in range(20)]
+    for _ in range(20):
+        own = [random.randrange(50) for _ in range(random.randrange(1, 10))]
+        loop.add(base[: random.randrange(1, 20)] + own, random.randrange(1, 9))
+    loop.run()
+    loop.check_empty()
+    assert len(loop.finished) == 20
+    assert not loop.scheduler.given_up
 
 
 def test_a_prompt_is_computed_in_parts_beside_jobs_that_decode():

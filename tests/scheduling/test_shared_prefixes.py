@@ -1,6 +1,7 @@
 """Prompts that share what is not computed yet: one job computes it, the others wait for that."""
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scheduling_help import VOCAB, Loop, states_of
@@ -72,6 +73,7 @@ def test_nobody_waits_for_what_is_not_stored():
     assert [job.state for job in jobs] == ["running", "running"]
 
 
+@pytest.mark.ci
 @settings(max_examples=40, deadline=None)
 @example([(0, 3, []), (0, 3, [0]), (0, 3, [0])], 1, 3, None, [0] * 10)
 @given(

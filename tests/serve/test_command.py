@@ -117,6 +117,7 @@ with opened_replica(wanted, is_alone=True): pass
 """
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("begin", [COMMAND, REPLICA], ids=["command", "replica"])
 @pytest.mark.parametrize("own", [{}, dict.fromkeys(OF_SHAPES, "7")], ids=["", "own"])
 def test_torch_is_loaded_as_little_is_to_be_kept_of_shapes(begin, own):
@@ -138,6 +139,7 @@ command.opened = opened
     assert said.stdout == f"False {OF_SHAPES | own}\n"
 
 
+@pytest.mark.ci
 def test_flags_are_checked_before_a_model_is_loaded(tmp_path):
     assert "beyond loopback needs keys" in refusal("--host", "10.0.0.1")
     assert "--host is an IP address" in refusal("--host", "nowhere.example")

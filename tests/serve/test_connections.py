@@ -22,6 +22,7 @@ RESET = struct.pack("ii", 1, 0)
 server, nothing_stays = fixtures(bounds=Bounds(max_inflight=4, max_body=1 << 16, slow_s=1.0))
 
 
+@pytest.mark.ci
 def test_connections_that_are_opened_and_dropped_harm_nobody(server):
     host, port = server.url.removeprefix("http://").split(":")
     for at in range(1000):
@@ -53,6 +54,7 @@ BEHIND = {
 }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("pause_s", [0, 0.05])
 @pytest.mark.parametrize("streams", [True, False])
@@ -78,6 +80,7 @@ def test_who_goes_is_forgotten_with_all_that_was_sent_at_once(server, streams, b
     assert short(server).status_code == 200
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("behind", ["one", "some", "large"])
 def test_what_was_sent_at_once_is_answered_in_its_order(server, behind):
     host, port = server.url.removeprefix("http://").split(":")

@@ -105,6 +105,7 @@ def test_a_template_that_loses_documents_is_refused(template, messages, words, m
         segmented(asked(["One.", "Two."], *messages), tokenizer, encoding(tokenizer))
 
 
+@pytest.mark.ci
 def test_documents_in_another_order_are_reused_and_the_answer_says_so(server):
     (first,) = said(server, DOCUMENTS)["chunks"]
     assert first["exactness"] == "exact"

@@ -48,6 +48,7 @@ def check_refused(server, route, body, named):
     assert state(server) == before
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("route", "form"), CASES)
 def test_what_is_no_prompt_is_refused_on_every_route(server, route, form):
     given, named = FORMS[form]

@@ -141,6 +141,7 @@ def test_a_body_that_never_comes_is_given_up(server):
         assert b" 408 " in connection.recv(200)
 
 
+@pytest.mark.ci
 def test_a_reader_that_takes_nothing_is_given_up(server):
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps(LONG | {"stream": True, "n": 2, "logprobs": 20}).encode()
@@ -189,6 +190,7 @@ def test_such_an_error_in_a_stream_is_its_last_event_and_says_nothing_either(
     assert "a secret of the inside" in caplog.text
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["grace", "second Ctrl-C"])
 def test_what_runs_longer_than_it_may_is_ended_with_an_error(how, capfd):
     with (
@@ -215,6 +217,7 @@ def test_what_runs_longer_than_it_may_is_ended_with_an_error(how, capfd):
     assert "Traceback" not in said
 
 
+@pytest.mark.ci
 def test_while_it_finishes_what_runs_all_else_is_told_so():
     asked = LONG | {"stream": True, "max_tokens": 200}
     with running() as server:

@@ -47,6 +47,7 @@ def cached(server, key):
     return complete(server, key).usage.prompt_tokens_details.cached_tokens
 
 
+@pytest.mark.ci
 def test_the_tenant_goes_while_anothers_stream_goes_on(server, folder):
     assert cached(server, "key-of-ann") == cached(server, "key-of-bob") == 0
     endless = {"stream": True, "extra_body": {"ignore_eos": True}}

@@ -11,7 +11,7 @@ from quire.bench.serve_http import HOST, ServerProcess
 from quire.cli import served_demo
 from quire.cli.app import app
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 SMALL = ("demo", "--num-conversations", "2", "--num-turns", "2", "--system-tokens", "300")
 SMALL += ("--max-new-tokens", "6", "--kv-memory", "16MiB")
 
@@ -84,6 +84,7 @@ def test_outputs_that_differ_are_told_of(demo, monkeypatch):
     assert "outputs differ" in done.stderr
 
 
+@pytest.mark.ci
 def test_a_server_that_does_not_start_is_told_of():
     done = CliRunner().invoke(app, [*SMALL, "--tier", "host:1XB"])
     assert (done.exit_code, done.stdout) == (2, "")

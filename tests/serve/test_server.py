@@ -233,6 +233,7 @@ INNER = {"type": "object", "properties": {"x": {"enum": [7]}}, "required": ["x"]
          "additionalProperties": False}  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", ["required", {"type": "function", "function": {"name": "one"}}])
 def test_a_tool_that_must_be_called_may_have_definitions_of_its_own(client, form):
     def tool(name, inner):
@@ -284,6 +285,7 @@ def test_log_probabilities_of_parts_of_characters_are_told_apart(client):
 WORD = "ü€😀 naïve ü"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stop", [None, "€😀", "😀 na", "ïv", "ü€😀 naïve ü"])
 def test_characters_of_many_tokens_are_whole_in_streams_also_where_a_stop_string_ends_them(
     client, stop
@@ -361,6 +363,7 @@ BAD = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize(("path", "document", "status", "param"), BAD)
 def test_what_cannot_be_is_refused_with_an_error_object(server, path, document, status, param):
     answer = server.post(path, content=json.dumps(document).replace("Infinity", "1e400"))

@@ -122,6 +122,7 @@ class Stream(RuleBasedStateMachine):
             assert is_degraded == self.missed[name]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("examples", few([EXAMPLES, 20 * EXAMPLES], EXAMPLES))
 def test_an_index_says_what_a_dictionary_of_the_same_events_says(examples):
     run_machine(Stream, SEED, examples, steps_per_example=30)

@@ -48,6 +48,7 @@ def test_a_record_with_any_bytes_replaced_is_refused(victim, where):
     assert is_refused(changed) == (changed != victim.record)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name != "is_an_older_record"])
 @given(victim=st.sampled_from(VICTIMS), chance=st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -119,6 +120,7 @@ class LiarTwice(Liar):
         super()._get(keys, buffers, timeout_s, answers)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [Liar, LiarAtOnce, LiarTwice])
 @given(chance=st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -179,6 +181,7 @@ def make_victims(seed, count=150):
     return [make_victim(chance, number) for number in range(count)]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_host_arena_that_changes_gives_misses(seed):
     victims, chance = make_victims(seed), random.Random(seed)
@@ -192,6 +195,7 @@ def test_a_host_arena_that_changes_gives_misses(seed):
         check_after_changes(host, victims)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", [Files, partial(Disk, capacity="64MiB")], ids=["files", "slabs"])
 @pytest.mark.parametrize("seed", range(3))
 def test_files_that_change_give_misses(tmp_path, kind, seed):
@@ -202,6 +206,7 @@ def test_files_that_change_give_misses(tmp_path, kind, seed):
         check_after_changes(tier, victims)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_disk_tier_whose_files_were_damaged_or_replaced_returns_nothing_wrong(tmp_path, seed):
     victims, chance = make_victims(seed, 60), random.Random(seed)

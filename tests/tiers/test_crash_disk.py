@@ -17,6 +17,7 @@ _SPEC.loader.exec_module(crash_disk)
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process to be killed")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kills", few([3, 60], 3))
 @pytest.mark.parametrize("mode", crash_disk.MODES)
 def test_after_a_kill_all_that_was_stored_is_there_and_nothing_else(mode, kills):

@@ -65,6 +65,7 @@ def commanded(path):
         assert done.exception is None or isinstance(done.exception, (SystemExit, QuireError)), words
 
 
+@pytest.mark.cases(1)
 @tiers
 @drawn(2, 60, first=planted, then=planted)
 @example(first={"unfinished": "folder", "unfinished/document": "file"}, then={})

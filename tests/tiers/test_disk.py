@@ -70,5 +70,6 @@ class TestDiskDirect(DiskContract):
     """Where the file system takes O_DIRECT; else buffered, as the probe decides."""
 
 
+@pytest.mark.ci
 class TestDiskBuffered(DiskContract):
     direct = False

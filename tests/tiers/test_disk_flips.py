@@ -80,6 +80,7 @@ def flips_of(path, random, each):
                 yield file, 8 * start + bit
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("examples", "each"), [(4, 3), pytest.param(60, None, marks=pytest.mark.long)]
 )

@@ -116,6 +116,7 @@ def test_all_records_of_a_killed_process_are_there(tmp_path):
     assert found(left(tmp_path)) == [HIT] * 20
 
 
+@pytest.mark.ci
 def test_an_index_that_was_cut_anywhere_or_is_gone_is_made_anew_from_the_records(tmp_path):
     path = left(tmp_path)
     data = index_of(path).read_bytes()
@@ -154,6 +155,7 @@ def test_a_bit_flipped_anywhere_in_an_index_costs_no_record(tmp_path):
             assert reader.recovered.num_lost == 0
 
 
+@pytest.mark.ci
 def test_a_bit_flipped_anywhere_in_a_slab_costs_its_record_and_is_noticed(tmp_path):
     path = left(tmp_path, 4)
     slab = path / "slab-1216.quire"

@@ -65,6 +65,7 @@ def lived(path, seed):
     return files, [*ended, *((key, *state, 1 << 60) for key, state in promised.items())]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", few(range(4), 0, 1))
 def test_what_was_flushed_is_there_after_a_loss_of_power_at_any_write(tmp_path, seed):
     files, promises = lived(tmp_path / "tier", seed)

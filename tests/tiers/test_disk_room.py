@@ -138,6 +138,7 @@ def test_a_record_that_moved_and_was_deleted_does_not_come_back(tmp_path):
         assert disk.recovered.is_clean
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("change", ["deleted", "replaced"])
 def test_a_record_that_is_being_moved_can_be(tmp_path, change):
     """Whoever looks it up while it moves waits for the move, and must not drop the place that it left."""

@@ -43,6 +43,7 @@ def test_writing_ahead_leaves_room_for_others(system):
         assert shutil.disk_usage(system).free > 4 << 20
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("direct", [None, False])
 def test_a_file_system_that_others_fill_costs_new_places_and_nothing_else(system, direct):
     path = system / "tier"
@@ -74,6 +75,7 @@ def test_a_file_system_that_others_fill_costs_new_places_and_nothing_else(system
             assert disk._room.used <= disk._room.capacity
 
 
+@pytest.mark.cases(1)
 def test_a_tier_that_fills_a_file_system_by_itself_goes_on_and_opens_again(system):
     path = system / "tier"
     with Disk(path, "1GiB") as disk:

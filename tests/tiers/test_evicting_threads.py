@@ -156,6 +156,7 @@ def run(tier, seed):
     assert {each.key for each in listed} == {key for owner in owners for key in owner.held}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_on_a_disk(tmp_path, seed):
     with Disk(tmp_path, CAPACITY, ahead=20_000) as disk:

@@ -190,6 +190,7 @@ def die_at(num_calls):
         setattr(os, name, dying(getattr(os, name)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("capacity", [None, "1MiB"])
 def test_a_writer_killed_at_any_call_leaves_whole_records_only(tmp_path, capacity):
     keys = names_of(range(5))

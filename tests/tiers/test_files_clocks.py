@@ -40,6 +40,7 @@ class Machine:
             return self.tier.put(keys, records_of(keys), timeout_s=30)
 
 
+@pytest.mark.ci
 @drawn(
     2,
     60,
@@ -99,6 +100,7 @@ def test_what_was_from_the_future_is_new_again_once_it_is_used(tmp_path):
         assert tier.contains(old) == [True] * 10
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("skew", [-HOUR, HOUR])
 def test_the_head_of_a_prompt_outlives_its_tail_beside_a_machine_with_another_clock(

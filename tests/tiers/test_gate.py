@@ -57,6 +57,7 @@ class Traffic:
         return choice.num_keys
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("speed", "tokens_s", "latency_s"),
     by_turns([0.3, 0.9, 1.0, 1.1, 1.5, 4.0], [2e3, 2e4, 2e5], [1e-4, 5e-3]),

@@ -172,6 +172,7 @@ def mixed(share, *grid):
     return simulated(scenario, *grid)
 
 
+@pytest.mark.ci
 @given(**GRID)
 @runs(max_examples=FEW, deadline=None)
 @example(rtt_s=0.008, num_tokens=1024, block_s=1e-4, tokens_s=7e3)

@@ -39,6 +39,7 @@ def test_more_memory_than_there_can_be_is_refused():
         Host(1 << 60)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("payload_bytes", [1000, 60_000, 200_000, 1 << 20])
 def test_records_of_one_size_fill_the_capacity_to_the_last_place(payload_bytes):
     size = record_bytes(payload_bytes)

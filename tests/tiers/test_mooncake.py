@@ -140,6 +140,7 @@ def test_a_memory_process_that_hangs_costs_the_timeout_and_never_gives_wrong_byt
         assert buffers == records
 
 
+@pytest.mark.ci
 @needs_mooncake
 def test_a_master_that_is_killed_and_started_again_is_a_run_of_misses(tmp_path):
     server = MooncakeServer(tmp_path / "log", memory=32 << 20)

@@ -51,6 +51,7 @@ def tiers(tmp_path_factory):
     server.kill()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.system("mooncake")
 @pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [*NAMES, "close"])

@@ -43,6 +43,7 @@ class TestMemory(ObjectsContract):
         return lambda: Objects("memory://")
 
 
+@pytest.mark.ci
 class TestDirectory(ObjectsContract):
     @pytest.fixture
     def make_tier(self, tmp_path):

@@ -89,6 +89,7 @@ def stored(folder):
         assert tier.put(KEYS, RECORDS, 10) == [STORED] * len(KEYS)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:24]))
 def test_a_foreign_object_ends_no_listing(name):
     folder = f"foreign-{NAMES.index(name)}"

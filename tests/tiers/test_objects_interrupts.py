@@ -44,6 +44,7 @@ def num_threads():
     return sum(thread.is_alive() for thread in named)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "touch"])
 @pytest.mark.parametrize("kind", KINDS)

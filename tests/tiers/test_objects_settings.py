@@ -40,6 +40,7 @@ def ask(spec):
         tier.contains([name_of(1)], timeout_s=5)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("scheme", "prefix", "needed"),
     [

@@ -159,6 +159,7 @@ LINES = [
 ]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("line", LINES)
 def test_no_error_shows_a_password_whatever_is_in_it(line):
     for password in ("hunter2", *SPECIAL):

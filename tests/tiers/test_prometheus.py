@@ -199,6 +199,7 @@ def test_the_dashboard_asks_for_metrics_that_exist():
             assert panel["description"]
 
 
+@pytest.mark.ci
 @pytest.mark.system("prometheus")
 def test_a_real_prometheus_has_data_for_every_panel(tmp_path):
     manager = make()

@@ -142,6 +142,7 @@ def is_whole(tier, keys):
     return found
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["host", "files", "disk", "cached"])
 @given(steps=STEPS, tenant=st.sampled_from(TENANTS))
 @example(steps=[*FILLING, ("reopen",), ("delete", TENANTS[0], 3)], tenant=TENANTS[0])

@@ -214,6 +214,7 @@ def test_no_two_namespaces_share_a_digest():
     assert len({space.digest for space in spaces}) == len(spaces)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages here"
 )

@@ -96,6 +96,7 @@ class TestOneServer(RedisContract):
         return f"{one_server.url}/3"
 
 
+@pytest.mark.ci
 class TestUnixSocket(RedisContract):
     @pytest.fixture
     def servers(self, one_server):
@@ -141,6 +142,7 @@ def cluster(tmp_path_factory):
         yield nodes
 
 
+@pytest.mark.ci
 class TestCluster(RedisContract):
     @pytest.fixture
     def servers(self, cluster):

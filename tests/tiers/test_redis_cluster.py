@@ -104,6 +104,7 @@ def test_a_slot_on_its_way_is_found_on_either_side_and_then_at_its_new_node(node
     assert tier.contains(keys) == [False] * 4
 
 
+@pytest.mark.ci
 def test_a_replica_that_took_over_is_found_though_the_old_master_is_gone(tmp_path):
     with running_cluster(tmp_path) as nodes:
         replica = RedisServer(tmp_path, "--cluster-enabled", "yes", *NODE_TIMING)

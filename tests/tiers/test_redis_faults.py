@@ -142,6 +142,7 @@ def received(server):
         return client.info("stats")["total_net_input_bytes"]
 
 
+@pytest.mark.ci
 def test_many_records_go_over_one_connection_without_either_side_waiting_for_the_other(open_tier):
     tier = open_tier(connections=1)
     keys = names_of(range(40))

@@ -103,6 +103,7 @@ def assert_none_is_left(servers):
     wait_until(lambda: not num_connections(servers), "connections stay open")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("kind", "name"), few_rows(CASES, *(each for each in CASES if each[0] == "plain"), *OTHERS)
@@ -113,6 +114,7 @@ def test_a_redis_tier_answers_in_time_after_a_call_that_was_cut_off(servers, kin
     assert_none_is_left(nodes)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", few(["plain", "tls", "cluster"], "plain", "tls"))
 def test_a_redis_tier_whose_opening_or_closing_was_cut_off_leaves_no_connection(
@@ -123,6 +125,7 @@ def test_a_redis_tier_whose_opening_or_closing_was_cut_off_leaves_no_connection(
     assert_none_is_left(nodes)
 
 
+@pytest.mark.ci
 def test_a_redis_tier_answers_after_any_number_of_mixed_calls_that_were_cut_off(servers):
     _, url = servers["plain"]
     with prepared(url) as tier:
@@ -133,6 +136,7 @@ def test_a_redis_tier_answers_after_any_number_of_mixed_calls_that_were_cut_off(
         assert_fit(tier, 0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("samples", [8, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["plain", "cluster"])
 def test_a_thread_that_waits_for_a_connection_gets_it_when_its_user_is_cut_off(

@@ -109,6 +109,7 @@ def test_of_a_value_longer_than_its_buffer_the_head_is_read_and_the_link_is_spen
     link.close()
 
 
+@pytest.mark.cases(56)
 @pytest.mark.parametrize("seed", few(range(2 * CASES), *range(CASES)))
 def test_changed_replies_end_in_an_error_and_stay_within_the_buffer(seed):
     numbers = random.Random(seed)
@@ -180,6 +181,7 @@ def test_bytes_that_are_there_are_not_read_behind_the_deadline():
 # the tier
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("seed", few(range(CASES), *range(CASES // 4)))
 def test_rubbish_is_a_miss_in_time_and_the_next_call_finds_what_is_there(server, tier, seed):
     numbers = random.Random(seed)
@@ -224,6 +226,7 @@ def test_rubbish_is_a_miss_in_time_and_the_next_call_finds_what_is_there(server,
     assert again == held
 
 
+@pytest.mark.cases(29)
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
 @pytest.mark.parametrize("seed", range(60))
 def test_a_server_that_answers_rubbish_opens_or_is_refused(server, scheme, seed, monkeypatch):
@@ -288,6 +291,7 @@ def test_what_was_answered_before_the_connection_broke_stays_answered(server, ti
     assert buffers[:3] == records[:3]
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize(
     "where",
     [

@@ -64,6 +64,7 @@ def test_whatever_fails_hits_are_right_calls_end_in_time_and_service_returns(blo
             raise
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("num_histories", [30, pytest.param(200, marks=LONG)])
 def test_a_clock_that_jumps_does_no_harm(num_histories):
     for seed in range(2000, 2000 + num_histories):
@@ -74,6 +75,7 @@ def test_a_clock_that_jumps_does_no_harm(num_histories):
             raise
 
 
+@pytest.mark.ci
 def test_the_same_seed_gives_the_same_history():
     for seed in range(10):
         one, two = run(seed), run(seed)
@@ -81,6 +83,7 @@ def test_the_same_seed_gives_the_same_history():
         assert one.lanes.num_switches == two.lanes.num_switches
 
 
+@pytest.mark.ci
 def test_histories_meet_every_fault_and_every_outcome():
     met, outcomes = set(), set()
     for seed in range(60):

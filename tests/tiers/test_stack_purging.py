@@ -162,6 +162,7 @@ def test_whatever_is_under_way_when_a_purge_begins_nothing_is_there_when_all_has
     stack.close()
 
 
+@pytest.mark.ci
 def test_threads_that_store_all_the_time_leave_nothing_that_they_stored_before(tmp_path):
     """Real threads: what was stored before the purge is gone, and others' is there."""
     with TierStack([Host("2MiB"), Disk(tmp_path, "8MiB")]) as stack:

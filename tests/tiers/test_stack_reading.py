@@ -423,6 +423,7 @@ def test_arguments_that_do_not_fit_together_are_refused(call):
     Stacked("disk").run(scenario)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("blocks_per_s", [300.0, 900.0, 1100.0, 3000.0])
 def test_no_prefix_length_is_slower_with_tiers_than_without_by_over_a_tenth(blocks_per_s):
     """The device computes 1,000 blocks a second; a read takes 5 ms and what its blocks take."""

@@ -71,6 +71,7 @@ class Owner:
             self.prefetches[-1].cancel()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_on_a_small_host_above_a_disk(tmp_path, seed):
     host, disk = Host(12 * SIZE), Disk(tmp_path, "1MiB")

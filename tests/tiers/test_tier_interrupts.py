@@ -72,6 +72,7 @@ def prepared(kind, path):
     return tier
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("samples", [SAMPLES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in KINDS for name in LOCAL if name != "lend"] + LENDING

@@ -97,6 +97,7 @@ def test_arrivals_come_at_one_per_second_on_average():
         assert 340 < times[-1] < 460
 
 
+@pytest.mark.ci
 def test_all_systems_generate_the_same_and_tell_their_times(tmp_path):
     prompts = prompts_of(ServeLoad(6, 2, 48, 8, 3), 3)
     files = ServedModelFiles(serve_rows.demo_model(), "float32", tmp_path)
@@ -112,6 +113,7 @@ def test_all_systems_generate_the_same_and_tell_their_times(tmp_path):
     assert runs[0].num_cached == runs[1].num_cached == 4 * 48
 
 
+@pytest.mark.ci
 def test_the_command_tells_every_field_of_each_system(tmp_path):
     words = [
         "bench",
@@ -172,6 +174,7 @@ def server(tmp_path_factory):
         yield server
 
 
+@pytest.mark.ci
 def test_requests_come_at_their_times_and_a_turn_waits_for_the_one_before(server):
     way = OpenLoop(rate=4.0, ttft_s=60, itl_s=60)
     load = ServeLoad(6, 1, 64, 8, 3)
@@ -197,6 +200,7 @@ def test_requests_come_at_their_times_and_a_turn_waits_for_the_one_before(server
     ]  # 40 tokens are two full blocks, and a part
 
 
+@pytest.mark.ci
 def test_half_of_what_vllm_answers_is_the_rate_unless_one_is_given(server, monkeypatch):
     rates = iter([30.0, 20.0, 2.0, 30.0, 10.0, 2.0] * 2)
 
@@ -231,6 +235,7 @@ def test_an_open_loop_takes_the_times_of_a_trace(tmp_path, monkeypatch):
     assert seen == pytest.approx([0, 2 / 9, 8 / 9, 2])
 
 
+@pytest.mark.ci
 def test_an_answer_that_is_no_stream_is_told(server):
     with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*may have 8192"):
         asyncio.run(serve_http._streamed(server.port, [5] * 9000, 3))

@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 import quire
 
 HOUSE = Path(quire.__file__).parent
@@ -19,5 +21,6 @@ def classes():
     return places
 
 
+@pytest.mark.ci
 def test_no_two_classes_have_the_same_name():
     assert {name: places for name, places in classes().items() if len(places) > 1} == {}

@@ -24,6 +24,7 @@ import flag_table
 GROUPS = ((), ("trace",), ("cache",), ("bench",))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "words", [*GROUPS, *(path.split() for path, _ in flag_table.commands())], ids=" ".join
 )

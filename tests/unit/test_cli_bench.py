@@ -26,6 +26,7 @@ def _small(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.ci
 def test_each_way_has_a_time_and_a_rate_and_ratios():
     rows = {row["name"]: row for row in hf_rows.rows(quick=True)}
     assert list(rows) == hf_rows.row_names(quick=True)
@@ -39,6 +40,7 @@ def test_each_way_has_a_time_and_a_rate_and_ratios():
     assert "ratio_to_plain" not in rows["hf_ttft_plain_64"]
 
 
+@pytest.mark.ci
 def test_only_the_rows_asked_for_are_measured():
     said = []
     rows = hf_rows.rows(["hf_decode_plain_96", "hf_ttft_cold_96"], said.append, quick=True)
@@ -51,6 +53,7 @@ def test_an_unknown_row_is_refused_with_the_known_ones():
         hf_rows.rows(["no_such"])
 
 
+@pytest.mark.ci
 def test_the_command_prints_a_table_or_json():
     words = ["bench", "hf", "--quick", "--rows", "hf_ttft_warm_64"]
     text = shown(*words)

@@ -114,6 +114,7 @@ def test_inspect_says_what_it_cannot_know_without_names(place):
         assert word in text
 
 
+@pytest.mark.cases(1)
 def test_inspect_draws_the_tier_into_a_file(place, tmp_path):
     shown("inspect", place, "--report", tmp_path / "tier.svg")
     assert (tmp_path / "tier.svg").read_text().startswith("<svg")
@@ -186,6 +187,7 @@ def test_repair_drops_what_is_damaged_and_nothing_else(files):
     shown("cache", "verify", files)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("offset", [0, 40, 100, 125, 200])
 def test_damage_anywhere_in_a_slab_is_found_and_repaired(tmp_path, offset):
     path = tmp_path / "disk"
@@ -266,6 +268,7 @@ def test_evict_everything(place):
     assert held(place) == 0
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -368,6 +371,7 @@ def _fails(*_):
     raise TierError("full")
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("given", [[], ["--tenant", "a", "--tenant-file", "-"], ["--tenant", ""]])
 def test_purge_needs_one_tenant(place, given):
     assert "tenant" in refusal("cache", "purge", place, *given)

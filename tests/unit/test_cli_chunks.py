@@ -34,6 +34,7 @@ def notes(tmp_path_factory):
     return path
 
 
+@pytest.mark.ci
 def test_each_method_has_a_row_of_a_workload(tmp_path):
     report = tmp_path / "chunks.svg"
     words = ("bench", "chunks", "--quick", "--workloads", "facts", "--report", report)
@@ -45,6 +46,7 @@ def test_each_method_has_a_row_of_a_workload(tmp_path):
     assert report.read_text("utf-8").startswith("<svg")
 
 
+@pytest.mark.ci
 def test_the_table_is_of_the_rows_asked_for():
     text = shown("bench", "chunks", "--quick", "--workloads", "facts", "--rows", "moved")
     assert "moved" in text
@@ -91,6 +93,7 @@ def test_families_are_names_without_budgets():
     } <= found
 
 
+@pytest.mark.ci
 def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes, monkeypatch):
     found_by, check = [], checking.check_chunks
 
@@ -119,6 +122,7 @@ def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes, monk
     assert f"KVDeviation({found['budget']:g})" in shown(*words)
 
 
+@pytest.mark.ci
 def test_a_model_that_no_budget_repairs_is_told_no_with_code_1(notes, monkeypatch):
     monkeypatch.setattr("quire.bench.chunks.checking.LEAST_AGREEMENT", 1.01)
     done = run("chunks", "check", "quire-tiny", "--passages", notes, "--prompts", 1)
@@ -150,6 +154,7 @@ def test_a_budget_holds_where_both_bounds_do():
     assert not holds([row | {"agree_rate": 0.979}], "20% of rows")
 
 
+@pytest.mark.ci
 def test_held_out_text_is_read_alone_and_no_paragraph_twice():
     library = read_library(is_held_out)
     assert library

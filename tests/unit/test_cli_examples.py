@@ -19,6 +19,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -35,6 +36,7 @@ def test_an_example_runs(name, said, monkeypatch, capsys):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_example_of_retrieval_answers_with_chunks_as_without(monkeypatch, capsys):
     pytest.importorskip("bm25s", reason="pip install bm25s")

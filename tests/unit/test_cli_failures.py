@@ -116,6 +116,7 @@ def refused(done):
     return said
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("kind", [FILE, FOLDER, BYTES, JSON, BARE])
 @pytest.mark.parametrize("words", READS, ids=lambda words: " ".join(words).replace(TRACE, "T"))
 def test_what_cannot_be_read_is_one_line(run, tmp_path, monkeypatch, words, kind):
@@ -132,6 +133,7 @@ def test_what_cannot_be_read_is_one_line(run, tmp_path, monkeypatch, words, kind
     )
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("words", WRITES, ids=lambda words: " ".join(words).replace(TRACE, "T"))
 @pytest.mark.parametrize("where", ["no/such/folder/x", "."])
 def test_what_cannot_be_written_is_said_before_the_work(run, words, where):
@@ -142,11 +144,13 @@ def test_what_cannot_be_written_is_said_before_the_work(run, words, where):
     assert "cannot write" in said
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(words).replace(TRACE, "T"))
 def test_what_cannot_be_is_refused_before_the_work(run, words):
     refused(run(*words))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("words", [*REFUSED, ("inspect", "no.json"), ("trace", "info", "no.gz")],
                          ids=lambda words: " ".join(words).replace(TRACE, "T"))  # fmt: skip
 def test_with_json_an_error_is_one_document_and_the_code_the_same(run, words):
@@ -196,6 +200,7 @@ ENDS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("words", "where"),
     by_turns(LONG, ENDS),
@@ -208,6 +213,7 @@ def test_a_full_disk_or_a_closed_pipe_ends_a_command_without_a_traceback(words, 
     assert (done.returncode, done.stderr) == ENDS[where]
 
 
+@pytest.mark.ci
 def test_control_c_ends_a_command_with_one_line_also_while_workers_run(tmp_path):
     trace = tmp_path / "t.jsonl"
     subprocess.run([*QUIRE, "trace", "make", "chat", trace, "--num-requests", "10000"], check=True,

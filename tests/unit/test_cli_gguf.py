@@ -27,6 +27,7 @@ def folder(saved, tmp_path_factory):
     return folder
 
 
+@pytest.mark.ci
 def test_a_gguf_file_answers_as_the_model_that_it_was_made_of(saved, folder, monkeypatch):
     monkeypatch.chdir(folder)
     texts = [

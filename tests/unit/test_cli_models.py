@@ -129,6 +129,7 @@ def test_generate_samples_the_same_text_for_the_same_seed(folder):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -17,6 +17,7 @@ def size(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("tier", "kind"),
     [("disk:./kv?capacity=64MiB", "disk"), ("files:./kv", "files")],
@@ -31,6 +32,7 @@ def test_inspect_recognises_what_a_tier_has_made(tmp_path, tier, kind, prompt):
     assert "records" in shown("inspect", "kv")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("tier", ["disk:kv?capacity=64MiB", "files:kv"])
 def test_evicting_all_gives_the_room_back_and_the_tier_goes_on(tmp_path, tier):
     shown("generate", "--tier", tier, "--max-new-tokens", "1", PROMPT)

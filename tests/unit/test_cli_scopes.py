@@ -106,6 +106,7 @@ def test_an_adapter_changes_the_text_and_stands_in_the_saved_tree(text_model, ad
     assert "lora='cats_v1'" in text
 
 
+@pytest.mark.ci
 def test_images_are_part_of_the_conversation(vision_model, tmp_path):
     turns = tmp_path / "turns.txt"
     turns.write_text("What is on it?\nAnd behind it?\n")

@@ -35,6 +35,7 @@ def numbers(words, columns):
     return set(NUMBER.findall(UNSTEADY.sub("", result.stdout))), result.stdout
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("words", "columns"),
     by_turns(COMMANDS, [60, 40]),
@@ -58,6 +59,7 @@ cells = st.one_of(
 )
 
 
+@pytest.mark.ci
 @drawn(
     30, 300,
     st.lists(st.tuples(st.sampled_from(["tier", "token hit", "of all blocks"]), st.booleans()),

@@ -34,6 +34,7 @@ def shares_of(both):
     return [both.num_unique * share // 100 for share in SHARES]
 
 
+@pytest.mark.ci
 def test_the_conversation_trace_gives_the_reference_table(conversation):
     both = curves(conversation)
     assert both.num_unique == 182_790
@@ -43,6 +44,7 @@ def test_the_conversation_trace_gives_the_reference_table(conversation):
     assert round(100 * both.ceiling, 2) == 37.36
 
 
+@pytest.mark.ci
 def test_the_last_half_of_the_conversation_trace_gives_the_public_values(conversation):
     both = curves(conversation, count_from=12_031 // 2)
     sizes = (819, 3_276, 6_553, 13_107, 26_214, 52_428)

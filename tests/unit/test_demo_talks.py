@@ -44,11 +44,13 @@ def replies(num_talks):
     return found
 
 
+@pytest.mark.ci
 def test_questions_get_different_answers_in_whole_sentences(replies):
     assert len(set(replies)) >= len(replies) - 2
     assert sum(reply.endswith(".") and reply[0].isupper() for reply in replies) >= len(replies) - 2
 
 
+@pytest.mark.ci
 def test_answers_are_those_that_the_model_was_taught(replies, num_talks):
     taught = [answer for talk in ASKED[:num_talks] for _, answer in talk[: DemoSize().num_turns]]
     assert (

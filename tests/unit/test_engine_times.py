@@ -50,6 +50,7 @@ def test_a_run_of_decode_steps_equals_each_step_to_the_bit(name, devices):
     assert run_s.tolist() == [model.step_s([], CONTEXTS + step) for step in range(50)]
 
 
+@pytest.mark.cases(54)
 @pytest.mark.parametrize("gpu", accelerator_names())
 @pytest.mark.parametrize("name", MODELS)
 def test_more_work_never_takes_less_time(name, gpu):

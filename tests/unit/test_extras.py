@@ -156,6 +156,7 @@ def outcome(tmp_path_factory):
     return of
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("thing", THINGS, ids=lambda thing: f"{thing[1]} with [{thing[0]}]")
 def test_an_extra_is_enough_for_what_it_is_for(thing, outcome):
     code, out, err = outcome(thing)

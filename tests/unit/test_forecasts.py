@@ -269,6 +269,7 @@ def test_never_is_said_of_what_a_request_stores_where_a_time_is_said_as_well():
     assert (world.found(trial), world.found(other)) == (8, 4)
 
 
+@pytest.mark.ci
 @drawn(16, 400, st.integers(0, 10**6), st.integers(10, 60))
 def test_whatever_is_foretold_no_entry_is_lost(seed, capacity):
     random, world = Random(seed), World(capacity)

@@ -41,6 +41,7 @@ def found(kept):
     return hits
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "share", "hints", "bar"), few_rows(BARS, BARS[1]))
 def test_times_close_most_of_the_gap(found, name, share, hints, bar):
     lru, told, best = found(name, share, hints)
@@ -50,6 +51,7 @@ def test_times_close_most_of_the_gap(found, name, share, hints, bar):
 ALWAYS = [(AGENT, share, hints) for share in (1, 5, 10) for hints in MISLED]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("name", "share", "hints"), few_rows([(*c, hints) for c in CELLS for hints in MISLED], *ALWAYS)
 )

@@ -240,6 +240,7 @@ def test_a_step_reads_the_experts_that_its_tokens_chose():
     assert model_named("llama-3.1-8b").weight_bytes_read(1) == 2 * PARAMS["llama-3.1-8b"]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "family",
     [

@@ -301,6 +301,7 @@ class Uses:
             raise CacheBusy("a refusal")
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("way", [name for name in vars(Uses) if name[0] != "_"])
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_ctrl_c_wherever_a_signal_may_come_leaves_the_turn_to_others(elsewhere, way, is_inside):

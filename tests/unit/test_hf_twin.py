@@ -40,6 +40,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_twin_has_every_kind_of_layer_and_is_built_and_run_at_once(name):
     config = CONFIG_MAPPING[name](**PUBLISHED[name])

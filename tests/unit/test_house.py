@@ -84,6 +84,7 @@ def is_kernel(node):
     return any(ast.unparse(each).startswith("triton.jit") for each in node.decorator_list)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_function_takes_more_than_six_parameters(room):
     wide = []
@@ -96,6 +97,7 @@ def test_no_function_takes_more_than_six_parameters(room):
     assert not wide
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_module_knows_one_that_knows_it(room):
     trees = modules(room)
@@ -168,6 +170,7 @@ def num_code_lines(text):
     )
 
 
+@pytest.mark.ci
 def test_only_a_pool_changes_the_state_of_a_block():
     writers = set()
     for name, tree in modules(*ROOMS).items():

@@ -214,6 +214,7 @@ def test_only_so_many_evicted_requests_are_known_again():
     assert world.serve(prompt + world.names(0)).turn == 0
 
 
+@pytest.mark.ci
 def test_memory_is_bounded_on_a_stream_that_never_comes_back():
     world = World(50)
     for number in range(2 * MAX_GHOSTS):
@@ -305,6 +306,7 @@ def test_a_run_of_both_kinds_loses_what_is_not_shared_first():
     assert world.found(system) == 10
 
 
+@pytest.mark.ci
 def test_what_is_used_often_outlives_what_was_used_last():
     trace = Workload(parts_named("few-shot"), 1500, 3)
     num_blocks = 1 + max(int(request.blocks.max()) for request in trace)
@@ -359,6 +361,7 @@ def test_of_sixteen_answers_one_is_kept_on_equal_terms():
 # -- the guard -----------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_with_ranks_upside_down_it_becomes_lru_and_stays_within_a_point():
     trace = chats_and_documents(2500, document=4)
     lru = 100 * replay(trace, 100, "lru").token_hit
@@ -429,6 +432,7 @@ def test_priority_classes_share_what_is_learned():
     assert world.mind.num_requests == 200
 
 
+@pytest.mark.ci
 @drawn(20, 400, seed=st.integers(0, 10**6))
 def test_requests_may_overlap_fork_and_pause(seed):
     random = Random(seed)

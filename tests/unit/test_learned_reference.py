@@ -39,12 +39,14 @@ def closed(name, share, found):
     return (found - lru) / (optimum - lru)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("share", few([5, 10], 10))
 def test_without_hints_a_fifth_of_the_gap_is_closed(kept, share):
     found = hit(kept(CONVERSATION), share, "learned")
     assert closed(CONVERSATION, share, found) >= CLOSED
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("share", "policy"),
     few_rows(
@@ -56,10 +58,12 @@ def test_with_the_ends_of_sessions_four_fifths_of_the_gap_are_closed(kept, share
     assert closed(CONVERSATION, share, found) >= CLOSED_BY_HINTS
 
 
+@pytest.mark.ci
 def test_what_leaving_lru_costs_at_first_is_not_held_against_it(kept):
     assert hit(kept(CONVERSATION), 3, "learned") > 12.81 + 5
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("name", "share"), few_rows([(name, share) for name in LRU for share in LRU[name]], *ALWAYS)
 )

@@ -142,6 +142,7 @@ def test_a_slow_tier_wins_where_the_fetch_hides_and_where_attention_grows():
     assert " and from " in answer.verdict
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("bandwidth", [0.5e9, 2.5e9, 3.3e9, 50e9])
 @pytest.mark.parametrize("latency_s", [0.0, 2e-3, 0.2])
 def test_borders_are_exact(bandwidth, latency_s):

@@ -22,6 +22,7 @@ def test_a_plan_shows_memory_users_tiers_and_blocks():
     assert "use --block-size 64" in text
 
 
+@pytest.mark.ci
 def test_a_trace_adds_what_memory_is_worth():
     text = shown(*TRACED)
     for words in ("What memory below the device buys", "host 64 GiB", "+ disk 2 TiB"):
@@ -29,6 +30,7 @@ def test_a_trace_adds_what_memory_is_worth():
     assert "different K and V" in text
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_a_plan_fits_the_terminal(columns):
     text = shown(*TRACED, env={"COLUMNS": columns})
@@ -67,6 +69,7 @@ def test_measured_steps_set_the_rates():
     assert speed["error"] < 1e-6  # two points, two unknowns
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ending", ["html", "svg"])
 def test_the_picture_is_written_as_one_file(tmp_path, ending):
     file = tmp_path / f"plan.{ending}"
@@ -74,6 +77,7 @@ def test_the_picture_is_written_as_one_file(tmp_path, ending):
     assert f"<{ending}" in file.read_text("utf-8")
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -41,6 +41,7 @@ ALWAYS = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "policy", "share", "published"), few_rows(CELLS, *ALWAYS))
 def test_a_policy_finds_as_much_as_published(kept, name, policy, share, published):
     trace = kept(name)
@@ -48,6 +49,7 @@ def test_a_policy_finds_as_much_as_published(kept, name, policy, share, publishe
     assert 100 * result.token_hit == pytest.approx(published, abs=DIGITS.get(policy, 1.0) + 1e-9)
 
 
+@pytest.mark.ci
 def test_the_price_of_a_policy_is_bounded(kept):
     trace = copy.copy(kept(AGENT))
     trace._requests = trace._requests[: len(trace._requests) // 3]

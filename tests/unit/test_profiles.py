@@ -54,6 +54,7 @@ def test_the_costs_that_made_the_measurements_are_found():
     assert found.num_steps == 400
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_the_error_is_that_of_steps_left_out(noise):
     found = calibrate_steps(measured(noise=noise, num_steps=2000))
@@ -85,6 +86,7 @@ def test_times_are_sums_of_costs_and_a_run_equals_its_steps_to_the_bit():
     assert timing.known_error() == 0.05
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_profile_is_read_as_it_was_written(tmp_path, compressed):
     steps = measured(30)
@@ -153,6 +155,7 @@ def test_the_table_has_each_cost_and_the_error(profile):
         assert part in text
 
 
+@pytest.mark.ci
 def test_what_was_found_can_be_written_and_used_in_place_of_the_profile(profile, tmp_path):
     timing = tmp_path / "timing.json"
     shown("calibrate", profile, "--timing", timing)

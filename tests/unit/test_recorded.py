@@ -39,12 +39,14 @@ def recorded(tmp_path, rows=None, **header):
 # -- against real engines ------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @BOTH
 def test_a_recorded_run_is_met_within_ten_percent_and_within_what_is_printed(path):
     errors = msgspec.structs.astuple(RecordedRun(path).compare().errors)
     assert max(map(abs, errors)) <= KNOWN_ERROR <= 0.1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["busy_unshared", "over_shared"])
 def test_a_run_on_a_cpu_is_met_within_ten_percent_after_calibration(name):
     path = HEADS / f"vllm_cpu_{name}.jsonl.gz"
@@ -188,6 +190,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path, header, says):
     assert says in refusal("simulate", "--recorded", recorded(tmp_path, **header))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("changes", "sequences"),
     [

@@ -342,6 +342,7 @@ def test_a_write_that_fails_ends_the_recording_and_not_the_request(path):
     assert len(rows(path)) == 1
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("num_blocks", [30, 60, 120])
 def test_a_replay_finds_what_the_manager_found(path, policy, num_blocks):
@@ -365,6 +366,7 @@ def test_a_replay_finds_what_the_manager_found(path, policy, num_blocks):
     assert result.missed["evicted"] > 0
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
     import torch
@@ -396,6 +398,7 @@ def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
     assert found == cached
 
 
+@pytest.mark.ci
 def test_generate_and_demo_record_what_they_ask(tmp_path):
     turns = tmp_path / "turns.txt"
     turns.write_text("What is a list?\nAnd a set?\n")

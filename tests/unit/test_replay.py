@@ -27,6 +27,7 @@ def test_what_an_earlier_request_computed_is_found_and_the_rest_is_not():
     assert result.block_hit == 0.5
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("capacity", [1, 2, 5, 13, 40, 10_000])
 def test_lru_finds_and_evicts_what_a_list_of_blocks_says(seed, capacity):

@@ -109,6 +109,7 @@ def test_hints_reach_the_replay(rows_of, path):
     assert row["token_hit"] == result.token_hit
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

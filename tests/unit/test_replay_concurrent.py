@@ -30,6 +30,7 @@ def started(trace, capacity, service):
     return starts, result
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("capacity", [2, 20])
@@ -103,6 +104,7 @@ def test_what_is_computed_when_another_ends_is_found_by_the_one_that_starts_then
     assert result.measured["max_wait_s"] == 0.5
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("policy", ["lru", "fifo", "lfu"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_token_is_found_or_missed_for_one_reason(policy, seed):

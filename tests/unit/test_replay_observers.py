@@ -49,6 +49,7 @@ def test_what_is_always_found_together_is_one_stretch():
     assert [each.hit_tokens for each in seen.top(1)] == [24]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("capacity", [3, 10, 1000])
 def test_stretches_share_out_all_tokens_found(seed, capacity):

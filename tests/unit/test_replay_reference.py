@@ -23,11 +23,13 @@ def conversation(kept):
     return kept(CONVERSATION)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("policy", "capacity", "percent"), few_rows(CELLS, CELLS[3]))
 def test_the_conversation_trace_gives_the_reference_table(conversation, policy, capacity, percent):
     assert round(100 * replay(conversation, capacity, policy).token_hit, 2) == percent
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("policy", "capacity", "percent"),
     [
@@ -49,11 +51,13 @@ def test_the_last_half_gives_the_public_reference_value(conversation):
     assert round(100 * result.token_hit, 3) == 15.305
 
 
+@pytest.mark.ci
 def test_knowing_the_last_use_makes_lru_the_optimum(conversation):
     hit = replay(conversation, 9139, hints="last-use").token_hit
     assert round(100 * hit, 2) == 37.36
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "capacity"), few_rows([(AGENT, 2475), (CONVERSATION, 18279)], (AGENT, 2475))
 )

@@ -128,6 +128,7 @@ def test_under_every_figure_stands_the_command_that_makes_it_again(
     assert (tmp_path / "report.html").read_text("utf-8") == text
 
 
+@pytest.mark.ci
 def test_no_folder_of_this_machine_is_in_the_page(tmp_path):
     (tmp_path / "model").mkdir()
     config = tmp_path / "model" / "config.json"
@@ -172,6 +173,7 @@ def test_the_rows_are_those_of_the_command_line(page, tmp_path):
         assert row["evictions"] is None or f"{row['evictions']:,}" in page.text
 
 
+@pytest.mark.ci
 def test_a_hostile_name_of_a_trace_is_text_and_nothing_else(tmp_path):
     folder = tmp_path / "a"
     folder.mkdir()
@@ -183,6 +185,7 @@ def test_a_hostile_name_of_a_trace_is_text_and_nothing_else(tmp_path):
     assert "<script" not in text
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "words",
     [
@@ -194,6 +197,7 @@ def test_any_choice_of_rows_makes_a_page(tmp_path, words):
     assert Page(report(tmp_path, *words)).tags.count("svg") == 2 * len(FIGURES)
 
 
+@pytest.mark.ci
 def test_a_trace_in_which_nothing_comes_back_makes_a_page(tmp_path):
     path, out = tmp_path / "one.jsonl", tmp_path / "one.html"
     path.write_text(

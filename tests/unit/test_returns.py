@@ -111,6 +111,7 @@ def test_an_unknown_kind_of_times_names_the_nearest():
         replay(trace_of([[1]]), 4, hints="return-times:2")
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("kind", TIMED)
 @pytest.mark.parametrize("policy", ["lru", "lfu", "learned"])
 def test_times_change_nothing_where_everything_fits(kind, policy):

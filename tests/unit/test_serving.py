@@ -93,6 +93,7 @@ def test_no_requests_give_an_empty_result(scheduler):
     json.dumps(msgspec.to_builtins(result), allow_nan=False)
 
 
+@pytest.mark.cases(2)
 @both_schedulers
 @pytest.mark.parametrize("tiers", [(), HOST])
 @pytest.mark.parametrize(
@@ -173,6 +174,7 @@ def test_the_managers_hold_nothing_once_all_is_served(monkeypatch, scheduler):
         assert not device & below  # a block is in one place
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("plans_ahead", [0, 1])
 def test_many_decode_steps_at_once_are_the_same_as_one_by_one(monkeypatch, plans_ahead):
     requests = random_requests(7, 200, span_s=2.0)
@@ -193,6 +195,7 @@ def test_many_decode_steps_at_once_are_the_same_as_one_by_one(monkeypatch, plans
         assert outcome(1, tiers, router) == outcome(1024, tiers, router)
 
 
+@pytest.mark.ci
 def test_where_nobody_waits_both_schedulers_do_the_same():
     def outcome(scheduler, tiers):
         requests = random_requests(3, 150, span_s=3.0)
@@ -219,6 +222,7 @@ def test_a_scheduler_that_is_not_there_is_refused():
         run([], scheduler="fifo")
 
 
+@pytest.mark.cases(1)
 @both_schedulers
 def test_two_runs_give_the_same_json_to_the_byte(scheduler):
     def text():
@@ -236,6 +240,7 @@ def test_two_runs_give_the_same_json_to_the_byte(scheduler):
     assert text() == text()
 
 
+@pytest.mark.cases(1)
 @both_schedulers
 def test_a_closed_loop_obeys_littles_law(scheduler):
     users, think_s = 12, 0.05

@@ -63,6 +63,7 @@ def test_requests_and_time_can_be_limited(command):
     assert count("--block-size", 1024) == 60
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

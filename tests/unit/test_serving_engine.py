@@ -64,6 +64,7 @@ def test_seats_of_who_ends_are_taken_one_step_later():
     assert served[2].admitted_s == served[0].finished_s
 
 
+@pytest.mark.cases(2)
 @both
 @pytest.mark.parametrize("num_blocks", [60, 1000])
 @pytest.mark.parametrize("seed", [3, 5, 8])

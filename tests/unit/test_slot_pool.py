@@ -42,6 +42,7 @@ def test_a_slot_is_a_view_that_writes_go_through():
     assert float(pool.v[1, 3, :, 5].sum()) == float(pool.v.sum()) == 6
 
 
+@pytest.mark.ci
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, SLOTS - 1), max_size=SLOTS, unique=True),

@@ -66,6 +66,7 @@ def test_processes_give_the_rows_of_a_serial_run(trace):
     assert sorted(told, key=POINTS.index) == POINTS
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_local_ray_of_two_workers_gives_the_rows_of_a_serial_run_and_is_shut_down(trace):
     ray = pytest.importorskip("ray")
@@ -182,6 +183,7 @@ def test_without_ray_an_error_says_what_to_install(monkeypatch):
 # -- the optimum ---------------------------------------------------------------------------
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_optimum_finds_what_its_curve_says_and_no_policy_more(seed):
     trace = trace_of(random_chains(seed, num_requests=120))

@@ -114,6 +114,7 @@ def run(start, num_tokens):
     return list(range(start, start + num_tokens))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("names", [("full",), ("full", "sliding"), ("sliding",)])
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_any_engine_finds_in_a_tier_what_its_pool_evicted(names, write):

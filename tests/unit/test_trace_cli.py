@@ -16,6 +16,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "references", "unique", "ceiling"), few_rows(PUBLISHED, *PUBLISHED[:2])
 )
@@ -45,6 +46,7 @@ def test_info_counts_what_the_rows_say(tmp_path):
     assert found["reuse_seconds"]["percentiles"]["max"] == 60.0
 
 
+@pytest.mark.ci
 def test_distances_are_those_of_a_list_kept_block_by_block(tmp_path):
     path = tmp_path / "t.gz"
     path.write_bytes(traces.head_path(traces.AGENT).read_bytes())

@@ -43,6 +43,7 @@ def test_the_beginning_of_a_public_trace_reads_as_its_rows_say(name):
         assert request.runs.tolist() == compress(request.blocks).tolist()  # no run is cut in two
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [traces.CONVERSATION, traces.AGENT])
 def test_a_whole_public_trace_reads_as_its_rows_say(name):
     check_against_rows(traces.whole(name), rows_in(traces.whole_path(name)))
@@ -221,6 +222,7 @@ RENAMES = (
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     prompts=some_prompts,

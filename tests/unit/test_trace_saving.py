@@ -122,6 +122,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
 # Larger blocks.
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", traces.NAMES)
 @pytest.mark.parametrize("factor", [2, 3, 7])
 def test_a_larger_block_is_named_by_the_prefix_up_to_its_end(name, factor):

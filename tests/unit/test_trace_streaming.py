@@ -32,6 +32,7 @@ def peak_of_reading(path):
         tracemalloc.stop()
 
 
+@pytest.mark.ci
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**15)
     counts = (1_000, 5_000)
@@ -53,6 +54,7 @@ def test_a_few_huge_ids_cost_no_more_memory_than_small_ones(tmp_path):
         tracemalloc.stop()
 
 
+@pytest.mark.ci
 def test_a_trace_that_quire_wrote_costs_eight_bytes_a_branch(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**15)
     trace = Workload({"chat": Traffic(Chat())}, 20_000, seed=1)
@@ -77,6 +79,7 @@ def head_of(folder, count):
     return path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "references", "unique"), few_rows(PUBLISHED, *PUBLISHED[:2]))
 def test_whole_traces_have_the_published_numbers_of_blocks(name, references, unique):
     count, largest = 0, -1

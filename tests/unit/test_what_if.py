@@ -87,6 +87,7 @@ def served(prompts, capacity, block=BLOCK, **options):
     return manager
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("share", sampled(0.1, 0.05, 0.25))
 @pytest.mark.parametrize("block", [1, 16])
 def test_the_curve_is_close_to_the_exact_one_whatever_the_pool_holds(share, block):
@@ -105,6 +106,7 @@ def test_the_curve_is_close_to_the_exact_one_on_public_traces(name, share):
     assert off_by(prompts, share) < 0.003
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("share", sampled(0.05, 0.01, 0.25))
 @pytest.mark.parametrize("kind", few(["chat", "agent", "few-shot", "rag"], "few-shot"))
 def test_the_curve_is_close_where_sessions_begin_with_one_of_many_shared_prompts(kind, share):
@@ -112,6 +114,7 @@ def test_the_curve_is_close_where_sessions_begin_with_one_of_many_shared_prompts
     assert off_by([request.blocks for request in trace], share) < 0.001
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("share", sampled(0.01, 0.05, 0.25))
 @pytest.mark.parametrize("kind", ["agent", "rag", "mix"])
 def test_the_error_that_it_says_covers_the_truth_where_it_is_known(kind, share):
@@ -126,6 +129,7 @@ def test_the_error_that_it_says_covers_the_truth_where_it_is_known(kind, share):
             assert abs(curve.at(other) - exact.at(other)) <= error
 
 
+@pytest.mark.ci
 def test_what_is_left_out_of_prompts_longer_than_the_pool_is_not_known():
     tools = Agent(steps=30.0, agents=4)
     prompts = [request.blocks for request in Workload({"a": Traffic(tools)}, 2000, seed=5)]
@@ -166,6 +170,7 @@ def live_curve(prompts, share):
     return curve, [int(names * other) for other in SHARES] + [int(capacity * by) for by in TIMES]
 
 
+@pytest.mark.ci
 def test_the_latest_requests_are_remembered(monkeypatch):
     monkeypatch.setattr("quire.foresight.curve.MAX_NOTES", 1000)
     monkeypatch.setattr("quire.foresight.curve.PACK_EVERY", 200)
@@ -313,6 +318,7 @@ def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
     assert what_if(manager).ceiling == pytest.approx(10 / 18)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("restored", [False, True])
 def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
     manager, plain = (

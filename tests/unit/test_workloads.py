@@ -48,6 +48,7 @@ def test_the_bytes_of_a_seed_are_the_same_on_every_machine(tmp_path):
     )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_workload_keeps_what_a_trace_promises(name):
     found = list(made(name, 1000))
@@ -122,6 +123,7 @@ def test_a_chat_has_the_stated_turns_lengths_and_pauses():
         assert a.blocks.tolist() == b.blocks[: a.num_blocks].tolist()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_requests_come_at_the_stated_rate(name):
     trace = Workload(parts_named(name), 12_000, 2, requests_per_s=5.0)
@@ -137,6 +139,7 @@ def test_a_mix_has_the_stated_shares_of_requests():
         assert num / len(late) == pytest.approx(share, rel=0.2)
 
 
+@pytest.mark.ci
 def test_what_can_be_found_again_differs_as_the_kinds_do():
     ceiling = {name: curves(made(name)).ceiling for name in NAMES}
     assert ceiling["scan"] == 0
@@ -147,6 +150,7 @@ def test_what_can_be_found_again_differs_as_the_kinds_do():
     assert ceiling["rag"] < ceiling["mix"] < ceiling["agent"]
 
 
+@pytest.mark.ci
 def test_popular_documents_are_shared_more_and_few_more_than_many():
     def ceiling(**settings):
         return curves(Workload({"rag": Traffic(Rag(**settings))}, 2000, 1)).ceiling
