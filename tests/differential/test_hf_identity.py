@@ -473,7 +473,7 @@ PARTS_OF_A_KIND = compiled_layers, compiled_twice, compiled_base, compiled_activ
 """Entries of `COMPILED` whose code another entry compiles in the same way; only the long run has them."""
 
 
-@pytest.mark.cases(1)
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "change",
     few(COMPILED, *(each for each in COMPILED if each not in PARTS_OF_A_KIND)),

@@ -49,6 +49,7 @@ def test_rows_that_end_apart_before_their_images_are_brought_to_one_column(name)
     ops.check(cache.manager)
 
 
+@pytest.mark.ci
 @drawn(
     8,
     300,

@@ -52,6 +52,7 @@ def refusal(*words, **env):
     return done.stderr
 
 
+@pytest.mark.ci
 def test_its_events_tell_what_it_has_cached(served):
     pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
     from quire.observe import Mirror

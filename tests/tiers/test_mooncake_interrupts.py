@@ -94,6 +94,7 @@ def test_a_caller_is_free_after_a_call_that_was_cut_off(samples):
         closed(callers)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("samples", [FEW, pytest.param(LONG, marks=pytest.mark.long)])
 def test_a_call_waits_for_a_native_call_that_was_cut_off_and_still_runs(samples):
     for at in places_of_a_call(samples):

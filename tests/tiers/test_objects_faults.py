@@ -146,6 +146,7 @@ def test_writes_that_fail_are_not_found_in_this_process_and_never_wrong_in_anoth
         assert set(get(other, timeout_s=10)) <= {HIT, ABSENT}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", [overloaded, denied, hanging, half])
 def test_where_listing_fails_known_keys_are_hits_and_others_are_not_called_absent(
     front, tier, fault

@@ -49,6 +49,7 @@ def node_of(nodes, tier, key):
     return next(number for number, node in enumerate(nodes) if owner.endswith(f":{node.port}"))
 
 
+@pytest.mark.ci
 def test_records_are_spread_over_all_nodes_and_listed_from_all(nodes, open_tier):
     tier = open_tier()
     keys = names_of(range(90))

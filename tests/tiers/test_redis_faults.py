@@ -60,6 +60,7 @@ def test_what_the_server_evicted_is_absent_and_what_it_kept_is_right(tmp_path):
         assert tier.stats().capacity_bytes == 8 * MIB
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("payload_bytes", [1000, 200_000])
 def test_a_put_of_what_is_there_counts_as_its_use_so_that_heads_stay_with_new_tails(
     tmp_path, payload_bytes

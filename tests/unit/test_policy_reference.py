@@ -41,7 +41,7 @@ ALWAYS = [
 ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "policy", "share", "published"), few_rows(CELLS, *ALWAYS))
 def test_a_policy_finds_as_much_as_published(kept, name, policy, share, published):
     trace = kept(name)

@@ -113,6 +113,7 @@ def test_figures_take_their_colours_from_the_page_for_light_and_dark(text):
     assert text.count("var(--series-0)") > 5
 
 
+@pytest.mark.ci
 def test_under_every_figure_stands_the_command_that_makes_it_again(
     text, page, tmp_path, monkeypatch
 ):
