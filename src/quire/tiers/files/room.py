@@ -147,8 +147,8 @@ class FilesRoom:
 
         held == bytes of files that this process knows + bytes of files that it is writing
 
-    A file is as old as its modification time says. One from the future is as old as this process has seen it
-    so: another's clock makes nothing new for ever.
+    A file is as old as its modification time says. One from the future is as old as the listing before the one
+    that found it: another's clock makes nothing new for ever, nor newer than what this process has written since.
     """
 
     def __init__(self, root: str, capacity: int, now_ns: Callable[[], int]) -> None:
@@ -160,7 +160,8 @@ class FilesRoom:
         self._meanwhile: dict[bytes, int] = {}
         """What was written since the last sweep began, by size, or deleted: -1."""
         self._from_future: dict[bytes, tuple[int, int]] = {}
-        """Modification time of a file, and when it was first seen to have it, before that."""
+        """Modification time of a file, and of the listing before the one that found it so."""
+        self._listed_ns = now_ns()
         self._spared: WeakSet[_Spared] = WeakSet()
         self._reserved: WeakSet[Reserved] = WeakSet()
         self._wanted = self._since_listed = self._known = 0
@@ -301,13 +302,14 @@ class FilesRoom:
 
     def _ages(self, settled: list[tuple[int, int, bytes]]) -> list[tuple[int, int, int, bytes]]:
         """Return of each file since when it counts as used, its modification time, size and key."""
-        now_ns = self._now_ns()
+        now_ns, last_ns = self._now_ns(), self._listed_ns
+        self._listed_ns = now_ns
         before, self._from_future = self._from_future, {}
         ages: list[tuple[int, int, int, bytes]] = []
         for stamp_ns, size, key in settled:
             said_ns, since_ns = before.get(key, (-1, 0))
             if said_ns != stamp_ns:  # used since
-                since_ns = min(stamp_ns, now_ns)
+                since_ns = stamp_ns if stamp_ns <= now_ns else last_ns
             if since_ns < stamp_ns:
                 self._from_future[key] = (stamp_ns, since_ns)
             ages.append((since_ns, stamp_ns, size, key))
