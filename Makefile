@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
 SYSTEM := redis-server prometheus openssl g++ libibverbs1 libnuma1 libcurl4
 
-.PHONY: help setup system real-models demo test test-ci test-long test-families test-vllm check bench docs format clean
+.PHONY: help setup system real-models demo test test-ci test-long test-parts test-families test-vllm check bench docs format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -31,13 +31,13 @@ $(VENV)/.made:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@touch $@
 
-$(VENV)/.for-demo: $(VENV)/.made pyproject.toml constraints.txt
+$(VENV)/.for-demo: $(VENV)/.made pyproject.toml sim/pyproject.toml router/pyproject.toml constraints.txt
 	$(PIP) torch
-	$(PIP) --editable '.[demo]'
+	$(PIP) --editable '.[demo]' --editable ./sim --editable ./router
 	@touch $@
 
 $(VENV)/.for-test: $(VENV)/.for-demo
-	$(PIP) --editable '.[all]' --group test
+	$(PIP) --editable '.[all]' --editable ./sim --editable ./router --group test
 	$(BIN)/python tests/real_models.py
 	@touch $@
 
@@ -64,6 +64,9 @@ test-ci: $(VENV)/.for-test  ## run what the default run leaves out for its time
 
 test-long: $(VENV)/.for-test  ## run many more examples of what the tests sample
 	$(PYTEST) -m long
+
+test-parts:      ## install each distribution in an environment of its own, and run its tests there
+	tools/test_parts
 
 test-families: $(VENV)/.for-test  ## sort every causal LM of transformers anew; once per release
 	$(BIN)/python tests/families/run.py

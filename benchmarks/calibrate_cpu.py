@@ -25,9 +25,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire import PrefixCache
-from quire.sim.hardware import Attention, Roofline, accelerator_named, calibrate, model_facts
-from quire.sim.serving import Cluster, Load, ReplicaLimits, simulate
-from quire.sim.trace.rows import TraceRequest, compress
+from quire_sim.hardware import Attention, Roofline, accelerator_named, calibrate, model_facts
+from quire_sim.serving import Cluster, Load, ReplicaLimits, simulate
+from quire_sim.trace.rows import TraceRequest, compress
 
 BLOCK = 16
 HEAD_DIM = 256

@@ -31,8 +31,8 @@ class Quire:
     def __init__(self, blocks):
         import numpy as np
 
-        from quire.cluster.index import ClusterIndex
         from quire.exchange.wire import EventBatch, StoredEvent, decode_batch, encode_batch
+        from quire_router.index import ClusterIndex
 
         self._batch, self._stored, self._encode = EventBatch, StoredEvent, encode_batch
         self._decode, self._array = decode_batch, np.array

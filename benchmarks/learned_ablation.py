@@ -19,8 +19,8 @@ from quire.foresight import Learned
 from quire.foresight.mind import Mind
 from quire.foresight.queues import Queues
 from quire.foresight.reentry import NUM_CLASSES, WIDTHS, Reentry
-from quire.sim.replay import replay
-from quire.sim.trace import open_trace
+from quire_sim.replay import replay
+from quire_sim.trace import open_trace
 
 
 class Rows:

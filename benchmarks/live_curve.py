@@ -19,7 +19,7 @@ import numpy as np
 from quire.core import CacheManager, Sequence
 from quire.core.tokens import IntArray
 from quire.foresight import LiveCurve
-from quire.sim.trace import open_trace
+from quire_sim.trace import open_trace
 
 SHARE = 10
 AT_ONCE = 16

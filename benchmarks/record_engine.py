@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from quire import demo_model
 from quire.engines.loop import Engine, SamplingParams
-from quire.sim.hardware.profiles import MeasuredTimes, read_calibration
-from quire.sim.serving.recorded import RecordedRun
+from quire_sim.hardware.profiles import MeasuredTimes, read_calibration
+from quire_sim.serving.recorded import RecordedRun
 
 BLOCK = 32
 SETTINGS = {

@@ -4,7 +4,7 @@
 
 A made-up trace of conversations under a few system prompts is asked in its order by so many users at once, each of whom
 asks the next request when an answer has ended, of `quire serve --replicas 3 --router NAME` (quire-tiny, float32, no tier),
-and played through `quire.sim.serving` with the engine's own scheduler, replicas of as many blocks, and steps as long as
+and played through `quire_sim.serving` with the engine's own scheduler, replicas of as many blocks, and steps as long as
 a server alone needs, measured first. A block of the trace is 16 tokens drawn from its id. Hit rate: tokens found, of all
 prompt tokens. The bar: live and simulated within 3 points.
 """
@@ -24,9 +24,9 @@ import numpy as np
 from quire.cli.models import load
 from quire.engines.loop import Engine
 from quire.routing import router_named
-from quire.sim.serving import Cluster, Load, ReplicaLimits, simulate
-from quire.sim.serving.arrivals import ClosedLoop
-from quire.sim.workload import Workload, parts_named
+from quire_sim.serving import Cluster, Load, ReplicaLimits, simulate
+from quire_sim.serving.arrivals import ClosedLoop
+from quire_sim.workload import Workload, parts_named
 
 BLOCK, REPLICAS = 16, 3
 RUNNING, STEP_TOKENS = 64, 2048

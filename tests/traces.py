@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.sim.trace import FileTrace, open_trace
-from quire.sim.trace.rows import TraceRequest
+from quire_sim.trace import FileTrace, open_trace
+from quire_sim.trace.rows import TraceRequest
 
 HEADS = Path(__file__).parent / "data" / "traces"
 """The first rows of each trace: enough to read, too few for published numbers."""

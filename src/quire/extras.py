@@ -55,6 +55,18 @@ EXTRAS = {
     "gguf": Extra((*_RUN, "gguf", "accelerate"), "models in GGUF files"),
 }
 
+COMMANDS = {
+    "bench serve": "quire-sim",
+    "calibrate": "quire-sim",
+    "curve": "quire-sim",
+    "plan": "quire-sim",
+    "replay": "quire-sim",
+    "route": "quire-router",
+    "simulate": "quire-sim",
+    "trace": "quire-sim",
+}
+"""The commands that other packages bring, with the package of each."""
+
 
 def require(extra: str, what: str) -> None:
     """Raise `ConfigError` unless all that an extra brings is installed; nothing is imported."""
@@ -66,6 +78,11 @@ def require(extra: str, what: str) -> None:
 def lacking(what: str, module: str, extra: str) -> str:
     """Return the message for something that needs a library which is not installed."""
     return f"{what} needs {module}: {install(extra)}"
+
+
+def lacking_package(what: str, package: str) -> str:
+    """Return the message for something that another package of quire brings, which is not installed."""
+    return f"{what} comes with {package}, which is not installed: pip install {package}"
 
 
 def install(extra: str) -> str:

@@ -20,10 +20,10 @@ pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events
 from vllm_lora import write_adapter
 
 from quire import CacheManager, demo_model, ops
-from quire.cluster.prefixes import ToldPrefixes
 from quire.exchange import EventLog
 from quire.observe import Mirror
 from quire.observe.zmq import Publisher, Subscriber
+from quire_router.prefixes import ToldPrefixes
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = Path(os.environ.get("QUIRE_VLLM", REPOSITORY / ".venv-vllm"))

@@ -11,7 +11,6 @@ pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from cli_help import refusal, run, shown, told
-
 from quire import CacheManager
 from quire.exchange import EventLog
 from quire.exchange.wire import ClearedEvent, EventBatch, RemovedEvent, StoredEvent

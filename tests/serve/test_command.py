@@ -112,7 +112,7 @@ def test_a_file_of_keys_that_everybody_may_read_is_told_of(tmp_path, mode, warns
 
 COMMAND = "sys.argv[1:] = ['serve', '--port', '0']; from quire.cli import main; main()"
 REPLICA = """
-from quire.cli.replicas import opened_replica
+from quire_router.cli.replicas import opened_replica
 wanted = command.Wanted("tiny", "auto", "tiny", None, 1, 1, None, None, None, {})
 with opened_replica(wanted, is_alone=True): pass
 """

@@ -12,9 +12,9 @@ from serve_help import running, wait_for
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from cli_help import refusal, shown
 from searching import found_in_files
 
+from cli_help import refusal, shown
 from quire.core import Scope
 from quire.exchange.hashing import tenant_tag
 from quire.web.keys import OPERATOR_ENV, ApiKeys

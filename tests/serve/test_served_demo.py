@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 import plain_http
-from quire.bench.serve_http import HOST, ServerProcess
 from quire.cli import served_demo
 from quire.cli.app import app
+from quire.cli.server_process import HOST, ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
 SMALL = ("demo", "--num-conversations", "2", "--num-turns", "2", "--system-tokens", "300")

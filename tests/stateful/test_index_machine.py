@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from running import run_machine
 
-from quire.cluster.index import ClusterIndex
+from quire_router.index import ClusterIndex
 
 sys.path.append(str(Path(__file__).parents[1] / "cluster"))
 

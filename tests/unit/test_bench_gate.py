@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from cli_help import refusal, told
 
+from cli_help import refusal, told
 from quire.bench import gate_picture, gate_rows
 from quire.bench.proxy import DelayingProxy
 from quire.errors import ConfigError

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_help import refusal, run, shown, told
 
+from cli_help import refusal, run, shown, told
 from quire import ops
 from quire._version import __version__
 from quire.cli import doctor, inspection

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cli_help import shown, told
 
+from cli_help import shown, told
 from quire.bench import core_rows, hf_rows, turn_rows
 from quire.bench.hf_rows import random_llama
 

@@ -1,8 +1,8 @@
 """`quire bench tiers`: what tiers give, on little data."""
 
 import pytest
-from cli_help import shown, told
 
+from cli_help import shown, told
 from quire.bench import tier_rows
 from quire.bench.tier_rows import rows
 from quire.errors import ConfigError

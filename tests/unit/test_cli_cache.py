@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from cli_help import refusal, run, shown, told
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from cli_help import refusal, run, shown, told
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from cli_help import refusal, run, shown, told
 from quire import demo_model
 from quire.bench.chunks import checking
 from quire.bench.chunks import rows as chunk_rows

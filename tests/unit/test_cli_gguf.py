@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from cli_help import refusal, saved_llama, told
 
+from cli_help import refusal, saved_llama, told
 from gguf_help import write_llama
 from quire.cli.models import load, name_of, source_of
 from quire.errors import ConfigError

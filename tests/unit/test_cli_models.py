@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 import torch
-from cli_help import refusal, run, saved_llama, shown, told
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from cli_help import refusal, run, saved_llama, shown, told
 from quire.cli import comparison, demo
 from quire.cli.chat import prompt_inputs, timed
 from quire.cli.models import load

@@ -1,6 +1,7 @@
 """What `--tier` has made is recognised, and what is evicted gives its room back."""
 
 import pytest
+
 from cli_help import shown, told
 
 pytest.importorskip("transformers")

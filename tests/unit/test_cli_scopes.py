@@ -1,6 +1,7 @@
 """The command line with tenants, adapters and images."""
 
 import pytest
+
 from cli_help import LLAMA, refusal, saved_llama, shown
 from cli_help import told as told_by
 

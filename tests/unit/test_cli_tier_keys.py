@@ -1,8 +1,8 @@
 """`quire cache key`, and tier keys where commands take tiers."""
 
 import pytest
-from cli_help import refusal, run, shown, told
 
+from cli_help import refusal, run, shown, told
 from quire.cli.tiers import opened
 from quire.errors import ConfigError
 from quire.tiers import Files, TierKey

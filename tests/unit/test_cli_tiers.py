@@ -1,6 +1,7 @@
 """Tiers on the command line: what is kept between two runs of a command, and bad words."""
 
 import pytest
+
 from cli_help import run, told
 
 PROMPT = "What is a list, and how does it differ from a tuple, in words that all understand? " * 2

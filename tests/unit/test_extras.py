@@ -55,13 +55,13 @@ CHAT = ("generate", "--max-new-tokens", "2", "hi")
 
 THINGS = {
     ("", "CacheManager"): "from quire import CacheManager; CacheManager(8, 4).open([1, 2, 3])",
-    ("", "a trace"): f"from quire.sim.trace import open_trace; next(iter(open_trace({TRACE!r})))",
+    ("", "a trace"): f"from quire_sim.trace import open_trace; next(iter(open_trace({TRACE!r})))",
     ("torch", "KVPool"): "from quire import KVPool, SlotPool",
     ("hf", "PrefixCache with tiers"): f"{HF}; from quire import PrefixCache\n"
     "with PrefixCache(model, '8MiB', tiers=['host:8MiB', 'disk:{tmp}?capacity=8MiB']) as cache:\n"
     "    cache.generate(input_ids=quire_ids(), max_new_tokens=2)\n"
     "    cache.save('{tmp}/saved')",
-    ("route", "Proxy"): "from quire.cluster.proxy import Proxy",
+    ("route", "Proxy"): "from quire_router.proxy import Proxy",
     ("tiers", "TierStack"): "from quire.tiers import Host, TierStack; TierStack([Host('1MiB')]).close()",
     ("redis", "Redis"): "from quire.tiers.redis.url import parse_server; parse_server('redis://h')",
     ("objects", "Objects"): "from quire.tiers import open_tier; open_tier('memory:///').close()",
@@ -78,9 +78,9 @@ THINGS = {
     ("report", "replay --report"): (
         "replay", TRACE, "--capacity", "1%", "--policies", "lru", "--jobs", "1",
         "--report", "{tmp}/r.html"),
-    ("route", "the proxy"): "from quire.cluster.proxy import Proxy\n"
-    "from quire.cluster.prefixes import SentPrefixes; SentPrefixes(8)",
-    ("zstd", "a trace in zstd"): "from quire.sim.trace import open_trace, save_trace\n"
+    ("route", "the proxy"): "from quire_router.proxy import Proxy\n"
+    "from quire_router.prefixes import SentPrefixes; SentPrefixes(8)",
+    ("zstd", "a trace in zstd"): "from quire_sim.trace import open_trace, save_trace\n"
     f"save_trace(open_trace({TRACE!r}), '{{tmp}}/t.jsonl.zst')",
 }  # fmt: skip
 

@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 import quire
+import quire_router
+import quire_sim
 from quire.core import CacheManager
 from quire.core.node import Node
 from quire.core.sequence import Sequence
 
 SRC = Path(quire.__file__).parent
+PARTS = [Path(part.__file__).parent for part in (quire, quire_sim, quire_router)]
+"""The packages of all distributions."""
 ROOMS = (
     "core",
     "groups",
@@ -21,7 +25,6 @@ ROOMS = (
     "scheduling",
     "engines",
     "serve",
-    "cluster",
     "web",
     "chat",
     "chunks",
@@ -36,6 +39,16 @@ def modules(*rooms):
             parts = path.relative_to(SRC.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def modules_of(part):
+    """Return the parsed modules of a distribution by their dotted names."""
+    found = {}
+    for path in sorted(part.rglob("*.py")):
+        parts = path.relative_to(part.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -97,8 +110,16 @@ def test_no_function_takes_more_than_six_parameters(room):
     assert not wide
 
 
+@pytest.mark.parametrize("part", PARTS[1:], ids=lambda part: part.name)
+def test_no_module_of_a_part_knows_one_that_knows_it(part):
+    trees = modules_of(part)
+    known = {name for name in trees if name != part.name}
+    found = circle({name: imports(trees[name], known) - {name} for name in known})
+    assert not found, " -> ".join(found)
+
+
 @pytest.mark.cases(4)
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*ROOMS, "cli"])
 def test_no_module_knows_one_that_knows_it(room):
     trees = modules(room)
     known = {name for name in trees if name != f"quire.{room}"}
@@ -132,8 +153,9 @@ def test_the_kernels_first_files_can_be_read_in_an_afternoon():
 
 def test_files_have_400_lines_at_most():
     long = {
-        str(path.relative_to(SRC)): num_lines
-        for path in SRC.rglob("*.py")
+        str(path.relative_to(part.parent)): num_lines
+        for part in PARTS
+        for path in part.rglob("*.py")
         if (num_lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
     }
     assert not long

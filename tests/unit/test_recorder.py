@@ -6,14 +6,14 @@ import os
 
 import numpy as np
 import pytest
-from cli_help import refusal, told
 
+from cli_help import refusal, told
 from quire import ops
 from quire.core import CacheManager, Hint, MediaItem, Scope
 from quire.errors import ConfigError, OutOfBlocks, TraceError
 from quire.observe import Recorder, recorder
-from quire.sim.replay import replay
-from quire.sim.trace import open_trace
+from quire_sim.replay import replay
+from quire_sim.trace import open_trace
 from watching import take_events, watchers
 
 BLOCK = 4

@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
 
-from cli_help import run, told
 from searching import found_in_files
 from test_tiered import Engine
 
+from cli_help import run, told
 from quire import Scope
 from quire.errors import ConfigError
 from quire.exchange.hashing import NO_TENANT, block_hashes, root_digest, tag_of, tenant_tag

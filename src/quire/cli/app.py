@@ -4,35 +4,53 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from quire._version import __version__
 from quire.cli import (
     bench,
     cache,
-    calibrate,
     chunks,
-    curve,
     demo,
     doctor,
     failures,
     generate,
     inspection,
-    plan,
-    replay,
-    route,
     serve,
-    simulate,
-    trace,
     watch,
+)
+from quire.cli.elsewhere import PartlyElsewhere, offered
+
+OWN = {
+    "demo": demo.demo,
+    "generate": generate.generate,
+    "serve": serve.serve,
+    "watch": watch.watch,
+    "inspect": inspection.inspect,
+    "doctor": doctor.doctor,
+    "cache": cache.app,
+    "chunks": chunks.app,
+    "bench": bench.app,
+}
+"""The commands of this package."""
+
+ORDER = (
+    *("demo", "generate", "serve", "route", "watch", "inspect", "doctor"),
+    *("plan", "curve", "replay", "simulate", "calibrate", "cache", "chunks", "trace", "bench"),
 )
 
 
-class Commands(TyperGroup):
+class Commands(PartlyElsewhere):
     """The group of all commands: an error becomes one line, a document with `--json`, a code.
 
     `--debug` may stand anywhere before `--`, since it is what one appends to a line that failed.
     """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of help: those that are known, then those of other packages."""
+        known = {name: at for at, name in enumerate(ORDER)}
+        return sorted(
+            super().list_commands(ctx), key=lambda name: (known.get(name, len(known)), name)
+        )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = failures.options_of(args)
@@ -93,19 +111,15 @@ def options(
     """The KV cache of LLM inference as a library: keep it, share it, find it again."""
 
 
-app.command("demo")(demo.demo)
-app.command("generate")(generate.generate)
-app.command("serve")(serve.serve)
-app.command("route")(route.route)
-app.command("watch")(watch.watch)
-app.command("inspect")(inspection.inspect)
-app.command("doctor")(doctor.doctor)
-app.command("plan")(plan.plan)
-app.command("curve")(curve.curve)
-app.command("replay")(replay.replay)
-app.command("simulate")(simulate.simulate)
-app.command("calibrate")(calibrate.calibrate)
-app.add_typer(cache.app, name="cache")
-app.add_typer(chunks.app, name="chunks")
-app.add_typer(trace.app, name="trace")
-app.add_typer(bench.app, name="bench")
+def _add(name: str, command: Any) -> None:
+    """Add a command by its name; "bench.serve" is the command `serve` of the group `bench`."""
+    group, _, last = name.rpartition(".")
+    into: typer.Typer = OWN[group] if group else app
+    if isinstance(command, typer.Typer):
+        into.add_typer(command, name=last)
+    else:
+        into.command(last)(command)
+
+
+for _name, _command in {**offered(), **OWN}.items():
+    _add(_name, _command)

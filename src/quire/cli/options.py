@@ -129,3 +129,8 @@ Below: TypeAlias = Annotated[
         "--below", help="Memory below the device: name=size@speed, by commas.", show_default=False
     ),
 ]
+
+
+def names(text: str | None) -> list[str]:
+    """Return the words between commas."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]

@@ -16,7 +16,8 @@ from quire.cli.models import TINY, load, name_of
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
-from quire.extras import require
+from quire.extras import lacking_package, require
+from quire.plugins import load_offered
 
 if TYPE_CHECKING:
     from quire.engines.loop import AsyncEngine, Engine
@@ -212,7 +213,9 @@ def serve(
                 "on a cluster, replicas tell the tokens of prompts to routers on other machines, unencrypted: "
                 "add --events-in-clear if only you reach its network, or unset RAY_ADDRESS"
             )
-        from quire.cli.replicas import run_replicas
+        run_replicas = load_offered("quire.replicas", "ray")
+        if run_replicas is None:
+            raise ConfigError(lacking_package("--replicas", "quire-router"))
 
         run_replicas(wanted, plan, (host, port), as_json=as_json)
         return

@@ -9,9 +9,9 @@ from typing import Any, Self
 import httpx
 import openai
 
-from quire.bench.serve_http import HOST, ServerProcess
 from quire.cli.chat import Messages, message
 from quire.cli.comparison import DemoSize, Side, SideBySide
+from quire.cli.server_process import HOST, ServerProcess
 
 _TIMEOUT_S = 300
 

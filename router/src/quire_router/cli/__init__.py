@@ -1,0 +1,1 @@
+"""The commands of routers: `quire route`, and `quire serve --replicas`."""

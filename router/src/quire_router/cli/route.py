@@ -1,0 +1,100 @@
+"""`quire route`: one address for several servers that speak OpenAI's protocol."""
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from quire.cli import options, output
+from quire.cli.serve import listen
+from quire.config import parse_bytes
+from quire.errors import ConfigError
+from quire.extras import require
+
+PREFIX_BLOCKS = 1 << 20
+"""Blocks of prompts that are remembered."""
+
+SLOW_S = 600.0
+"""Seconds in which a body has to arrive, a client has to take what it is sent, and a server has to go on."""
+
+
+def route(
+    *,
+    upstream: Annotated[
+        list[str],
+        typer.Option(help="A server, http://HOST:PORT; once for each.", show_default=False),
+    ],
+    follow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where that server publishes KV events: tcp://HOST:PORT[,tcp://HOST:REPLAY_PORT].",
+            show_default=False,
+        ),
+    ] = None,
+    router: options.Router = "prefix",
+    load_limit: options.LoadLimit = 1.25,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8080,
+    keys: options.Keys = None,
+    max_body: options.MaxBody = "64MiB",
+    as_json: options.AsJson = False,
+) -> None:
+    """Pass requests on to the server that holds most of their prompt and is not too busy.
+
+    Give --follow as often as --upstream, in the same order, and what is cached is known from the servers; else it is
+    supposed from what they were sent. Servers may start later, and go: a request that one fails before it
+    answers goes to another. At /v1/upstreams is who is well. Beyond loopback there have to be keys: from --keys, or
+    one in QUIRE_API_KEY; they are passed on.
+
+    [bold]Examples[/bold]
+
+      quire route --upstream http://127.0.0.1:8000 --upstream http://127.0.0.1:8001
+      quire route --upstream http://a:8000 --follow tcp://a:5557
+      quire route --upstream http://a:8000 --upstream http://b:8000 --router session
+    """
+    require("route", "a router")
+    import uvicorn
+
+    from quire.routing import router_named
+    from quire.web.clients import UVICORN
+    from quire.web.keys import is_loopback, read_keys
+    from quire_router.prefixes import SentPrefixes, ToldPrefixes
+    from quire_router.proxy import Proxy
+    from quire_router.upstreams import Upstream
+
+    known = read_keys(keys, exposed=not is_loopback(host))
+    chosen = router_named(router, load_limit=load_limit)
+    servers = [Upstream(each) for each in upstream]
+    names = [each.name for each in servers]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"each upstream is given once, got {', '.join(upstream)}")
+    if follow and len(follow) != len(names):
+        raise ConfigError(
+            f"{len(follow)} --follow for {len(names)} upstreams; give one for each, or none"
+        )
+    limit = parse_bytes(max_body)
+    listening, url = listen(host, port, SLOW_S)
+    if follow:
+        require("events", "--follow")
+        prefixes = ToldPrefixes(PREFIX_BLOCKS, dict(zip(names, follow, strict=True)))
+    else:
+        prefixes = SentPrefixes(PREFIX_BLOCKS)
+    proxy = Proxy(servers, chosen, prefixes, known, max_body=limit, slow_s=SLOW_S)
+    if as_json:
+        output.print_json({"url": url, "upstreams": names, "router": router})
+    else:
+        output.stdout().print(f"{len(names)} upstreams at {url}/v1", highlight=False)
+    sys.stdout.flush()
+    config = uvicorn.Config(proxy.app(), **UVICORN)
+    for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn sends itself what ended it, at the end
+        signal.signal(each, _end)
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        prefixes.close()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)

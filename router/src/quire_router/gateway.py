@@ -1,0 +1,155 @@
+"""What stands between clients and servers of OpenAI's API: requests are read as far as routing needs, answers passed on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from quire.core.tokens import IntArray
+from quire.web.bodies import body_of
+from quire.web.clients import DONE, EventStream, sse, until_gone
+from quire.web.errors import ApiError, handlers
+from quire.web.keys import ApiKeys
+from quire_router.prefixes import Asker, Question
+
+ROUTED = ("/v1/completions", "/v1/chat/completions")
+PASSED = {
+    "/v1/models": "GET",
+    "/v1/models/{name:path}": "GET",
+    "/tokenize": "POST",
+    "/detokenize": "POST",
+}
+
+OF_THE_HOP = frozenset(
+    (
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "date",
+        "host",
+        "keep-alive",
+        "server",
+        "transfer-encoding",
+    )
+)
+"""Headers of one connection, which are not passed on."""
+
+
+class Incoming(NamedTuple):
+    """A request that a client has sent: as it came, whose it is, its body, and what of it is read (None: nothing can be)."""
+
+    request: Request
+    who: Asker
+    body: bytes
+    question: Question | None
+
+
+class Broken(Exception):  # noqa: N818 - what happened, not a programmer's error
+    """A server that broke off in its answer."""
+
+
+class Gateway(ABC):
+    """Passes requests on; who answers, and how it is reached, is its subclass's.
+
+    `max_body`  bytes of a request
+    `slow_s`    seconds in which a body has to arrive, a client has to take what it is sent, and a server has to go on
+    """
+
+    def __init__(self, keys: ApiKeys, *, max_body: int = 64 << 20, slow_s: float = 600.0) -> None:
+        self.keys, self.max_body, self.slow_s = keys, max_body, slow_s
+
+    def app(self, *routes: Route) -> Starlette:
+        """Return the application: what clients may ask, and `routes`."""
+        passed = [Route(path, self._handle, methods=["POST"]) for path in ROUTED]
+        passed += [Route(path, self._handle, methods=[each]) for path, each in PASSED.items()]
+        return Starlette(
+            routes=[*passed, *routes], exception_handlers=handlers(), lifespan=self.life
+        )
+
+    @asynccontextmanager
+    async def life(self, _: Starlette) -> AsyncGenerator[None]:
+        """What runs beside requests."""
+        yield
+
+    @abstractmethod
+    async def answered(self, incoming: Incoming) -> Response:
+        """Return the answer to a request: `whole`, or a `Passed` stream."""
+
+    @abstractmethod
+    async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
+        """Return what a server says at `/tokenize`, for whoever sent a request; nothing where none does."""
+
+    async def tokens(self, incoming: Incoming, asked: Question) -> IntArray | None:
+        """Return a prompt as tokens, as a server reads it, int32 [num_tokens]; None where it cannot be read."""
+        prompt: Any = asked.first_prompt
+        document = {"model": asked.model, "prompt": prompt}
+        if bytes(asked.messages):
+            document = {"model": asked.model, "messages": asked.messages}
+            if bytes(asked.tools):
+                document["tools"] = asked.tools
+        try:
+            if not isinstance(prompt, list):
+                said = await self.tokenized(msgspec.json.encode(document), incoming)
+                prompt = msgspec.json.decode(said, type=_Tokenized).tokens
+            return np.array(prompt, np.int32)
+        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError):
+            return None
+
+    async def _handle(self, request: Request) -> Response:
+        who = Asker(
+            sha256(request.headers.get("authorization", "").encode()).hexdigest(),
+            self.keys.tenant(request.headers),
+        )
+        body = await body_of(request, self.max_body, self.slow_s)
+        question = None
+        if request.url.path in ROUTED:
+            try:
+                question = msgspec.json.decode(body, type=Question)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                question = None  # the server says what is wrong with it
+        return await until_gone(request, self.answered(Incoming(request, who, body, question)))
+
+
+class _Tokenized(msgspec.Struct):
+    """What `/tokenize` answers."""
+
+    tokens: list[int]
+
+
+class Passed(EventStream):
+    """A stream that lets go of its server at its end, whatever ends it."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], slow_s: float, held: AsyncExitStack) -> None:
+        super().__init__(_events(pieces), slow_s)
+        self._held: AbstractAsyncContextManager[Any] = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield a stream by whole lines; one that is `Broken` off ends with an error."""
+    line = b""
+    try:
+        async for piece in pieces:
+            whole, end, line = (line + piece).rpartition(b"\n")
+            if end:
+                yield whole + end
+    except Broken:
+        error = ApiError(502, "the server that answered broke off; ask again", code="broken_off")
+        yield b"\n" + sse(error.document()) + DONE
+    else:
+        if line:
+            yield line

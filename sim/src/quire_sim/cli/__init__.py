@@ -1,0 +1,1 @@
+"""The commands of traces and simulations: one file each, found by entry points."""

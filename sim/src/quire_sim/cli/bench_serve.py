@@ -1,0 +1,86 @@
+"""`quire bench serve`: many requests at once, beside other systems."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli.bench_tables import listed, tell
+from quire.cli.files import check_writable, write_text
+from quire.cli.models import check_installed, hush
+from quire.cli.options import AsJson, Quick, ReportTo, Rows, names
+from quire.errors import ConfigError
+from quire.extras import require
+
+
+def serve(
+    *,
+    rows: Rows = None,
+    among: Annotated[
+        str | None, typer.Option(help="Only these systems, separated by commas.")
+    ] = None,
+    precisions: Annotated[
+        str | None, typer.Option(help="Only float32 or bfloat16, separated by commas.")
+    ] = None,
+    vllm: Annotated[
+        Path, typer.Option(help="The interpreter of an environment that has vLLM.")
+    ] = Path(".venv-vllm/bin/python"),
+    open_loop: Annotated[
+        bool, typer.Option("--open-loop", help="Ask servers over HTTP, as requests come.")
+    ] = False,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Expected requests per second.", show_default="half of vLLM's"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="A trace file.", show_default="Poisson"),
+    ] = None,
+    slo_ttft: Annotated[
+        float | None,
+        typer.Option(help="Seconds to the first token that are still good.", show_default="0.5"),
+    ] = None,
+    slo_tpot: Annotated[
+        float | None,
+        typer.Option(help="Seconds per further token that are still good.", show_default="0.05"),
+    ] = None,
+    report: ReportTo = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time many requests at once: quire's engine, vLLM on the CPU, transformers, one by one.
+
+    Requests that share a prefix and requests that share none, chats, agents and documents, on
+    quire-tiny and on a random Llama of 76 M parameters. The systems take turns, the best of five
+    rounds counts. vLLM is measured where benchmarks/peers/vllm_environment.py has made its
+    environment. --quick: the small model, one round.
+    With --open-loop, `quire serve` and `vllm serve` are asked over HTTP by one client, requests
+    come as a Poisson process or at the times of a trace, and goodput is what meets both objectives.
+
+    [bold]Examples[/bold]
+
+      quire bench serve --quick --rows shared_32 --among quire,prefix-cache
+      quire bench serve --open-loop --rows shared_128,chat --precisions bfloat16 --report open.svg
+    """
+    check_installed()
+    check_writable(report, ".svg")
+    from quire_sim.bench import serve_picture, serve_rows
+    from quire_sim.bench.serve_http import OpenLoop
+
+    hush()
+    way = serve_rows.AtOnce()
+    given = {"rate": rate, "trace": trace, "ttft_s": slo_ttft, "itl_s": slo_tpot}
+    given = {name: value for name, value in given.items() if value is not None}
+    if open_loop:
+        require("serve", "a server")
+        way = OpenLoop(**given)  # pyright: ignore[reportArgumentType] - each by its name
+    elif given:
+        raise ConfigError("--rate, --trace, --slo-ttft and --slo-tpot are of --open-loop; add it")
+    choice = serve_rows.ServeChoice(
+        names(rows) or None, names(among) or None, names(precisions) or None, vllm, quick, way
+    )
+    title = "requests as they come" if open_loop else "requests at once"
+    found = tell(partial(serve_rows.rows, choice), title, listed, as_json=as_json)
+    if report is not None:
+        write_text(report, serve_picture.picture(found))

@@ -1,0 +1,189 @@
+"""The reverse proxy: where requests go, and what clients see of servers that fail."""
+
+import json
+
+import pytest
+from upstream_help import Fake, routed, served, wait_for
+
+import plain_http
+from quire.errors import ConfigError
+from quire.routing import RoundRobin
+from quire.web.keys import ApiKeys
+from quire_router.proxy import MADE_BY
+from quire_router.upstreams import Upstream
+
+LONG = "A text that is longer than the sixty-four bytes which are looked at as one block. " * 3
+
+
+@pytest.fixture
+def two():
+    """Two servers, and a router before them."""
+    fakes = Fake("one"), Fake("two")
+    with served(fakes[0].app()) as one, served(fakes[1].app()) as two, routed([one, two]) as router:
+        router.well(True, True)
+        yield router, fakes
+        router.idle()
+
+
+def lines(answer):
+    return [line for line in answer.text.splitlines() if line.startswith("data: ")]
+
+
+def test_a_prompt_goes_where_its_beginning_went_and_others_spread(two):
+    router, _ = two
+    first = router.ask(LONG)
+    for at in range(6):
+        assert (
+            router.ask(LONG + "and on" * at, stream=at % 2 == 0).headers[MADE_BY]
+            == first.headers[MADE_BY]
+        )
+    assert len({router.ask(f"{at} {LONG}").headers[MADE_BY] for at in range(12)}) == 2
+
+
+def test_a_conversation_and_a_prompt_of_tokens_are_known_again(two):
+    router, _ = two
+    talk = [{"role": "user", "content": LONG}]
+    longer = [
+        *talk,
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Go on."},
+    ]
+    for number, (before, after) in enumerate(
+        [
+            ({"messages": talk}, {"messages": longer}),
+            ({"prompt": [*range(200)]}, {"prompt": [*range(300)]}),
+        ]
+    ):
+        path = ["/v1/chat/completions", "/v1/completions"][number]
+        home = router.ask(before, path).headers[MADE_BY]
+        assert router.proxy.prefixes.index.num_blocks > 0
+        assert {router.ask(after, path).headers[MADE_BY] for _ in range(8)} == {home}
+
+
+def test_what_another_client_or_salt_was_answered_is_not_known(two):
+    router, _ = two
+    index = router.proxy.prefixes.index
+    sizes = []
+    for headers, more in [
+        ({}, {}),
+        ({}, {}),
+        ({"authorization": "Bearer b"}, {}),
+        ({}, {"cache_salt": "s"}),
+    ]:
+        router.ask(LONG, headers=headers, **more)
+        sizes.append(index.num_blocks)
+    each = len(LONG) // 64
+    assert sizes == [each, each, 2 * each, 3 * each]
+
+
+def test_a_request_that_fails_before_its_answer_begins_goes_to_the_other(two):
+    router, fakes = two
+    home = int(router.ask(LONG).headers[MADE_BY])
+    for mood in ("busy", "mute"):
+        fakes[home].mood = mood
+        for stream in (False, True):
+            router.well(True, True)
+            answer = router.ask(LONG, stream=stream)
+            assert (answer.status_code, answer.headers[MADE_BY]) == (200, str(1 - home))
+    fakes[0].mood = fakes[1].mood = "busy"
+    router.well(True, True)
+    answer = router.ask(LONG)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+def test_a_refusal_is_passed_on_and_nobody_else_is_asked(two):
+    router, fakes = two
+    fakes[0].mood = fakes[1].mood = "refusing"
+    answer = router.ask("Once")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "no such thing")
+    assert len(fakes[0].asked) + len(fakes[1].asked) == 1
+    broken = plain_http.post(f"{router.url}/v1/completions", content=b"no json", timeout=20)
+    assert broken.status_code == 500  # as this server says it
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_and_the_next_request_works(two):
+    router, fakes = two
+    fakes[0].mood = fakes[1].mood = "torn"
+    answer = router.ask(LONG, stream=True)
+    told = lines(answer)
+    assert json.loads(told[0][6:])["name"] in ("one", "two")
+    assert json.loads(told[1][6:])["error"]["code"] == "broken_off"
+    assert told[2:] == ["data: [DONE]"]
+    broken = int(answer.headers[MADE_BY])
+    assert not router.proxy.upstreams[broken].is_well
+    fakes[1 - broken].mood = "well"
+    assert lines(router.ask(LONG, stream=True))[1:] == ["data: [DONE]"]
+
+
+def test_a_client_that_goes_frees_the_server(two):
+    router, fakes = two
+    fakes[0].mood = fakes[1].mood = "slow"
+    with plain_http.stream("POST", f"{router.url}/v1/completions", json={"stream": True}) as answer:
+        lines_ = answer.iter_lines()  # one that is forgotten closes the answer
+        next(lines_)
+        assert sum(each.num_inflight for each in router.proxy.upstreams) == 1
+    wait_for(lambda: fakes[0].gone + fakes[1].gone == 1)
+    router.idle()
+
+
+def test_a_router_that_starts_before_its_servers_says_so_until_one_is_there():
+    with served(Fake("none").app()) as url:
+        pass  # a port where nobody listens any more
+    with routed([url]) as router:
+        assert plain_http.get(f"{router.url}/health").status_code == 503
+        answer = router.ask()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_upstream")
+        assert answer.headers["retry-after"] == "1"
+        with served(Fake("late").app(), int(url.rpartition(":")[2])):
+            router.well(True)
+            assert router.ask().json() == {"name": "late"}
+            assert plain_http.get(f"{router.url}/health").status_code == 200
+        router.well(False)
+
+
+def test_headers_and_paths_are_passed_on_and_others_are_not_offered(two):
+    router, fakes = two
+    router.ask(headers={"authorization": "Bearer mine", "accept-encoding": "gzip"})
+    path, _, headers = (fakes[0].asked + fakes[1].asked)[0]
+    assert (path, headers["authorization"]) == ("/v1/completions", "Bearer mine")
+    assert headers["accept-encoding"] == "identity"
+    assert plain_http.get(f"{router.url}/v1/models").json()["name"] in ("one", "two")
+    for other in ("/metrics", "/v1/cache", "/"):
+        refused = plain_http.get(f"{router.url}{other}")
+        assert (refused.status_code, "not offered" in refused.text) == (404, True)
+    state = plain_http.get(f"{router.url}/v1/upstreams").json()
+    assert [each["is_well"] for each in state["upstreams"]] == [True, True]
+    assert sum(each["requests"] for each in state["upstreams"]) == 2
+
+
+def test_keys_and_sizes_are_checked_before_anybody_is_asked():
+    fake, keys = Fake("one"), ApiKeys([("ann", "key-of-ann")], "the-operators")
+    with served(fake.app()) as url, routed([url], keys=keys, max_body=100) as router:
+        router.well(True)
+        known = {"authorization": "Bearer key-of-ann"}
+        assert router.ask().status_code == 401
+        assert router.ask(headers=known).status_code == 200
+        assert router.ask("x" * 100, headers=known).status_code == 413
+        assert plain_http.get(f"{router.url}/v1/upstreams", headers=known).status_code == 401
+        operator = {"authorization": "Bearer the-operators"}
+        assert plain_http.get(f"{router.url}/v1/upstreams", headers=operator).status_code == 200
+        assert len(fake.asked) == 1
+
+
+def test_another_router_needs_no_prefixes(two):
+    router, _ = two
+    router.proxy._router = RoundRobin()
+    assert [router.ask(LONG).headers[MADE_BY] for _ in range(4)] == ["0", "1", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://host", "http://", "http://me:secret@host"]
+)
+def test_what_is_no_upstream_is_refused(url):
+    with pytest.raises(ConfigError, match="upstream") as refusal:
+        Upstream(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_an_upstream_is_named_as_clients_name_it_too():
+    assert Upstream("http://host:8000/v1/").name == Upstream("http://host:8000").name

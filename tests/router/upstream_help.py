@@ -1,0 +1,121 @@
+"""Servers that speak enough of OpenAI's protocol to be routed to, and fail as they are told; a router before them."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+import plain_http
+from quire.routing import PrefixAware
+from quire.web.keys import ApiKeys
+from quire_router.prefixes import SentPrefixes
+from quire_router.proxy import Proxy
+from quire_router.upstreams import Upstream
+
+
+@contextmanager
+def served(app, port=0):
+    """Serve an application on a thread; yield its URL."""
+    listening = socket.create_server(("127.0.0.1", port))
+    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        wait_for(lambda: server.started)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
+    assert not thread.is_alive()
+
+
+def wait_for(seen, within_s=60):
+    until = time.monotonic() + within_s
+    while not seen():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+class Fake:
+    """A server that answers with its name; `mood` says how: well, busy, mute or torn."""
+
+    def __init__(self, name):
+        self.name, self.mood, self.asked, self.gone = name, "well", [], 0
+        self.going_on = threading.Event()
+
+    def app(self):
+        paths = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
+        routes = [Route(path, self._answer, methods=["POST"]) for path in paths]
+        return Starlette(
+            routes=[*routes, Route("/health", self._health), Route("/v1/models", self._health)]
+        )
+
+    async def _health(self, request):
+        return JSONResponse({"name": self.name})
+
+    async def _answer(self, request):
+        document = json.loads(await request.body())
+        self.asked.append((request.url.path, document, dict(request.headers)))
+        if request.url.path == "/tokenize":
+            return JSONResponse({"tokens": list(document["prompt"].encode())})
+        if self.mood == "busy":
+            return JSONResponse({"error": {"message": self.name}}, 429, {"Retry-After": "1"})
+        if self.mood == "refusing":
+            return JSONResponse({"error": {"message": "no such thing"}}, 400)
+        if not document.get("stream") and self.mood != "mute":
+            return JSONResponse({"name": self.name})
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self):
+        if self.mood == "mute":  # the answer breaks off before it has begun
+            raise ConnectionError
+        try:
+            yield f'data: {{"name": "{self.name}"}}\n\n'.encode()
+            if self.mood == "torn":
+                yield b'data: {"half": '
+                await asyncio.sleep(0.05)
+                raise ConnectionError
+            while self.mood == "slow":
+                yield b": on\n\n"
+                await asyncio.sleep(0.01)
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.gone += 1
+
+
+class Router:
+    """A router that runs: its `url`, its `proxy`, and requests to it."""
+
+    def __init__(self, url, proxy):
+        self.url, self.proxy = url, proxy
+
+    def ask(self, prompt="Once", path="/v1/completions", headers=None, **more):
+        document = ({"prompt": prompt} if isinstance(prompt, str | list) else prompt) | more
+        return plain_http.post(f"{self.url}{path}", json=document, headers=headers, timeout=20)
+
+    def well(self, *which):
+        wait_for(lambda: [each.is_well for each in self.proxy.upstreams] == list(which))
+
+    def idle(self):
+        wait_for(lambda: not any(each.num_inflight for each in self.proxy.upstreams))
+
+
+@contextmanager
+def routed(urls, router=None, prefixes=None, keys=None, **more):
+    prefixes = prefixes or SentPrefixes(1 << 12)
+    upstreams = [Upstream(url) for url in urls]
+    proxy = Proxy(upstreams, router or PrefixAware(4.0), prefixes, keys or ApiKeys(), **more)
+    with served(proxy.app()) as url:
+        try:
+            yield Router(url, proxy)
+        finally:
+            prefixes.close()
