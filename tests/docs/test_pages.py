@@ -56,13 +56,13 @@ def test_every_row_for_people_from_another_cache_runs():
         exec(compile(row, row[:60], "exec"), names)
 
 
-def test_the_readme_is_one_story_of_at_most_120_lines():
+def test_the_readme_is_one_story_of_at_most_90_lines():
     lines = TOP[0].read_text("utf-8").splitlines()
-    assert len(lines) <= 120
+    assert len(lines) <= 90
     assert len(snippets(TOP[0])) == 2
 
 
-LONGEST = {"benchmarks": 140}
+LONGEST = {"benchmarks": 140, "tiers": 140, "tiers-how": 140}
 """Lines that a page has at most, by its name."""
 
 
