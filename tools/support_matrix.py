@@ -1,4 +1,4 @@
-"""Which models are supported, as docs/models.md: from the verdicts that `make test-families` keeps.
+"""The page of supported models, docs/models.md, from the verdicts that `make test-families` stores.
 
 python tools/support_matrix.py --write
 """
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "models.md"
 KEPT = json.loads((ROOT / "docs" / "families.json").read_text(encoding="utf-8"))
 REQUESTS = (
-    "turns past every window, branches, the same prompt again, ragged batches with one row cached "
+    "turns past every window, branches, the same prompt again,\nragged batches with one row cached "
     "in either order, a padded row, return sequences, beams"
 )
 
@@ -24,10 +24,15 @@ def page() -> str:
     parts = [
         "# Which models",
         (
-            "Made by `tools/support_matrix.py` from `docs/families.json`, which `make test-families` writes: a tiny "
-            f"model of random weights of every causal LM that transformers {KEPT['transformers']} registers, in float32. "
-            f"Each is asked for {REQUESTS}; tokens and logits are compared with `model.generate`, "
-            "what is stored with a fresh forward, and a corrupted cache must be noticed."
+            "This page lists the models that reuse prefixes exactly, and those that quire refuses.\n"
+            "`make test-families` writes the verdicts to `docs/families.json`; "
+            "`tools/support_matrix.py` makes the page.\n\n"
+            f"The tests build every causal LM that transformers {KEPT['transformers']} registers, "
+            "tiny, with random weights, in float32.\n"
+            f"Requests: {REQUESTS}.\n"
+            "Tokens and logits must equal those of `model.generate`, "
+            "stored blocks those of a fresh forward;\n"
+            "the tests must notice a corrupted cache."
         ),
         f"## Identical: {len(_of('identical'))}",
         "\n".join(
@@ -41,17 +46,18 @@ def page() -> str:
             ]
         ),
         (
-            "Not compared, as `model.generate` does not take such requests, or quire refuses batches with padding "
-            "behind a threshold from which on the model counts padding as tokens:"
+            "Not compared: `model.generate` does not take these requests, "
+            "or quire refuses padded batches beyond the\n"
+            "threshold from which on the model counts padding as tokens."
         ),
         _rows(["request", "refused by", "names"], _without()),
         f"## Refused, with the reason: {len(_of('refused'))}",
-        "Refused when a `PrefixCache` is made, before anything is computed.",
-        _rows(["name", "what quire says"], [(f"`{v['name']}`", _told(v)) for v in _of("refused")]),
-        f"## Not to be built here: {len(_of('unbuildable'))}",
-        "There is nothing to compare with: transformers makes or runs no such model from a config alone.",
+        "`PrefixCache` refuses these models when it is made, before it computes.",
+        _rows(["name", "message of quire"], [(f"`{v['name']}`", _told(v)) for v in _of("refused")]),
+        f"## Cannot be built: {len(_of('unbuildable'))}",
+        "transformers cannot make or run these models from a config alone, so the tests have no reference.",
         _rows(
-            ["name", "what transformers says"],
+            ["name", "message of transformers"],
             [(f"`{v['name']}`", _told(v)) for v in _of("unbuildable")],
         ),
     ]
