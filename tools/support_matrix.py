@@ -1,4 +1,4 @@
-"""The page of supported models, docs/models.md, from the verdicts that `make test-families` stores.
+"""The supported models, as docs/models.md: from the verdicts that `make test-families` keeps.
 
 python tools/support_matrix.py --write
 """
