@@ -140,9 +140,10 @@ class BlockPool:
         return self._stack[self._top :].copy()
 
     def resize(self, num_blocks: int, held: BoolArray, renamed: IntArray) -> None:
-        """End the pool at `num_blocks`, bool `held[b]` says whether block b of that size is held; old block b is now `renamed[b]`.
+        """Resize the pool to `num_blocks` blocks; old block b becomes `renamed[b]`.
 
-        The caller has made sure that all fit, and renames the blocks everywhere.
+        bool `held[b]` says whether block b of the new pool is held. The caller makes sure that all held
+        blocks fit, and renames the blocks everywhere else.
         """
         self._stack = np.zeros(num_blocks, dtype=np.int32)
         self._stack[self._top :] = (~held).nonzero()[0]

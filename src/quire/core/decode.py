@@ -248,7 +248,7 @@ def block_tables(rows: Rows, seqs: Items[Sequence], group: int, pad: int) -> Blo
 
 
 def extents(rows: Rows, seqs: Items[Sequence], group: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return of each sequence its capacity, where its table begins in the group's flat one, and how many blocks it has."""
+    """Return the capacity, start in the group's flat table and number of blocks of each sequence."""
     for seq in seqs:
         seq.fill()
     row_ids = np.fromiter((seq.row for seq in seqs), INT32, len(seqs))

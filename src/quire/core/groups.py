@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """How the layers of a group look back: what a hit needs of the blocks before it.
+    """The attention of a layer group: the blocks of a prefix that a hit needs.
 
     `FullAttention` needs all; `quire.groups` has kinds that need little of a long prefix.
     """

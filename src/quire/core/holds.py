@@ -9,10 +9,12 @@ from quire.core.tree import PrefixTree
 
 
 class Hold:
-    """A path of the tree that is not evicted until it is let go: of a pin, a restore, or an engine that copies blocks.
+    """A reference to a path of the tree that keeps it from eviction until it is released.
 
-    `node`  where the path ends
-    `due`   the time in seconds from which on the next `reserve` lets it go
+    Pins, restores and engines that copy blocks have holds.
+
+    `node`  the end of the path
+    `due`   time in seconds from which on the next `reserve` releases the hold
     """
 
     def __init__(self, node: Node, due: float = FOREVER) -> None:

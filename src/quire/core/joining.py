@@ -11,7 +11,7 @@ what the cut that came before it has paid for. Comparing so many takes longer th
 
 
 def join_path(tree: PrefixTree, node: Node) -> None:
-    """Join what can be joined of the path to a node, all of which a request has just used and locked."""
+    """Merge the mergeable nodes on the path to a node that a request has just used and locked."""
     path = node.path()
     upper = path[0]
     for lower in path[1:]:

@@ -55,9 +55,10 @@ class Watcher:
         """The last blocks of a node can be found now: the sequence computed them, or a restore brought them."""
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
-        """Blocks of a node, counted from the root, are about to be freed in a group (None: they leave the tree, in all groups).
+        """Called before blocks of a node are freed in a group (None: in all, as they leave the tree).
 
-        When all is dropped that can be, a root is told of last: no blocks, "cleared".
+        `blocks` are counted from the root. When all that can be dropped is dropped, a root is told of last:
+        no blocks, "cleared".
         """
 
     def closed(self, seq: Sequence) -> None:

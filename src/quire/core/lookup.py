@@ -26,10 +26,10 @@ LAST_TOKEN, COLD = Missed("last_token"), Missed("cold")
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
-    """What `open` would find cached: `num_tokens` of the prompt, never all of it.
+    """The cached part of a prompt as `open` would find it; never the whole prompt.
 
-    `num_blocks` whole blocks are shared; `partial_tokens` more come out of a copy of one
-    block. `reason` says why it is not more, see `stats.MISS_REASONS`.
+    `num_tokens` of the prompt are cached: `num_blocks` whole blocks are shared, `partial_tokens` more come
+    out of a copy of one block. `reason` says why it is not more, see `stats.MISS_REASONS`.
     """
 
     num_tokens: int

@@ -91,7 +91,7 @@ class CacheManager(Interruptible):
 
     @property
     def stats(self) -> Stats:
-        """What was counted since the manager was made."""
+        """Counters since the manager was made."""
         return self.kernel.counters.stats()
 
     # -- what is cached --------------------------------------------------------------------

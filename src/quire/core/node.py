@@ -60,24 +60,25 @@ class Mark(msgspec.Struct, gc=False, eq=False):
 
 
 class Node(Entry, gc=False, eq=False):
-    """A run of blocks below `parent` and the branches after it: a node of the tree and the edge that leads to it.
+    """A node of the prefix tree: a run of blocks, and the edge from its parent.
 
+    `parent`     the node that the run continues
     `key`        token ids of the run, `block_size * 4` bytes per block
     `name`       those of its first block: its parent's `children` have it under them
     `blocks`     block ids per layer group, one array('i') each, as long as the run; with gaps
                  in a windowed group, empty in a recurrent one
-    `parts`      what each sparse group, and after them each watcher, keeps of the node
+    `parts`      data that each sparse group, and after them each watcher, keeps of the node
     `end`        blocks from the root to the end of this run
     `children`   by their `name`
     `locks`      references: sequences and pins at this node or below it (a root: sequences)
-    `mark`       on which terms it is kept; None for the ordinary ones
+    `mark`       terms on which it is kept; None for the ordinary ones
     `writer`     row of the sequence that may lengthen this leaf without asking: the only reference is
                  its own, nothing hangs below, and the blocks are kept on its terms
 
     Invariants: locks >= sum(child.locks); end == parent.end + len(run); a node other than a
     root has at least one block. Cached means locks == 0. Nodes are invisible to the garbage
     collector, so a large tree costs it nothing; links are cleared when a node or the tree goes.
-    So a node references nothing that leads back to its tree: that would keep both for ever.
+    A node therefore references nothing that leads back to its tree: that would keep both for ever.
     """
 
     key: bytearray = msgspec.field(default_factory=bytearray)
@@ -136,11 +137,11 @@ class Node(Entry, gc=False, eq=False):
 
 
 class Match(msgspec.Struct, gc=False, eq=False):
-    """What a lookup found: `num_blocks` whole blocks, and maybe the head of one more.
+    """The result of a lookup: `num_blocks` whole blocks, and maybe the head of one more.
 
     `node`            the deepest node that matches to its end; the root where none does
-    `edge`            a child of it of which only the first `into` blocks match, none maybe
-    `refused`         blocks after these that match too, but that a sparse group does not accept
+    `edge`            a child of `node` of which only the first `into` blocks match; may be None
+    `refused`         matching blocks after these that a sparse group does not accept
     `partial_tokens`  of the next block of a prompt stand at the head of block `into` of `source`, to be copied
     """
 

@@ -1,4 +1,7 @@
-"""The order of eviction above any policy: what is spent, then the rest, then what is retained; by priority in each."""
+"""The order of eviction above any policy: spent blocks, then the rest, then retained ones.
+
+Within each of the three, blocks of lower priority go first.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,11 @@ def let_go_expired(kernel: Kernel, needed: Items[int], source: Node | None = Non
 def room_left(
     kernel: Kernel, match: Match | None, gone: Mapping[Node, int], source: Node | None = None
 ) -> list[int]:
-    """Return what each group can give once a match is referenced, and so many holds at some nodes and a source are gone."""
+    """Return the blocks that each group can give once a match is referenced.
+
+    `gone`    holds that are released too: how many, by the node where they end
+    `source`  a node whose reference is released too
+    """
     tree = kernel.tree
     room = [pool.num_available for pool in kernel.pools]
     found = dict(match.nodes()) if match is not None else {}

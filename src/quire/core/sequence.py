@@ -178,7 +178,7 @@ class Sequence(msgspec.Struct, eq=False):
 
     @property
     def cut_off(self) -> Callable[[str, BaseException], None]:
-        """What a call of its own tells the manager when something else than a refusal leaves it."""
+        """The manager's handler for an exception, other than a refusal, that leaves a call of this sequence."""
         return self.rows.cut_off
 
     def __repr__(self) -> str:

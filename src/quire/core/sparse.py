@@ -1,16 +1,17 @@
-"""Sparse groups, as the kernel knows them: layer groups that may drop blocks of a prefix and keep the rest of it.
+"""Sparse groups, as the kernel knows them: layer groups that keep only some blocks of a prefix.
 
 A full-attention group lives and dies with the nodes of the tree. A group with a window or a state needs little of
-a long prefix, so its blocks are guarded, cached and evicted on terms of their own: what it drops leaves a gap in the
-node, and the node stays. The kernel asks and tells them what stands here; `quire.groups` has those that ship.
+a long prefix, so its blocks are guarded, cached and evicted by rules of their own. A block that such a group drops
+leaves a gap in the node, and the node stays. This module is the kernel's interface to these groups; `quire.groups`
+has those that ship.
 
     node           |=========== run of tokens, blocks of the full groups ===========|
     sliding group      . . . . [window] . . . . . . . [window] . . . . . . . [window]
     recurrent group                   *                      *                      *
                               a multiple of `interval`    another        end of the node
 
-A boundary is a number of blocks from the root. Whoever stands at the end of a node, a sequence or a pin, has
-locked its path in the full groups, and guards that end in these.
+A boundary is a number of blocks from the root. A sequence or pin at the end of a node has locked its path in the
+full groups, and guards that end in the sparse ones.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def accepted(self, node: Node, end: int) -> int:
-        """Return the largest boundary up to `end`, on the path to `node`, at which a hit finds all that it needs.
+        """Return the largest boundary up to `end`, on the path to `node`, at which a hit is complete.
 
-        Sinks are not looked for: they stay as long as their node does.
+        Sinks are not checked: they stay as long as their node does.
         """
 
     @abstractmethod
@@ -106,7 +107,10 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def created(self, node: Node) -> None:
-        """Make the part of a node that was just added; its blocks go from active to cached, until something guards them."""
+        """Make the part of a node that was just added.
+
+        Its blocks go from active to cached, until a sequence or pin guards them.
+        """
 
     @abstractmethod
     def extended(self, node: Node, num_blocks: int) -> None:
@@ -181,7 +185,7 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def block_at(self, node: Node, at: int) -> int:
-        """Return block `at` of the path to a node (or that of the state after it), GAP where none is there."""
+        """Return block `at` of the path to a node, or the state after it; GAP if absent."""
 
     @abstractmethod
     def kept_ends(self, node: Node) -> list[int]:
@@ -230,11 +234,14 @@ class TableGroup(SparseGroup):
 
 
 class StateGroup(SparseGroup):
-    """A group in which a sequence has one block, its state, and works on a copy of the snapshot that it found."""
+    """A group in which a sequence has one block: its state, a copy of the snapshot that it found."""
 
     @abstractmethod
     def due(self, start: int, stop: int) -> Iterable[int]:
-        """Return the ends of blocks, in tokens, at which snapshots are kept regularly: all of [start, stop), maybe others."""
+        """Return the ends of blocks, in tokens, at which regular snapshots are due.
+
+        All of [start, stop) are returned, maybe others.
+        """
 
     @abstractmethod
     def keep(self, node: Node, block: int, *, passing: bool) -> None:

@@ -32,7 +32,10 @@ class Missed(NamedTuple):
 
 
 class Counters(msgspec.Struct):
-    """The running counts of a manager, read through `Stats`, which adds the misses of one reason per request and of none."""
+    """The running counts of a manager, read through `Stats`.
+
+    `missed` has neither the misses of reason `last_token`, one per request, nor the `cold` ones: `Stats` adds both.
+    """
 
     num_requests: int = 0
     prompt_tokens: int = 0

@@ -162,7 +162,7 @@ def reserve(kernel: Kernel, seq: Sequence, num_tokens: int, *, admits: bool = Tr
 
 
 def needs(kernel: Kernel, num_new: int, stale: Items[tuple[int, int]]) -> list[int]:
-    """Return what each group must give for so many new blocks of a table, and for copies of what is stale."""
+    """Return the blocks that each group must give for `num_new` new ones and copies of `stale` ones."""
     needed = [num_new * (g in kernel.rows.token_groups) for g in range(len(kernel.pools))]
     for group, _ in stale:
         needed[group] += 1

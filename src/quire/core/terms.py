@@ -67,7 +67,7 @@ NO_HINT = Hint()
 
 
 class RequestTerms(TypedDict, total=False):
-    """What `CacheManager.open` takes beside a prompt: `Terms`, but for the owner."""
+    """Keyword arguments of `CacheManager.open` beside a prompt: `Terms` without the owner."""
 
     priority: int
     retain_s: float | None

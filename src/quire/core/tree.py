@@ -203,7 +203,10 @@ class PrefixTree:
             group.guard(node)
 
     def leave(self, node: Node, groups: tuple[SparseGroup, ...], *, refused: bool = False) -> None:
-        """A sequence or pin stands at the end of this node no more; one that was `refused` has not used it."""
+        """Remove the guard of one sequence or pin at the end of a node.
+
+        `refused`: the request was refused, so it has not used the node.
+        """
         for group in groups if node.parent is not None else ():
             (group.dismiss if refused else group.unguard)(node)
 

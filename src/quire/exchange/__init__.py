@@ -1,4 +1,4 @@
-"""What other processes and tiers are told of the cache, and prefixes that come back from there."""
+"""The cache as other processes and tiers see it: events, digests, spills and restores."""
 
 from quire.exchange.digests import Digests, digests_of
 from quire.exchange.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventLog

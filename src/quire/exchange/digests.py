@@ -15,7 +15,7 @@ from quire.scope import Scope, ScopePart
 
 
 class DigestPart(NodePart, gc=False, eq=False):
-    """Digests of the first blocks of a node, as far as they were computed; of a root, that of its scope."""
+    """Digests of the first blocks of a node, as far as computed; a root has its scope's digest."""
 
     digests: list[bytes] = msgspec.field(default_factory=list[bytes])
 

@@ -1,4 +1,4 @@
-"""What happened to cached blocks, for routers and indexes outside the process."""
+"""Events of cached blocks, for routers and indexes outside the process."""
 
 from __future__ import annotations
 

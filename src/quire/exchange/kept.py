@@ -1,4 +1,4 @@
-"""What of the tree is worth keeping elsewhere, and under which names it is found again."""
+"""Prefixes of the tree that are worth storing in a tier, and the names of their blocks."""
 
 from __future__ import annotations
 

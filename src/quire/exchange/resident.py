@@ -24,13 +24,13 @@ NOTHING: Mapping[Node, int] = {}
 
 
 class Residency(msgspec.Struct, frozen=True):
-    """What a manager holds of a prompt, and what it could take of it.
+    """The blocks of a prompt that a manager holds, and the room it has for the rest.
 
     `matched`   blocks whose tokens are in the tree
     `accepted`  blocks that a request would find
     `held`      per layer group, bool [matched]: which of these blocks (or states after them) are
                 there
-    `room`      per layer group, blocks that could be had beside what is found; never too many
+    `room`      per layer group, blocks that could be had beside the found ones; never too many
     `digests`   names of all whole blocks of the prompt, see `block_hashes`
     """
 

@@ -110,9 +110,9 @@ def decode_batch(payload: bytes | memoryview) -> EventBatch:
 
 
 def event_fields(raw: Any) -> dict[str, Any]:
-    """Return an event by the names of its fields: a map as it is, an array by its type, of one not known only that.
+    """Return an event as a map of its fields; an array of an unknown type gives only its type.
 
-    Raises `TypeError` for what is neither.
+    Raises `TypeError` for a value that is neither a map nor an array.
     """
     if isinstance(raw, dict):
         return cast("dict[str, Any]", raw)

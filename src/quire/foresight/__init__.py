@@ -1,4 +1,4 @@
-"""What would more memory give, what was evicted, what comes back: watchers and policies that look ahead from what was."""
+"""Watchers and policies that use past requests: hit-rate curves, the learned policy, rankings."""
 
 from quire.foresight.curve import LiveCurve
 from quire.foresight.learned import Learned

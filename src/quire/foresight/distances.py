@@ -1,4 +1,4 @@
-"""Who used again what whom had used before, and from which capacity on an LRU cache finds it."""
+"""LRU stack distances of reused token runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forecast of return and what it is worth: the caller's time, the factor it may be wrong by, and how often it came true."""
+"""Forecasts of return by callers: the time, the factor it may be wrong by, and the accuracy so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRANTED = 16.0
 
 
 class Credit(msgspec.Struct, eq=False):
-    """How often forecasts were right: `right` of `seen`, what is long ago counting less."""
+    """The accuracy of forecasts: `right` of `seen`, both decayed so that recent ones weigh more."""
 
     right: float = 0.0
     seen: float = 0.0
@@ -29,7 +29,7 @@ class Credit(msgspec.Struct, eq=False):
 
 
 class Found(msgspec.Struct, eq=False):
-    """How much of what requests of a kind stored was found by the next: `found` of `stored` blocks."""
+    """The reuse of stored blocks by kind of request: `found` of `stored` blocks were hit."""
 
     found: float = GRANTED
     stored: float = GRANTED
@@ -59,7 +59,7 @@ class Forecast(msgspec.Struct, eq=False):
 
     @property
     def held_for(self) -> float:
-        """What is due last of all, by block that will be found: later where less of it will be."""
+        """The time until which its blocks are held, longer where fewer of them will be found."""
         return self.begun + (self.due - self.begun) / self.share
 
     def rank(self, now: float) -> float:

@@ -64,7 +64,10 @@ class Learned(Watcher):
         self._clock = kernel.tree.order.now if kernel.tree.order.clock is not None else None
 
     def walk_of(self, seq: Sequence) -> Walk:
-        """Return what is known of an open request. Its sizes are the caller's to correct, where a token stands for more."""
+        """Return the `Walk` of an open request.
+
+        The caller may correct its sizes where one token stands for more.
+        """
         return self._walks[id(seq)]
 
     # -- requests --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the policy `learned` knows: its model, who was evicted, and how it stands beside LRU."""
+"""The state of the policy `learned`: its model, evicted records, and its score against LRU."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ class Walk(msgspec.Struct, gc=False, eq=False):
 
 
 class Mind:
-    """What the policy objects of one manager share: the model, the ghosts, the shadow of LRU.
+    """The state that the policy objects of one manager share: model, ghosts, shadow of LRU.
 
-    `model`      how soon requests are gone on from; `shared` how soon the runs are used that they share
+    `model`      time until a request is continued; `shared` the same for the runs that requests share
     `walk`       the path that was touched last
-    `ghosts`     records of which something was evicted, by number, in the order of their first eviction
-    `answers`    of those gone on from: how many were gone on from beyond the prompt, and all
-    `doubts`     are called with a record when what is known of it changes: before its class does, and after
+    `ghosts`     records with evicted blocks, by number, in the order of their first eviction
+    `answers`    of the continued requests: how many were continued beyond the prompt, and all
+    `doubts`     are called with a record before and after its class changes
     `exposures`  are called with a node whose record has changed
-    `gain`       blocks found in place of those that LRU would have found, of all `asked` for
+    `gain`       blocks found minus those that LRU would have found; `asked` is the sum of requested ones
     `evicted`    blocks that made room
     `is_lru`     whether the order is that of LRU: as long as it is an apprentice, and where that would have found more
     """
@@ -145,7 +145,7 @@ class Mind:
             self.doubt(oldest)
 
     def doubt(self, record: Record) -> None:
-        """What this record left may have a rank or a queue other than before."""
+        """Tell the listeners that the rank or queue of this record's blocks may change."""
         for doubt in self.doubts:
             doubt(record)
 

@@ -179,7 +179,7 @@ class Queues(Lru):
             self._push(entry)
 
     def _doubt(self, record: Record) -> None:
-        """What is known of a record has changed, or will: the front of its class may not be what it was."""
+        """Check the front of a record's class again, since the record changes."""
         queue = FIRST_CLASS + record.kind
         front = self._fronts.get(queue)
         if front is not None and front[2].note is record:

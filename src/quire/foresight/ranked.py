@@ -1,4 +1,4 @@
-"""Policies that keep their candidates in a heap: the base class of such, first in first out, and least frequently used."""
+"""Policies that keep their candidates in a heap: base class, FIFO and LFU."""
 
 from __future__ import annotations
 

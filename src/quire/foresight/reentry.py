@@ -184,7 +184,10 @@ class Reentry:
         self.refresh()
 
     def watch(self, record: Stay, features: tuple[int, ...]) -> None:
-        """Begin to wait for the return to a record, no older than those before; each value of a feature has its own number."""
+        """Start to watch for the return to a record, no older than the records before it.
+
+        Each value of a feature has its own number.
+        """
         if record.silent:
             features = (*features, SILENT)
         record.place, record.watched = len(self._aging), True
@@ -218,7 +221,10 @@ class Reentry:
         return self.moves <= EARLY // EARLY_REFRESH
 
     def advance(self, now: float) -> None:
-        """A request comes: once in a while let all records age until now, and learn from those that were not come back to."""
+        """Count a request; every `AGING` requests, age all records and learn from those without a return.
+
+        While it is early, that is every `EARLY_AGING` requests.
+        """
         self._wait -= 1
         if not self._wait % (EARLY_AGING if self._is_early else AGING):
             self._look(now)
@@ -245,7 +251,10 @@ class Reentry:
             self._ended.append(record.place)
 
     def rank_of(self, record: Stay, now: float) -> tuple[float, float]:
-        """Return the rank of a record, expected hits per block and second if held as long as pays, and until when it is that."""
+        """Return the rank of a record and the time until which it holds.
+
+        The rank is expected hits per block and second if the record is held as long as that pays.
+        """
         kind, age_bin = record.kind - self._first_kind, bisect_right(EDGES, now - record.time) - 1
         ranks_by_age = self.rank[kind]
         if not ranks_by_age:
@@ -317,7 +326,7 @@ class Reentry:
         self.rank = self.ranked()
 
     def ranked(self) -> list[list[float]]:
-        """Return the ranks of each class by bin of age; nothing of those of which none has been asked for yet."""
+        """Return the ranks of each class by bin of age; an empty list for a class not yet asked for."""
         low, high = self._lowest, self._highest + 1
         rows: list[list[float]] = [[] for _ in range(NUM_CLASSES)]
         rows[low:high] = ranks(self._hazard, self._so_far, low, high).tolist()

@@ -59,7 +59,7 @@ class _Memo(NamedTuple):
 
 
 class TrailPart(NodePart, gc=False, eq=False):
-    """`run`: the one in which a node ends, or one that goes on from there; None as long as nobody has come to its end."""
+    """The run in which a node ends, or one that continues it; None until a request reaches its end."""
 
     run: Stretch | None = None
 
@@ -67,7 +67,7 @@ class TrailPart(NodePart, gc=False, eq=False):
         return TrailPart(self.run)
 
     def cut(self, node: Node) -> None:
-        """What is left is on the way to the same run."""
+        """Keep the run: the rest of the node still leads to it."""
 
     def join(self, upper: TrailPart, at: int) -> None:
         """The way to the run stays what it was."""

@@ -1,4 +1,4 @@
-"""What another capacity would find: the hit-rate curve of the requests a manager has served."""
+"""The hit-rate curve of the requests a manager has served, for every capacity."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def error(self) -> float | None:
-        """How far the curve is from what was measured, at the present capacity: its error where the policy is LRU.
+        """Absolute difference of curve and measured hit rate at the present capacity.
 
-        Of another policy it is that and what the policy finds more or less. It is of one capacity: `error_at` of others.
+        With policy LRU it is the error of the curve. With another policy the gain or loss of that policy adds to it.
+        `error_at` gives the error at other capacities. None if nothing was measured.
         """
         return None if self.measured is None else abs(self.hit_rate - self.measured)
 

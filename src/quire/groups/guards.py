@@ -29,11 +29,11 @@ class WindowPart(Part, gc=False, eq=False):
 
 
 class Guards:
-    """What is protected of the nodes of a windowed group. Positions are counted in blocks from the root.
+    """The protected blocks of the nodes of a windowed group, counted from the root.
 
     The first block that a hit needs never falls as its length rises.
-    A node protects the blocks from the first one that is needed by those who stand at its end
-    or at a node below it, and sinks while it is referenced.
+    A node protects the blocks from the first one that the sequences and pins at its end
+    or at a node below it need, and sinks while it is referenced.
     """
 
     def __init__(

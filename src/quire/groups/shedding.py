@@ -91,7 +91,7 @@ class SheddingGroup(SparseGroup):
             self.unfile(node, part)
 
     def stay(self, node: Node, part: Part) -> None:
-        """Leave a part where it is in both orders; one that is in neither was about to go, and goes first."""
+        """Leave a part where it is in both orders; a part that is in neither goes first."""
         was_filed, was_listed = part.rank is not None, part.listed
         if part.num_held and not was_filed:
             self.file(node, part)

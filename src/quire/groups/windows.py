@@ -32,7 +32,7 @@ class WindowKind(Kind, frozen=True):
 
     @property
     def head(self) -> int:
-        """How many tokens it reads at the start."""
+        """Number of tokens that it reads at the start."""
         return 0
 
     @property
@@ -45,7 +45,10 @@ class WindowKind(Kind, frozen=True):
         raise NotImplementedError
 
     def border(self, end: int, block_size: int) -> int:
-        """Return the last boundary up to `end` that needs no block of this group (the end of a chunk), 0 without any."""
+        """Return the last boundary up to `end` that needs no block of this group; 0 if none.
+
+        Such a boundary is the end of a chunk of chunked attention.
+        """
         del end, block_size
         return 0
 

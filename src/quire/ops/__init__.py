@@ -1,4 +1,4 @@
-"""What people look at, and what engines ask for rarely: functions on a manager.
+"""Operations on a manager that people and engines need rarely.
 
 checks    every invariant, recounted
 checked   a pool that checks every block that it gives or takes back

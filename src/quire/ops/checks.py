@@ -108,7 +108,7 @@ def _check_locks(manager: CacheManager) -> None:
 
 
 def _check_lent(manager: CacheManager) -> None:
-    """What requests without room reference, and nothing else, is lent."""
+    """Check that the lent references are exactly those of requests without room."""
     lent: Counter[int] = Counter()
     for seq in manager.sequences.values():
         if seq.state == "open" and seq.pending is not None:

@@ -21,7 +21,7 @@ from quire.ops.pins import all_pins, check_pins
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """How full one group is. Blocks unless the name says otherwise.
+    """The occupancy of one layer group, in blocks unless the name says otherwise.
 
     free + active + cached == num_blocks
     """
@@ -135,7 +135,7 @@ def _refuse_waiting_copies(manager: CacheManager) -> None:
 
 
 def _refuse_open_handles(manager: CacheManager) -> None:
-    """Whoever has a restore or a hold reads or writes blocks under the ids that they have now."""
+    """Refuse while a restore or hold is open: its owner copies blocks by their present ids."""
     num_open = len(manager.kernel.holds.all) - len(all_pins(manager.kernel))
     if num_open:
         msg = (

@@ -59,7 +59,7 @@ class Pin(Hold):
 
     @property
     def cut_off(self) -> Callable[[str, BaseException], None]:
-        """What `close` tells the manager when something else than a refusal leaves it."""
+        """The manager's handler for an exception, other than a refusal, that leaves `close`."""
         return self._manager.cut_off
 
     @mutating

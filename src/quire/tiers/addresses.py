@@ -58,7 +58,10 @@ def is_word(value: object, length: int = 40) -> bool:
 
 
 def described(option: str, value: object) -> str:
-    """Return the wrong value of an option: itself where it is a number, a bool or a word, and its type where it may be secret."""
+    """Return the wrong value of an option for an error; its type if it may be secret.
+
+    A number, a bool or a word is shown itself, unless the option's name says that it may be secret.
+    """
     is_plain = isinstance(value, (bool, int, float)) or is_word(value)
     if is_plain and not _MAY_BE_SECRET.search(option):
         return repr(value)

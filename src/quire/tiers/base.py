@@ -313,7 +313,7 @@ class Answers:
         self._keys, self._buffers, self._may_drop, self._trust = keys, buffers, may_drop, trust
 
     def claims_drop(self, index: int) -> bool:
-        """Claim to drop just what was read of a damaged key, nothing put since; return whether the tier may, and then must."""
+        """Claim to drop the damaged record that was read, not one put since; return whether the tier must."""
         if claims := self._may_drop and index in self.damaged:
             self.dropped.add(index)
         return claims

@@ -124,9 +124,10 @@ class TierDirectory:
             os.close(descriptor)
 
     def renew(self, judge: Callable[[Path], None] | None = None) -> bool:
-        """Make anew what is missing; return whether the marker was, so that the tier is a new one. `judge` as in `begin`.
+        """Restore missing folders and marker; return whether the marker was missing, so the tier is new.
 
-        Raises `OSError`, also where the directory is on another file system than at first and has no marker.
+        `judge` as in `begin`. Raises `OSError`, also where the directory is on another file system than at
+        first and has no marker.
         """
         try:
             descriptor = os.open(self.path, _OPEN_FOLDER)
@@ -147,7 +148,7 @@ class TierDirectory:
             os.close(descriptor)
 
     def say_renewed(self, what: str) -> str:
-        """Count that the tier was begun anew, and warn: the first time, and each time that they are twice as many. Return why."""
+        """Count a renewal of the tier, warn at each power of two of them, and return the reason."""
         self.num_renewed += 1
         why = f"{self.path}: {what} while it was open; it is a new, empty tier"
         if not self.num_renewed & (self.num_renewed - 1):
@@ -311,10 +312,11 @@ def create_file(name: str, folder: int, access: Access) -> int:
 def open_file(
     name: str, flags: int, folder: int | None = None, access: Access | None = None
 ) -> int:
-    """Open a file of a tier, created if the flags say so. Raises `OSError`, `InTheWay` where it may not be quire's.
+    """Open a file of a tier, created if the flags say so.
 
-    That is anything but a regular file, and to write also a file with several names: others see what is written there.
-    `folder` is what its name is looked for in, `access` its rights where it is new.
+    Raises `OSError`, and `InTheWay` for a file that may not be quire's: anything but a regular file, and
+    to write also a file with several names, since its other users would see the new bytes.
+    `folder` is the directory that its name is relative to, `access` its rights where it is new.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

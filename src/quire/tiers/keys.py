@@ -130,7 +130,7 @@ class TierKey:
 
 
 def stored_tag(tenant_tag: bytes, key: TierKey | None) -> bytes:
-    """Return what stands for a tenant tag in the keys of records that are stored with a tier key, or None."""
+    """Return the tag of a tenant in the keys of records stored with a tier key, or None."""
     return tenant_tag if key is None else key.tag(tenant_tag)
 
 

@@ -94,7 +94,7 @@ def settle_as_within(answers: Answers, index: int, outcome: Outcome) -> None:
 
 
 class Late(Wrapped):
-    """A tier that could not be opened: a call tries it again, `RETRY_S` after the last one, and fails until that succeeds.
+    """A tier that could not be opened yet; calls retry it every `RETRY_S` and fail until then.
 
     `opens`  opens it, or raises `TierError`
     """

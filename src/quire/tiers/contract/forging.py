@@ -28,7 +28,7 @@ CHECKSUM_AT = 40
 
 
 class Attack(NamedTuple):
-    """What an attacker without the key has: a signed record, another one of the same size, and a key of another's.
+    """The material of an attacker without the tier key.
 
     `own`       the record that is to be replaced
     `other`     signed with the same key, under another name, with the same size

@@ -1,4 +1,4 @@
-"""What holds for every tier that several threads use at once; a part of `TierContract`."""
+"""Requirements of every tier that several threads use at once; a part of `TierContract`."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class Crew:
         self._threads: list[threading.Thread] = []
 
     def each(self, count: int, work: Callable[[int], None], helpers: int) -> None:
-        """Call `work` with 0 to `count` - 1, begun in that order, with so many helping; return when all is done.
+        """Call `work` with 0 to `count` - 1, begun in that order, on this thread and `helpers` others.
 
-        Where a call is cut off, too, nothing is under way any more.
+        It returns when all is done. If a call is cut off, none is under way any more either.
         """
         call = _Call(count, work, self._bell)
         try:

@@ -301,9 +301,9 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def takes_direct(directory: Path) -> bool:
-    """Return whether files here can be read and written past the page cache and by it in turn, by trying it.
+    """Return whether files here can mix O_DIRECT with page-cache reads and writes, by trying it.
 
-    On a full disk, whether they can be opened so.
+    On a full disk, return whether they can be opened with O_DIRECT.
     """
     pages = [memoryview(mmap.mmap(-1, PAGE_BYTES)) for _ in range(2)]
     back = memoryview(mmap.mmap(-1, PAGE_BYTES))

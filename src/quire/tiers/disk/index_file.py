@@ -92,10 +92,10 @@ _FACTORS = np.array(
 
 
 class IndexContents(msgspec.Struct, frozen=True):
-    """What the file of an index says.
+    """The contents of an index file.
 
-    `entries`     those that hold and name a record, an array of `ENTRY` by place
-    `damaged`     places whose entry does not hold
+    `entries`     valid entries that name a record, an array of `ENTRY` by place
+    `damaged`     places whose entry is invalid
     `num_entries` entries of the file; it says nothing of places from there on
     """
 

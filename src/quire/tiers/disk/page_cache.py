@@ -1,7 +1,8 @@
-"""The page cache under a disk tier: a burst of writes goes there first, and reads find there what it still has.
+"""The page cache under a disk tier: it takes bursts of writes, and serves reads that it can.
 
-Everything else goes past it (O_DIRECT). So a record that was just stored, or that the system still has in memory, costs a copy; one that
-is not there costs the disk's time and nobody's memory; and what waits to be written is bounded by the tier, not by the machine's memory.
+All other reads and writes go past it (O_DIRECT). A record that was just stored, or that the system still has in
+memory, costs a copy. A record that is not there costs the disk's time and no memory. The tier bounds the bytes that
+wait to be written, not the machine's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _SHARE_OF_MEMORY = 64
 
 
 class PageCache:
-    """How much of what a tier wrote waits in the page cache: never more than `limit_bytes`, whatever the record sizes.
+    """Bytes that a tier wrote and the system has not yet written out, at most `limit_bytes`.
 
     From half of it on, the tier writes it out in the background. Beyond the limit, writes go past the page cache.
 
@@ -49,7 +50,10 @@ class PageCache:
             return True
 
     def wrote(self, record_bytes: int, count: int) -> None:
-        """Say that so many records that were taken are in the page cache, or failed: what is written out from now on has them."""
+        """Count `count` taken records as written to the page cache, or failed.
+
+        A write-out that begins later covers them.
+        """
         with self._lock:
             self._written[record_bytes] += record_bytes * count
 

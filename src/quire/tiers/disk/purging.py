@@ -1,4 +1,4 @@
-"""Purging of slabs: the records of one tenant go, and no byte of it stays in a place that holds no record."""
+"""Purging of slabs: deletes one tenant's records and overwrites its bytes in free places."""
 
 from __future__ import annotations
 

@@ -119,5 +119,5 @@ class RecordReader:
 
     @property
     def _damaged(self) -> Outcome:
-        """What a place is that does not hold what it should: who writes may have given it to another record."""
+        """Outcome for a place that does not hold the wanted record; a writer may have reused it."""
         return Outcome.CORRUPT if self._drops else Outcome.ABSENT

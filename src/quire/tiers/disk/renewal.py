@@ -14,7 +14,7 @@ from quire.tiers.disk.slab import Slabs
 
 
 class Renewal:
-    """Makes anew what is missing of a directory. What is gone is forgotten, what another process has is left to it."""
+    """Restores missing parts of a directory: forgets lost records, leaves others' files alone."""
 
     def __init__(self, home: TierDirectory, records: DiskRecords, room: DiskRoom) -> None:
         self._home = home

@@ -69,10 +69,10 @@ class DiskRoom:
     def reserve(
         self, record_bytes: int, count: int, before: int, until: float
     ) -> tuple[Slab | None, list[int]]:
-        """Take up to `count` places of a slab, for records of a size, making room if there is none: none where none is to be made.
+        """Take up to `count` places of the slab for records of a size, evicting if none is free.
 
-        Records with stamps from `before` on make none. Raises `OSError`, as `TimeoutError` where others take
-        longer than `until` to make room.
+        Records with stamps from `before` on are not evicted; the list of places is then empty. Raises `OSError`,
+        as `TimeoutError` where other threads take longer than `until` to make room.
         """
         if record_bytes > self.capacity:
             return None, []

@@ -1,4 +1,4 @@
-"""A slab: recycled places of one size in a file, and the index of what lies in them, in memory and in a file."""
+"""A slab: recycled places of one size in a file, with an index in memory and in a file."""
 
 from __future__ import annotations
 

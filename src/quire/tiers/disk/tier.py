@@ -180,7 +180,7 @@ class Disk(Tier):
 
     @property
     def num_renewed(self) -> int:
-        """How often the directory was emptied, replaced or robbed of files while it was open, and begun anew."""
+        """Times the directory was emptied, replaced or lost files while open, and was begun anew."""
         return self._home.num_renewed
 
     @property
@@ -228,7 +228,10 @@ class Disk(Tier):
             )
 
     def close(self) -> None:
-        """Close it when all calls have ended. Where one hangs for a minute its files stay open: another file may get their numbers."""
+        """Close the tier when all calls have ended.
+
+        If a call hangs for a minute, its files stay open: another file could get their descriptors.
+        """
         if os.getpid() != self._process:  # locks and threads are the parent's
             if not self._is_closed:
                 self._is_closed = True

@@ -18,7 +18,10 @@ _BATCH_BYTES = 16 << 20
 
 
 class DiskWriter:
-    """Writes the records of a call into places of `room` and lets them be found in `records`; `note` is told what fails."""
+    """Writes the records of a call into places of `room` and enters them in `records`.
+
+    `note` is called with each error.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,10 @@ def file_of(root: str, key: bytes) -> str:
 
 
 def walk(root: str) -> Iterator[tuple[int, int, bytes]]:
-    """List modification time in ns, size and key of each record file; what only has such a name is none. Raises `OSError`."""
+    """Iterate over (modification time in ns, size, key) of all record files. Raises `OSError`.
+
+    A folder or other entry with the name of a record is left out.
+    """
     with os.scandir(root) as found:
         folders = sorted(entry.name for entry in found if _FOLDER.fullmatch(entry.name))
     for name in folders:
@@ -120,7 +123,10 @@ class Movable(Protocol):
 
 
 class Reserved:
-    """Room for a file that is being written, until it is placed, given back, or forgotten: a signal may cut its call off."""
+    """Room for a file that is being written, until the file is placed or the room given back.
+
+    A signal may cut its call off: then the room is forgotten with this object.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes

@@ -112,7 +112,7 @@ class Files(Tier):
 
     @property
     def num_renewed(self) -> int:
-        """How often the directory was emptied or replaced while it was open, and begun anew."""
+        """Times the directory was emptied or replaced while open, and was begun anew."""
         return self._directory.num_renewed
 
     def touch(self, keys: Keys) -> None:

@@ -18,9 +18,9 @@ _OWN = re.compile(rf"{_RECORD.pattern}|[0-9a-f]{{16}}|purged\.[0-9a-f]{{32}}")
 
 
 def begin(path: str, access: Access, stale_s: float | None) -> int:
-    """Make the folder, see that it can be written, and delete files that are older than `stale_s`; return the time there, in ns.
+    """Make the folder, check that it is writable, delete stale files; return its time in ns.
 
-    Raises `OSError`.
+    Files older than `stale_s` are stale. Raises `OSError`.
     """
     folder = make_folder(path, access)
     try:

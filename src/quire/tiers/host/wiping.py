@@ -1,4 +1,4 @@
-"""Wiping of an arena: the records of one tenant go, and no byte of it stays in memory that nothing lies in."""
+"""Wiping of an arena: deletes one tenant's records and overwrites its bytes in unused memory."""
 
 from __future__ import annotations
 

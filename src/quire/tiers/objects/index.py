@@ -152,7 +152,7 @@ class BundleIndex:
             return len(self._first), self._num_bytes
 
     def mend(self) -> None:
-        """Make it agree with itself after a call that was cut off anywhere: `dead` of each bundle says what there is."""
+        """Rebuild the lookup tables from the bundles after a call was cut off; `dead` is authoritative."""
         with self._lock:
             bundles = list(self._bundles.values())
             self._numbers = {bundle.id: bundle.number for bundle in bundles}

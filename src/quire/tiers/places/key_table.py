@@ -43,7 +43,10 @@ def filled_table(prefixes: NDArray[np.uint64], places: Places, capacity: int) ->
 def find_all(
     table: NDArray[np.int32], words: NDArray[np.uint64], wanted: NDArray[np.uint64]
 ) -> Places:
-    """Return the place of each wanted key, as uint64 [n, 4], by a table of the keys of all places; `NOWHERE` where there is none."""
+    """Return the place of each wanted key, uint64 [n, 4]; `NOWHERE` for a key that is absent.
+
+    `table` is a hash table over `words`, the keys of all places.
+    """
     mask = len(table) - 1
     found = np.full(len(wanted), NOWHERE, np.int64)
     open_ = np.arange(len(wanted))

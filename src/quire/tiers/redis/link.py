@@ -87,10 +87,12 @@ def command(*words: bytes) -> bytes:
 
 
 class Link:
-    """One connection: TCP, TLS over TCP, or Unix. It belongs to one thread at a time; after any error it is of no more use.
+    """One connection to a server: TCP, TLS over TCP, or Unix.
 
-    Deadlines are instants of `time.monotonic`. Methods raise `TimeoutError` behind one, `OSError` where the connection
-    fails or ends, and `Rubbish` for bytes that are no reply. `owner`, what made the socket, lives as long as the link.
+    It belongs to one thread at a time; after any error it is unusable.
+    Deadlines are instants of `time.monotonic`. Methods raise `TimeoutError` behind one, `OSError` if the connection
+    fails or ends, and `Rubbish` for bytes that are no reply. `owner`, the maker of the socket, lives as long as
+    the link.
 
     `is_spent` says that a value was left unread: close it and take another.
     """

@@ -54,12 +54,13 @@ _RUBBISH = (ValueError, TypeError, LookupError, ArithmeticError)
 
 
 class BoundedSocket:
-    """A socket as redis-py reads it: the answers to what was sent last come whole until an instant and in `ANSWER_BYTES`.
+    """A socket for redis-py with a deadline and a size limit on all answers together.
 
+    The answers to the last request are complete until the deadline, and `ANSWER_BYTES` long at most.
     redis-py's own timeout is for each piece of an answer, of which a server may send any number.
 
     `plain`   the socket
-    `until`   says the instant, of `time.monotonic`, whenever something is sent
+    `until`   gives the deadline, an instant of `time.monotonic`, whenever something is sent
     """
 
     def __init__(self, connected: Any, until: Callable[[], float]) -> None:

@@ -118,7 +118,10 @@ class Servers:
 
     @contextmanager
     def client(self, place: str, deadline: float = float("inf")) -> Generator[Any]:
-        """Give a client of redis-py with a connection of its own, which ends with it; all its answers come by then."""
+        """Give a redis-py client with its own connection; all its answers come by `deadline`.
+
+        The connection ends with it.
+        """
         from redis import ConnectionPool, Redis  # noqa: PLC0415 - an extra
 
         words = self._client_words(deadline) | self._words_of(place)

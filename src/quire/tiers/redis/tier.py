@@ -35,7 +35,9 @@ _MARK_MS = 3_600_000
 
 
 class Redis(Tier):
-    """A Redis or Valkey server (6.2 or later) or cluster. A record is a string under `prefix` + the key in hex.
+    """A Redis or Valkey server (6.2 or later) or cluster as a tier.
+
+    A record is a string under `prefix` + the key in hex.
 
     `url`          `redis://[user:password@]host[:port][/db]`; `rediss://` for TLS, `redis+cluster://` and
                    `rediss+cluster://` for a cluster by any node, `unix:///path`; options: `url.parse_server`
@@ -43,13 +45,13 @@ class Redis(Tier):
     `prefix`       of all keys that the tier reads, writes, lists and deletes
     `connections`  to each server, at most; more threads wait in turn
 
-    Where the server has a `maxmemory` and evicts, evicted records are absent; where it may not evict, `put` is `FULL`. A policy that
-    serves prompts badly is said once, as a warning of the logger `quire.tiers.redis`. An ACL
-    user needs `+get +set +exists +unlink +pexpire +touch +strlen +scan +info +ping +select +cluster|slots` on the keys of the prefix.
+    Where the server has a `maxmemory` and evicts, evicted records are absent; where it may not evict, `put` is `FULL`.
+    The logger `quire.tiers.redis` warns once of an eviction policy that serves prompts badly. On the keys of the
+    prefix an ACL user needs `+get +set +exists +unlink +pexpire +touch +strlen +scan +info +ping +select +cluster|slots`.
 
     Opening connects and logs in. Raises `ConfigError` for bad arguments, `TierError` with the server's reason where it
-    cannot be opened. After that no failure raises: a connection that failed is closed and made again by the next call;
-    `last_failure` says what went wrong last. Values of a wrong type or length are dropped and read as `CORRUPT`.
+    cannot be opened. After that no failure raises: a failed connection is closed, and the next call makes it again;
+    `last_failure` has the last error. Values of a wrong type or length are dropped and read as `CORRUPT`.
     """
 
     name = "redis"
@@ -84,7 +86,10 @@ class Redis(Tier):
             raise
 
     def touch(self, keys: Keys) -> None:
-        """Renew the time to live, or the server's notion of recent use; the tail first, so that the head is newest."""
+        """Renew the time to live, or the server's record of recent use.
+
+        The tail of a prompt is touched first, so that its head is newest.
+        """
         names = self._names(keys)[::-1]
         for answer in self._ask(self._touching, names, time.monotonic() + TOUCH_TIMEOUT_S):
             self._failed(answer)

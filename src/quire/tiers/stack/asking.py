@@ -119,10 +119,10 @@ class Breaker:
 
 
 class Asking:
-    """What the answers of one tier have been like, and so whether to wait for the next one.
+    """Statistics of one tier's answers, which say whether to wait for the next one.
 
-    `ask_s`    what an answer took: the shorter of the last two, so that one hiccup does not count
-    `share`    what the tier had of what it was asked for and not known to have, the newest answers first
+    `ask_s`    seconds of an answer: the shorter of the last two, so that one hiccup does not count
+    `share`    share of hits among the keys asked for and not known to be there; recent answers weigh more
     `sample`   some keys that it has, and the sizes of their records, to measure it with
 
     Not thread-safe; its owner locks.

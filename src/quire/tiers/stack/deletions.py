@@ -62,7 +62,7 @@ class Deletions:
         return rise
 
     def kept(self, rise: Rise, keys: Keys) -> list[int]:
-        """Return which of the keys that a read brought may be kept, by index: from now on they are being kept."""
+        """Return, by index, the keys of a finished read that may be kept, and mark them as being kept."""
         chosen = [at for at, key in enumerate(keys) if key not in rise.gone]
         rise.keeps = frozenset(keys[at] for at in chosen)
         return chosen

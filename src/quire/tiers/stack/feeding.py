@@ -1,7 +1,7 @@
-"""Feeding: a background thread makes and stores records, and to all who ask it is as if that were done at once.
+"""Feeding: a background thread that seals and stores records, which lookups see as stored at once.
 
-On a CPU this competes with the model. So it has a budget of time, which grows by a small share of the time that goes by
-and by what hits have saved. Work beyond it waits; prompts for which there is no room to wait are passed over.
+On a CPU this competes with the model. A budget of time bounds it, which grows by a small share of the time that
+passes and by the time that hits save. Work beyond the budget waits. Prompts without room in the queue are passed over.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ class Feeding:
         return job
 
     def finish(self, job: FeedJob) -> None:
-        """Wait until a job is done, which takes from the budget; one that has not begun is passed over if there is no time."""
+        """Wait until a job is done, at the cost of the budget.
+
+        A job that has not begun is passed over if the budget is spent.
+        """
         with self._shared.lock:
             is_passed_over = job in self._waiting and not self._has_time()
             if is_passed_over:
@@ -160,7 +163,10 @@ class Feeding:
         return np.array([key in under_way for key in keys], np.bool_)
 
     def do(self, job: FeedJob) -> bool:
-        """Do a job on this thread, if it has not begun; return whether that is so. One that Ctrl-C cuts off is over."""
+        """Run a job on this thread if it has not begun; return whether it ran here.
+
+        A job that Ctrl-C cuts off is over.
+        """
         is_own = False
         try:
             with self._shared.lock:
@@ -205,7 +211,7 @@ class Feeding:
         return True
 
     def purge(self, is_own: Callable[[bytes], bool], deadline: Deadline) -> bool:
-        """Drop the jobs of a tenant that have not begun and wait for those that have; return whether all are over."""
+        """Drop a tenant's queued jobs and wait for its running ones; return whether all are over."""
         with self._shared.lock:
             own = [job for job in self._under_way() if any(map(is_own, job.keys))]
             for job in own:

@@ -65,7 +65,10 @@ class Ticket:
 
 
 class Chunk:
-    """Keys that one call reads from one tier, for its owner and for those who join; those of `gone` were deleted meanwhile."""
+    """A read batch: keys that one call reads from one tier, for its owner and later joiners.
+
+    Keys in `gone` were deleted meanwhile.
+    """
 
     __slots__ = (
         "allowed_s",

@@ -123,7 +123,7 @@ class TierLane:
             return len(self._alive)
 
     def submit(self, owner: object, run: Work, drop: Work) -> None:
-        """Call `run` when it is its owner's turn, or `drop` where the lane is closed first or no thread can be had.
+        """Call `run` at its owner's turn, or `drop` if the lane is closed or no thread can be had.
 
         Neither raises.
         """
@@ -235,7 +235,7 @@ class TierLane:
 
 
 class Closable(Protocol):
-    """What can be closed, twice too, and what a forked process can let be."""
+    """An object that can be closed, twice too, and that a forked process can abandon."""
 
     def close(self) -> None:
         """End it."""

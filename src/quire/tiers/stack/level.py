@@ -217,13 +217,16 @@ class Level:
             self.reading.open()
 
     def begins_to_close(self) -> bool:
-        """Return whether the caller is to close its tier; of several that close the stack at once, one is. The lock is not held."""
+        """Return whether the caller is the one to close this tier. The lock is not held.
+
+        Of several threads that close the stack at once, one is.
+        """
         with self.shared.lock:
             begins, self._closes = not self._closes, True
         return begins
 
     def say_changes(self) -> None:
-        """Tell the log where the tier is left alone now and was not before, or the other way round. The lock is not held."""
+        """Log when the tier stops or resumes being used for reads or writes. The lock is not held."""
         is_used = self.reading.allows, self.writing.allows
         if is_used == self._said:
             return

@@ -63,7 +63,7 @@ class LaneCall(Generic[T]):
 
 
 class TierLookup:
-    """Finds out which tier has what, and beside, so that no request pays for it, how tiers do that are left alone."""
+    """Finds the tier of each key, and probes suspended tiers in the background."""
 
     def __init__(self, shared: Shared, levels: Sequence[Level]) -> None:
         self._shared = shared
@@ -186,7 +186,10 @@ class TierLookup:
             call.wait(deadline.left_s)
 
     def in_turn(self, function: Callable[[Tier], None], deadline: Deadline) -> None:
-        """Do the same with one tier after the other, the fastest first; each has half of the time, the last one all of it."""
+        """Call `function` with each tier, the fastest first.
+
+        Each tier has half of the time left, the last one all of it.
+        """
         if self._shared.is_closed:
             return
         for level in self._levels:

@@ -97,7 +97,10 @@ class Placing:
     def promote(
         self, below: Level, keys: list[bytes], records: list[memoryview], epoch: int
     ) -> None:
-        """Give what a slower tier gave, in a read that began in an epoch, to the fastest one. The records stay the caller's."""
+        """Copy records that a read found in a slower tier into the fastest one.
+
+        `epoch` is that in which the read began. The records stay the caller's.
+        """
         top = self._levels[0]
         if below.index and top.writes and self._shared.settings.promote:
             self._give([top], keys, Chain(self._shared, records, is_lent=True, epoch=epoch))

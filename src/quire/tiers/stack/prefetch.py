@@ -63,7 +63,7 @@ class Prefetch:
         self._done.set()
 
     def run(self) -> None:
-        """Read the records that are not there, some at a time, up to a key that no tier has. In a lane."""
+        """Read the missing records in batches, up to a key that no tier has. Runs in a lane."""
         while self._reads_some():
             pass
         self.cancel()

@@ -109,7 +109,10 @@ class PurgeableStack:
             yield
 
     def drop_fed(self, tenant: Scope | ScopePart, timeout_s: float) -> bool:
-        """Drop what waits to be copied of a tenant; return whether what had begun has ended in time. Call it within `barring`."""
+        """Drop a tenant's queued copies; return whether its running ones ended in time.
+
+        Call it within `barring`.
+        """
         tag = self._tag(tenant)
         deadline = Deadline(self._shared.lanes, timeout_s)
         return self.feeding.purge(lambda key: tag_of_key(key) == tag, deadline)
@@ -117,11 +120,12 @@ class PurgeableStack:
     def purge(
         self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S
     ) -> dict[str, Purged]:
-        """Delete all that the tiers hold of a tenant, and overwrite it where they can; return each tier's result by name.
+        """Delete a tenant's records in all tiers; return each tier's result by name.
 
-        `tenant` is the scope's `tenant`, its `salt` where it has none, or a scope that has them; None is everybody's. What was stored
-        before it returns is gone, also what waited in queues, was being read to be kept or fetched ahead. Then the tenant may
-        store again. A tier that fails or does not answer is `is_complete=False`, with the reason. Raises `ScopeError`.
+        Tiers that can overwrite the deleted bytes do. `tenant` is the scope's `tenant`, its `salt` where it has none,
+        or a scope that has them; None is everybody's. Everything stored before it returns is gone, also records that
+        waited in queues, were being read to be kept or fetched ahead. Then the tenant may store again. A tier that
+        fails or does not answer is `is_complete=False`, with the reason. Raises `ScopeError`.
         """
         tag = self._tag(tenant)
         if self._shared.is_closed:

@@ -1,6 +1,6 @@
-"""Reading from the tiers of a stack: chunks go to lanes, what is missing to the next tier, what is late to nobody.
+"""Reading from the tiers of a stack: lanes read batches, misses go on to the next tier.
 
-`fetching.py` has the words: fetch, chunk, ticket.
+A batch that is late is a miss. `fetching.py` has the words: fetch, chunk (a read batch), ticket.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reader:
             return sum(map(len, self._flights))
 
     def read(self, fetch: Fetch, levels: Sequence[int]) -> None:
-        """Read each key from the tier that `levels` says, or else from slower ones; those with -1 are not looked for."""
+        """Read each key from the tier that `levels` names, or else from slower ones; -1 is a miss."""
         by_level: dict[int, list[int]] = {}
         for index, level in enumerate(levels):
             by_level.setdefault(level, []).append(index)

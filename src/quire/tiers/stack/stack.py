@@ -121,7 +121,7 @@ class TierStack(PurgeableStack):
         return self._lookup.find(keys, contiguous=contiguous, saved_s=saved_s, num_bytes=num_bytes)
 
     def surely_lacks(self, key: bytes) -> bool:
-        """Return whether it is known at once, without a wait or a question to others, that no tier has a key."""
+        """Return whether no tier has a key, as far as is known without a wait or a request."""
         if self._shared.is_closed:
             return True
         return not self.feeding.has([key]).any() and self._lookup.surely_lacks(key)

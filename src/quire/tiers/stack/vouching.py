@@ -33,9 +33,9 @@ def vouch(tiers: Sequence[Tier], key: TierKey | None) -> None:
 
 
 def check_own(keys: Keys, records: Buffers, key: TierKey | None) -> None:
-    """Raise `RecordError` for a record that is not sealed under its key, or says of no tier key that it signed it.
+    """Raise `RecordError` for a record not sealed under its key, or not signed with the tier key.
 
-    Its MAC is not computed again: whoever seals a record signs it.
+    The MAC is not computed again: the sealer has just signed it.
     """
     check_sealed(keys, records)
     if key is not None:
