@@ -68,7 +68,10 @@ def figures(turns: list[Call], sample: Call) -> dict[str, Any]:
 
 
 class Side(NamedTuple):
-    """What was generated from one prompt on one side: `said` is the same on both where nothing differs."""
+    """The output of one side of a comparison for one prompt.
+
+    `said` is equal on both sides if nothing differs.
+    """
 
     replies: list[str]
     said: Any

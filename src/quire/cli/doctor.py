@@ -28,7 +28,7 @@ IMPORTED_AS: dict[str, str] = {package: module for module, package in DISTRIBUTI
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """What is installed, what each extra would add, and what the machine has.
+    """Show installed packages, the use of each extra, and the machine.
 
     Works with nothing but the base install and the cli extra.
 

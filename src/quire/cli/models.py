@@ -120,7 +120,7 @@ def source_of(name: str) -> str | Path:
 
 
 def name_of(model: str) -> str:
-    """Return the name to serve a model under: of a folder or a file its last part, else the one given."""
+    """Return the name to serve a model under: the last part of a path, else the name itself."""
     path = Path(model).expanduser()
     if model in OURS or not path.exists():
         return model

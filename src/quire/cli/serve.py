@@ -240,7 +240,10 @@ def serve(
 
 
 class Wanted(NamedTuple):
-    """What is to be served: a model as `load` takes it, under a `name`; to whom, how much; `engine` are options of `Engine`."""
+    """The settings of a server: a model as `load` takes it, its `name`, API keys, limits, tiers.
+
+    `engine` are options of `Engine`.
+    """
 
     model: str
     dtype: str
@@ -307,8 +310,9 @@ def _is_local(endpoint: str) -> bool:
 
 
 def listen(host: str, port: int, slow_s: float) -> tuple[socket.socket, str]:
-    """Return a socket that listens, and its URL; a connection that takes nothing for so long is cut, where the system can.
+    """Return a listening socket and its URL.
 
+    A connection whose client takes nothing for `slow_s` is cut, where the system can.
     Its connections send at once: else the second part of an answer waits for the other side to confirm the first, which
     takes up to 40 ms. asyncio says so only to sockets that name their protocol.
 

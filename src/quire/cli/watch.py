@@ -94,7 +94,7 @@ def watch(
 
 
 class _Recorded:
-    """What is seen, and the file into which batches go as they come."""
+    """The activity of the watched caches, and the file that batches are appended to."""
 
     def __init__(self, path: Path | None) -> None:
         from quire.observe.activity import Activity

@@ -147,7 +147,7 @@ class PurgeableEngine:
 
 
 class _Purgeable(Protocol):
-    """What an `AsyncEngine` asks of its engine."""
+    """The methods of its engine that an `AsyncEngine` needs for purging."""
 
     def barring(self, scope: Scope) -> ExitStack: ...
     def purge_device(self, scope: Scope, timeout_s: float) -> PurgeReport: ...

@@ -1,4 +1,4 @@
-"""What a cache does, as far as its events tell: how full it is, what comes and goes, which prefixes are hot."""
+"""The activity of a cache by its events: occupancy, stores and removals, hot prefixes."""
 
 from __future__ import annotations
 

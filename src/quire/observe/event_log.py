@@ -34,7 +34,7 @@ def save_events(path: str | Path, events: Iterable[Event], time_s: float, rank: 
 
 
 def save_batch(path: str | Path, batch: EventBatch) -> None:
-    """Append a batch that an engine published to a log that `quire replay` reads: neither tokens nor salts stay in it.
+    """Append a published batch of events, without tokens and salts, to a log for `quire replay`.
 
     Raises `ConfigError` for a file that cannot be written.
     """

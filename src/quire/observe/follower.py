@@ -19,7 +19,7 @@ Wish: TypeAlias = Literal["snapshot", "replay"]
 
 
 class Consumer(Protocol):
-    """Whoever is told what a cache holds, a `Mirror` for instance."""
+    """A receiver of a cache's events, for instance a `Mirror`."""
 
     def receive(self, batch: EventBatch) -> None:
         """Take in the events of a batch."""
@@ -63,7 +63,7 @@ class Follower:
 
     @property
     def replay_from(self) -> int:
-        """The number that a replay is to begin with: after a break of the connection, of a batch that is known."""
+        """The number of the first batch to replay; after a disconnect, that of a known batch."""
         return max((self.next_number or 0) - self.unsure, 0)
 
     def receive(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What a cache holds, according to its events."""
+"""The contents of a cache according to its events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MirroredGroup(msgspec.Struct, frozen=True):
 
 
 class Mirror:
-    """What a cache holds in which layer group and on which medium, as far as its events say.
+    """The contents of a cache by layer group and medium, according to its events.
 
         mirror = Mirror()
         for batch in batches:
@@ -53,7 +53,7 @@ class Mirror:
         mirror.lookup(token_ids)
 
     Engines may keep two blocks with one hash, store it twice and remove it once for each: copies are counted. A
-    block whose tokens no event told is held, and found by none. Memory: about 500 bytes per block.
+    block whose tokens no event told is held, and no lookup finds it. Memory: about 500 bytes per block.
 
         num_copies[place][hash] >= 1, and blocks[hash].copies == the sum of these over all places
         names[block.key] is the hash of a block with this key

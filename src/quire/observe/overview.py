@@ -40,7 +40,7 @@ SAMPLED = ("prompt_tokens", "hit_tokens", "missed", "computed_tokens")
 
 
 class Overview:
-    """What a cache holds and has done, and how that went over time: plain data for a page.
+    """The contents and counters of a cache, with samples over time: plain data for a page.
 
     `tiers` is the `TierStack` below it, if there is one. `sample` and `state` are for the thread that has the manager.
     """
@@ -133,7 +133,10 @@ def read_factors(text: str) -> list[float]:
 
 
 def branches(manager: CacheManager) -> list[dict[str, Any]]:
-    """Return the branches of the prefix tree that saved most, and no word of what they hold; none where no `Heat` watches."""
+    """Return the branches of the prefix tree that saved most, without their tokens.
+
+    The list is empty without a `Heat` watcher.
+    """
     heat = manager.kernel.watchers.find(Heat)
     if heat is None:
         return []
@@ -157,7 +160,7 @@ def branches(manager: CacheManager) -> list[dict[str, Any]]:
 
 
 class HeatPart(NodePart, gc=False, eq=False):
-    """How many requests found a node."""
+    """The number of requests that found a node."""
 
     uses: int = 0
 

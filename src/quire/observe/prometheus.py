@@ -216,7 +216,7 @@ class RequestTimes(Collector):
 
 
 class _Times:
-    """How many times fell into each bucket, and their sum."""
+    """A histogram of times: counts per bucket, and their sum."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(SECONDS) + 1)
@@ -242,7 +242,7 @@ class _Samples:
         self._families[metric].add_metric([self._cache, *labels], value)
 
     def put_each(self, metric: str, counts: Mapping[str, int], *labels: str) -> None:
-        """Put one sample per name; a counter that has not begun is 0, so that its rate is seen from the first on."""
+        """Put one sample per name; a new counter starts at 0, so that its rate is complete."""
         for name, count in counts.items():
             self.put(metric, count, *labels, name)
 

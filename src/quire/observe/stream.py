@@ -20,7 +20,7 @@ MAX_EVENTS = 1000
 
 
 class BatchStream:
-    """What a manager's `EventLog` was told, as batches with numbers; it knows no sockets, and belongs to one thread.
+    """The events of a manager's `EventLog` as numbered batches; no sockets, one thread.
 
     max_batches  that are kept for replay
     clock        seconds since the epoch; batches have rising times

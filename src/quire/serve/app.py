@@ -68,7 +68,7 @@ def make_app(service: ServedModel) -> Starlette:
 
 
 class ClientRoutes:
-    """What clients ask."""
+    """The routes of clients."""
 
     def __init__(self, service: ServedModel) -> None:
         self._service = service

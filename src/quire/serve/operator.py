@@ -1,4 +1,4 @@
-"""What the operator asks: the cache, its metrics, and the page that shows both."""
+"""The operator's routes: the cache, its metrics, and a page that shows both."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager

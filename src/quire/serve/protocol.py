@@ -1,7 +1,4 @@
-"""What clients send: OpenAI's requests with quire's own fields beside, each of which checks itself.
-
-An error is about the field that its message begins with.
-"""
+"""Requests of clients: OpenAI's with quire's own fields; an error message begins with its field."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -83,7 +80,7 @@ class Detokenize(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream has beside its text."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -95,17 +92,17 @@ class JsonSchema(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """What an answer must look like."""
+    """The required format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Generation(PromptRequest, kw_only=True):
-    """What both kinds of completions take; fields that OpenAI does not have are vLLM's or quire's.
+    """Fields of both kinds of completions; those that OpenAI does not have are vLLM's or quire's.
 
     `session_id`, `reuse`, `ttl_s`, `returns_in_s` and `within` are the parts of a `quire.Hint`; `cache_salt` divides
-    the cache of a tenant; `deadline_s` is when a request is given up. A field that is not known is not looked at.
+    the cache of a tenant; a request is given up after `deadline_s`. Unknown fields are ignored.
     """
 
     n: Choices = 1
@@ -187,7 +184,7 @@ class CompletionRequest(Generation, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are told; None for no log-probabilities."""
+        """Number of likeliest tokens in the answer; None for no log-probabilities."""
         return self.logprobs
 
 

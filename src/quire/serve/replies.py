@@ -15,7 +15,7 @@ FINGERPRINT = f"quire-{__version__}"
 
 
 class News(NamedTuple):
-    """What of a choice was not told yet: text, tool calls, tokens with log-probabilities, and why it ended, if it did."""
+    """The unsent part of a choice: text, tool calls, tokens with log-probabilities, reason of its end."""
 
     text: str
     calls: list[ToolCall]
@@ -24,10 +24,9 @@ class News(NamedTuple):
 
 
 class ReplyChoice:
-    """One choice of an answer: what of it was told, and what is held back since it may be a tool call.
+    """One choice of an answer: its sent text, and the text held back as a possible tool call.
 
-    After every call: told text + held text == the choice's text, up to a tool call.
-
+    After every call: sent text + held text == the choice's text, up to a tool call.
     `num_tokens`  that were generated so far
     """
 

@@ -29,7 +29,10 @@ def serve(
     listening: socket.socket,
     grace_s: int | None = None,
 ) -> None:
-    """Serve an engine until SIGTERM or Ctrl-C; then requests that run have `grace_s` seconds to end (None: all they need), and tiers get what is cached."""
+    """Serve an engine until SIGTERM or Ctrl-C, then finish running requests and save to tiers.
+
+    Running requests have `grace_s` seconds to end (None: all they need).
+    """
     running = AsyncEngine(engine)
     gc.freeze()  # what is here stays: to look through it again takes a quarter of a second each time
     try:
@@ -39,7 +42,10 @@ def serve(
 
 
 class ModelServer(uvicorn.Server):
-    """A server of all routes. It ends in three parts: what runs is finished, and all else is told so (503); what is left is cut, its clients are told; the port is closed."""
+    """A server of all routes, which ends in three parts.
+
+    It finishes running requests and refuses others (503); it cuts off the rest and tells their clients; it closes the port.
+    """
 
     def __init__(self, service: ServedModel, grace_s: float | None = None) -> None:
         config = uvicorn.Config(make_app(service), timeout_keep_alive=IDLE_S, **UVICORN)

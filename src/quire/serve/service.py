@@ -1,4 +1,4 @@
-"""What all routes share: the engine, who may ask, how much is in flight, and the tokenizer."""
+"""The state that all routes share: engine, API keys, requests in flight, tokenizer."""
 
 import time
 from collections.abc import Generator
@@ -19,7 +19,7 @@ from quire.web.places import Places
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a server takes on.
+    """Limits of a server.
 
     `max_inflight`  sequences that run or wait at once; more are told to come back (429)
     `max_body`      bytes of a request

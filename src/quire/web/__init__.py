@@ -1,9 +1,10 @@
-"""What every HTTP server of quire has: keys, errors as OpenAI's object, bodies and streams with bounds.
+"""The base of every HTTP server of quire: keys, errors as OpenAI's object, limits on traffic.
 
-keys      who asks: tenants and their scopes, the operator
+keys      API keys, tenants and their scopes, the operator
 errors    a refusal and its answer
-bodies    what is sent, in bounds, as structs that check themselves
-clients   streams of events, and clients that go
-protocol  what is read of HTTP
+bodies    request bodies of limited size, as structs that check themselves
+clients   streams of events, and disconnects
+places    in-flight limits, shared among API keys
+protocol  uvicorn's HTTP parser with limits
 pages     HTML that a server has with it
 """

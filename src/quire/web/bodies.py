@@ -33,9 +33,9 @@ async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
 
 
 def read(kind: type[Body], body: bytes) -> Body:
-    """Return a JSON body as a struct; a field that is null, and of which nothing is known then, is as if it were absent.
+    """Return a JSON body as a struct; a null in a field that takes none means absent.
 
-    Raises `ApiError` that names field, value and what it should be, and what quire's errors a struct raises of itself.
+    Raises `ApiError` that names field, value and what it should be, and the `QuireError` of a struct that checks itself.
     """
     try:
         return msgspec.json.decode(body, type=kind)

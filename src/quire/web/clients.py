@@ -34,7 +34,7 @@ def sse(document: Any) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, which may have begun with a `first`; a client that takes nothing for so many seconds is given up."""
+    """Server-sent events that a `first` may precede, closed for a client that stalls for `slow_s`."""
 
     media_type = "text/event-stream"
 
@@ -52,7 +52,7 @@ class EventStream(StreamingResponse):
             since = inf
 
         async def pieces() -> None:
-            """Send all, in the task that waits for events: what it awaits else is a turn of the loop before each."""
+            """Send all events, in the task that waits for them: another task would cost a loop turn each."""
             head = {"status": self.status_code, "headers": self.raw_headers}
             await sent({"type": "http.response.start", **head})
             body: Message = {"type": "http.response.body", "more_body": True}
@@ -63,7 +63,10 @@ class EventStream(StreamingResponse):
             await sent({"type": "http.response.body"})
 
         def look() -> None:
-            """End the stream if what it waits for takes too long: one timer, one for each event would cost as much as sending it."""
+            """End the stream if a send takes too long.
+
+            One timer serves all events: one for each would cost as much as sending it.
+            """
             nonlocal timer
             left_s = min(since + self._slow_s - loop.time(), self._slow_s)
             if left_s > 0:

@@ -1,4 +1,4 @@
-"""Who asks: API keys, the tenants they stand for, and the operator."""
+"""API keys, the tenants they stand for, and the operator."""
 
 import base64
 import binascii

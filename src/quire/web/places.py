@@ -9,7 +9,7 @@ from quire.web.errors import ApiError
 
 
 class Places:
-    """So many places; half of them are divided among names, and each gets its own, whatever others ask for.
+    """A limit on requests in flight, half of which is divided into guaranteed shares by name.
 
     0 <= the sum over all names of `taken` <= limit
     """

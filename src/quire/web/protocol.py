@@ -1,4 +1,4 @@
-"""What a server reads of HTTP: by uvicorn's fastest parser, with an end to what a head may be, and to what is kept of a connection."""
+"""HTTP as a server reads it: uvicorn's fastest parser, with limits on heads and connection buffers."""
 
 # pyright: basic
 

@@ -15,7 +15,7 @@ OWN_STATE = frozenset({"_disable_adapters", "_active_adapter", "merged_adapters"
 
 
 class InUse(NamedTuple):
-    """Which adapters of one layer take part in what it returns.
+    """The adapters of one layer that take part in its output.
 
     active, merged  names, in the order in which they are applied
     unused          names of the layer's other adapters

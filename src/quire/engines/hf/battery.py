@@ -106,10 +106,10 @@ def twin_of(model_class: Any, config: Any, seed: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What became of a twin.
+    """The result of checking a model's tiny twin.
 
-    refused       why its kind is
-    unchecked     why there was none
+    refused       why models of its kind are refused; None: they are not
+    unchecked     why no twin could be run; None: one was
     padded_below  the column from which rows behind padding are not exact; None: they all are
     """
 
@@ -120,7 +120,7 @@ class _Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What two models that compute in the same way have in common: a class, and a config by its values."""
+    """The identity of models that compute in the same way: a class, and a config by its values."""
 
     model_class: Any
     values: str

@@ -262,10 +262,10 @@ class PrefixCache(PurgeableCache, ModelFace):
         media: Named = (),
         **content: Any,
     ) -> Pin:
-        """Keep what the pool has of a prompt, given as to `explain`, until the pin is closed or `ttl_s` is over.
+        """Keep the cached blocks of a prompt until the pin is closed or `ttl_s` is over.
 
-        The pin's `num_tokens` are kept, its `num_missing` are not: they are not cached, or fill no block. Close it in
-        the thread that has the cache. Raises `PinBudgetExceeded`.
+        The prompt is as in `explain`. `num_tokens` of the pin are kept, its `num_missing` are not cached, or fill no block.
+        Close it in the thread that has the cache. Raises `PinBudgetExceeded`.
         """
         tokens, spans = self._calls.one("pin", input_ids, attention_mask, media, content)
         bound = self.kept.identity.scope(scope)
@@ -362,7 +362,7 @@ class PrefixCache(PurgeableCache, ModelFace):
 
     @in_turn
     def close(self) -> None:
-        """Write to tiers what is to be written, all that is cached where they are written back; go on without them."""
+        """Write the blocks that are due (all cached ones with write-back) to the tiers; leave the tiers."""
         self.kept.close()
         if self.passages is not None:
             self.passages.close()

@@ -104,7 +104,10 @@ class Calls:
     def one(
         self, name: str, input_ids: Any, attention_mask: Any, media: Named, content: dict[str, Any]
     ) -> tuple[Any, Any]:
-        """Read the one prompt that a call of this name takes, and the spans of its media, named or as their content."""
+        """Return the one prompt that a call named `name` takes, and the spans of its media.
+
+        Media are given by name (`media`) or by `content`.
+        """
         prompts = self.prompts(input_ids, attention_mask, content)
         if len(prompts.tokens) > 1:
             raise TokensError(f"{len(prompts.tokens)} rows; {name} takes one prompt at a time")

@@ -43,7 +43,10 @@ def uncompiled(function: Any) -> Any:
 
 
 def replaced(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a module is called by in place of its class's own methods, but for compiled code and open sessions."""
+    """Yield the functions that replace a module's own methods: (name, function).
+
+    Compiled code and open sessions are left out.
+    """
     own = cast("dict[str, Any]", vars(module))
     for name in sorted(CALLED_BY & own.keys()):
         value = uncompiled(own[name])

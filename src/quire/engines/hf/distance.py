@@ -1,4 +1,4 @@
-"""How far apart numbers are that would be equal but for rounding."""
+"""Distances of tensors that would be equal but for rounding."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The identity of what computed K and V: a name for a model as it is, which is part of their key."""
+"""The identity of a model: a name for its present state, which is part of the keys of its KV."""
 
 import hashlib
 import operator
@@ -122,7 +122,7 @@ class Identity:
 
     @property
     def sight(self) -> Sight | None:
-        """What the model was when it was last looked at; None: as nobody has seen it since it changed."""
+        """The last sight of the model; None if it was not looked at since it changed."""
         return self._last and self._last[0]
 
     def is_unchanged(self, bound: Scope, *, by_itself: bool = False) -> bool:
@@ -190,7 +190,7 @@ class Identity:
             self._known = known
 
     def facts(self) -> dict[str, str]:
-        """Return what the name of the model covers, by what people call it: digests of weights, entries of the config, the rest."""
+        """Return the parts of the model's name: digests of weights, config entries and the rest."""
         sight = Sight(self._model)
         known, self._known = self._known, {}
         try:

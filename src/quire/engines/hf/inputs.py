@@ -62,7 +62,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a call of `generate` will do, as far as the cache is concerned.
+    """The cache's plan for one call of `generate`.
 
     expand: rows that generate makes out of each prompt (beams, return sequences)
     room: columns to expect at the end
@@ -119,7 +119,7 @@ def read_prompts(
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """What a model's methods take, read once: inspecting costs more than a small lookup."""
+    """Parameter names of a model's methods, read once: inspecting costs more than a small lookup."""
 
     forward: tuple[str, ...]
     generate: frozenset[str]

@@ -22,11 +22,11 @@ from quire.tensors.model import GroupLayout, ModelLayout
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """What the working caches of one model have in common.
+    """The common settings of one model's working caches.
 
-    kinds       what each layer keeps
+    kinds       the memory of each layer
     layout      the groups as computed
-    device      where K, V and states are
+    device      of K, V and states
     room        columns to allocate from the start
     ends        ids after which a row is finished
     debug_nan   fresh memory is NaN
@@ -72,7 +72,7 @@ class Making:
 
     @property
     def state_names(self) -> list[list[str]]:
-        """Which states each recurrent layer keeps."""
+        """Names of the states of each recurrent layer."""
         return [
             [tensor.name for tensor in layer]
             for group in self.layout.groups

@@ -14,7 +14,7 @@ from quire.tensors.model import ModelLayout
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """What one layer group has: `free + active + cached == num_blocks`.
+    """The memory of one layer group: `free + active + cached == num_blocks`.
 
     share: of the bytes of all groups, 0 to 1
     """

@@ -29,10 +29,10 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Modality:
-    """How one kind of media enters a model.
+    """The arguments and token ids by which one kind of media enters a model.
 
     name     for messages
-    type_id  what a model's type ids have at its placeholders
+    type_id  the value at its placeholders in a model's type ids
     tokens   config fields, one of which names the placeholder's token id
     content  the argument with the processed content
     split    splits the content into items

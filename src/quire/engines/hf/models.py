@@ -89,7 +89,7 @@ class _OfGenerate(_OfModel):
 
 
 class ModelFace:
-    """What a pipeline of transformers asks its model, for a cache that stands in the place of one.
+    """The model's attributes that a pipeline of transformers reads, on a cache in the model's place.
 
         pipe = pipeline("text-generation", model=cache, tokenizer=tokenizer)
 

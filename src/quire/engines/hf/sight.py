@@ -114,7 +114,10 @@ class Sight:
             return False  # tensors and arrays that are no longer the same object do not compare
 
     def is_unwritten(self) -> bool:
-        """Whether tensors lie where they lay, and torch has counted no write to them: a third of what `holds` takes, unsampled."""
+        """Whether tensors are at the same addresses and torch has counted no write to them.
+
+        It takes a third of the time of `holds`, and samples nothing.
+        """
         try:
             tensors, marks = self._tensors()
             return marks == self._marks and writes_of(tensors) == self._writes

@@ -1,4 +1,4 @@
-"""One thread at a time in a cache or an engine, seen to; and none where a call was cut off half-way."""
+"""Turns: one thread at a time uses a cache or an engine, and none after a cut-off call."""
 
 import functools
 import threading
@@ -15,20 +15,20 @@ R = TypeVar("R")
 
 
 class Turn:
-    """Whose turn it is to use a cache or an engine: one thread's at a time, which may come in again from within.
+    """Lock of a cache or an engine: one thread at a time holds it, and may enter again.
 
         with turn: ...                  a call
         with turn, turn.lending(): ...  a session: between its ends the thread is outside, and may call
 
-    A thread that comes in while another is inside, or has lent something out, waits up to `wait_s` seconds, in the
-    order in which threads came, and is turned away with `CacheBusy` then. One that is inside, or has lent something
-    out, comes in again at once. What was lent may be given back by any thread: that waits for the call that runs,
+    A thread that enters while another is inside, or has lent something out, waits up to `wait_s` seconds, in the
+    order of arrival; then `CacheBusy` is raised. A thread that is inside, or has lent something
+    out, enters again at once. Any thread may give back what was lent: that waits for the running call,
     and needs no turn.
 
-    Ctrl-C may come at any call, and where a function begins: it leaves the turn to others, also on the way out. A lock
-    of C, unlike a `Condition`, is taken and given back by `with` without such a place.
+    Ctrl-C may come at any call, and where a function begins: the turn is then free for others, also on the way out. A
+    lock of C, unlike a `Condition`, is taken and given back by `with` without such a place.
 
-    `cut_off`      what was cut off half-way (`undivided`), and by what: then nobody comes in until it is emptied again
+    `cut_off`      the call that was cut off (`undivided`), and its cause: nobody enters until the object is emptied
     `is_stepping`  whether a step is under way (`one_step`), from within which code of the caller's may run
     """
 
@@ -78,7 +78,7 @@ class Turn:
 
     @contextmanager
     def mending(self) -> Generator[None, None, None]:
-        """Come in also after a call that was cut off, and do away with what it left; half of that is a cut as well."""
+        """Enter after an interrupted call to reset state; a second interrupt leaves the object barred."""
         depth = self.own_depth()
         try:
             self._admit()

@@ -156,7 +156,7 @@ def _small(
 
 
 class _Shared:
-    """What all parts of a config agree on: distances, ids of special tokens, the text's width."""
+    """Numbers that all parts of a config share: distances, ids of special tokens, the text's width."""
 
     def __init__(self, values: _Values) -> None:
         named = list(numbers_in(values))
@@ -170,7 +170,7 @@ class _Shared:
 
 
 class _Maps:
-    """How the numbers of one config become small."""
+    """Maps from the numbers of one config to small ones."""
 
     def __init__(self, values: _Values, shared: _Shared) -> None:
         self._shared = shared

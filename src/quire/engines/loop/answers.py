@@ -52,7 +52,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When a request came, had its first token, and had its last one or was ended: seconds of the engine's clock; None: not yet."""
+    """Times of a request in seconds of the engine's clock; None: not yet.
+
+    It has the arrival, the first token, and the last token or the end.
+    """
 
     arrival_time: float
     first_token_ts: float | None = None
@@ -87,7 +90,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine has done since it was made, and what it is doing."""
+    """Counters of an engine since it was made, and its queues at present."""
 
     steps: int = 0
     requests: int = 0
@@ -101,9 +104,9 @@ class EngineStats:
 
 
 class EngineRequest:
-    """What somebody asked for, and its answers.
+    """A request and its answers.
 
-    own_stops  ids of the model's tokens that end an answer; `stops`: these and those that were asked for
+    own_stops  ids of the model's tokens that end an answer; `stops`: these and the request's own
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class Answer(Job):
         self._logprobs.extend(logprobs)
 
     def ends(self) -> bool:
-        """Look at the tokens that are new; set the reasons at the first one that ends it, and return whether one does."""
+        """Check the new tokens, set the reasons at the first that ends the answer; return whether one does."""
         request, params = self.request, self.request.params
         while self.finish_reason is None and self.num_told < self.num_generated:
             token = self.tokens[self.prompt_len + self.num_told]

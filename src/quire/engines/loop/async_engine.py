@@ -27,13 +27,13 @@ SETTLING_S = 0.05
 
 
 class AsyncEngine(PurgeableAsync):
-    """Runs an engine's steps on a thread, as long as there are any; generators of any event loop wait for news.
+    """Runs an engine's steps on a thread; generators of any event loop receive the outputs.
 
         async for output in AsyncEngine(engine).generate("Once upon", SamplingParams(max_tokens=64)):
             print(output.outputs[0].text)
 
-    The engine belongs to that thread from now on: what else is asked of it goes through `call`. `close` ends it, as the
-    end of the process does.
+    The engine belongs to that thread from then on: use `call` for everything else. `close` ends it, and so does the
+    end of the process.
     Raises `CacheBusy` for an engine that another thread has.
     """
 
@@ -112,7 +112,10 @@ class AsyncEngine(PurgeableAsync):
         self._calls.put(None)
 
     def close(self) -> None:
-        """Stop, and wait until all is aborted, tiers have what is cached, and the thread has ended. Raises `ConfigError` within a `call`."""
+        """Stop, and wait until requests are aborted, cached blocks are in the tiers and the thread has ended.
+
+        Raises `ConfigError` within a `call`.
+        """
         if current_thread() is self._thread:
             raise ConfigError("close() waits for the engine's thread, which calls it; call stop()")
         self.stop()

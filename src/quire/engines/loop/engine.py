@@ -176,7 +176,7 @@ class Engine(PurgeableEngine):
 
     @in_turn
     def abort(self, request_id: str) -> None:
-        """End a request wherever it is, and tell nothing more of it; one that has ended, or is not known, is let be."""
+        """End a request at once, without further output; an ended or unknown one is ignored."""
         if (request := self._requests.get(request_id)) is not None:
             self._end(request, "abort")
         self._news.pop(request_id, None)
@@ -200,15 +200,24 @@ class Engine(PurgeableEngine):
         return self._bound.scope(scope)
 
     def in_tiers(self, tokens: list[int], scope: Scope) -> dict[str, int]:
-        """Return the tokens of a prompt that each tier would add to those in the pools, by name; `scope`: a bound one."""
+        """Return the tokens of a prompt that each tier would add to those in the pools, by name.
+
+        `scope`: a bound one.
+        """
         return {} if self._below is None else self._below.held(tokens, scope)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Compile the grammar that a request will ask for, on any thread: to queue that takes no time then. Raises `ConfigError`."""
+        """Compile the grammar of a later request, on any thread. Raises `ConfigError`.
+
+        Queueing that request takes no time for it then.
+        """
         self._sampler.grammar(params)
 
     def reset(self) -> None:
-        """Drop all requests, of which nothing more is told, and all that is cached: all that is left, beside `close`, after `Interrupted`."""
+        """Drop all requests, without further output, and all that is cached.
+
+        After `Interrupted` it is the only call left, beside `close`.
+        """
         with self._turn.mending():
             if self._below is not None:
                 self._below.recover()
@@ -237,11 +246,14 @@ class Engine(PurgeableEngine):
 
     @property
     def turn(self) -> Turn:
-        """Whose turn it is: `with engine.turn` other threads are refused."""
+        """The engine's lock: within `with engine.turn` other threads are refused."""
         return self._turn
 
     def when_computing(self, call: Callable[[], object]) -> None:
-        """Call a function whenever the model begins a step, as other threads have time then; what it raises fails the step."""
+        """Call a function whenever the model begins a step, as other threads have time then.
+
+        An exception of the function fails the step.
+        """
         self._forward.before_forward = call
 
     # -- steps -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen, under vLLM's names, checked when it is said."""
+"""Sampling parameters of a request, under vLLM's names, checked when they are made."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What decides the tokens of one request. Raises `ConfigError` for a value that cannot be.
+    """Sampling parameters of one request. Raises `ConfigError` for an invalid value.
 
     Tokens of equal logits stay or go together in top_k and top_p.
     """
@@ -92,7 +92,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest are looked at beside each token; None: not even that one."""
+        """Number of likeliest tokens that are computed beside each token.
+
+        None: no log-probabilities are computed, not even that of the token itself.
+        """
         return 0 if self.logprobs is None and self.num_answers > self.n else self.logprobs
 
     @property

@@ -1,4 +1,4 @@
-"""Passages in an engine: prompts in segments have K and V of theirs placed in their blocks as they are admitted."""
+"""Passages in an engine: the KV of a prompt's segments is placed in its blocks at admission."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -87,7 +87,10 @@ class EnginePassages:
         self.passages = Passages(self._runs, bound.scope, bound.computed, turn, settings)
 
     def bring_up(self, job: Job) -> None:
-        """Plan a prompt before its blocks are looked up: of one that reuses chunks only what is exact is to be stored."""
+        """Plan a prompt before its blocks are looked up.
+
+        Of a prompt that reuses passages only the exact blocks are to be stored.
+        """
         if (prompt := _prompt_of(job)) is None:
             return
         cached = self._manager.probe(job.known(), job.scope).num_tokens
@@ -101,9 +104,9 @@ class EnginePassages:
             job.terms["store_until"] = exact if asked is None else min(exact, asked)
 
     def opened(self, job: Job) -> None:
-        """Compute and place the K and V of a prompt that was opened, up to its question, if it was planned so.
+        """Place the KV of an opened prompt up to its question, if the plan says so.
 
-        Where there is no room, or the model cannot, it is computed as any other.
+        Without room, or with a model that cannot do it, the prompt is computed like any other.
         """
         prompt, seq = _prompt_of(job), job.open_seq
         first = prompt and prompt.plan

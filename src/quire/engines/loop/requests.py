@@ -1,4 +1,4 @@
-"""What callers ask for: prompts, as they give them, and the options of a request."""
+"""Requests as callers give them: prompts in several forms, and options."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -24,7 +24,7 @@ SEEN = 60
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request takes beside its prompt and parameters.
+    """Options of a request beside its prompt and parameters.
 
     scope       who shares its prefixes
     priority    higher ones are served first, and preempted last

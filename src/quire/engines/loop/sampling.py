@@ -32,10 +32,10 @@ class Logprob(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What a step chose: `tokens` int32, one for each answer; with drafts an array for each.
+    """The tokens of a step: `tokens` int32, one for each answer; with drafts an array for each.
 
     `logprobs` has for each answer None, or a dict by token id for each of its tokens: the token itself, then the
-    likeliest. None where nobody asks for any.
+    likeliest. None if no request asks for any.
     """
 
     tokens: IntArray | list[IntArray]
@@ -44,7 +44,10 @@ class Sampled(NamedTuple):
 
 @dataclass(eq=False)
 class AnswerRules:
-    """What decides the tokens of one answer, and its state; `num_tokens` it has, which numbers its random numbers too."""
+    """The rules and state by which the tokens of one answer are chosen.
+
+    It has `num_tokens` so far, which number its random numbers too.
+    """
 
     params: SamplingParams
     seed: int

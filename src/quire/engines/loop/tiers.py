@@ -10,12 +10,12 @@ from quire.tiers.stack.stack import TierStack
 
 
 class EngineTiers:
-    """What an engine keeps in tiers; `bring_up` and `keep` are a scheduler's hooks.
+    """The tiers of an engine; `bring_up` and `keep` are hooks of its scheduler.
 
-    stack   the tiers; whoever opened it closes it
+    stack   the tiers; its opener closes it
     model   the fingerprint of the model in its packed form
 
-    Records are of this model in its packed form, and are found by no other. Blocks on their way down are held in the
+    Only this model in its packed form finds the records. Blocks that are being offloaded are held in the
     pools until a background thread has copied them; where the pools lack room, they are copied at once.
     """
 
@@ -27,12 +27,15 @@ class EngineTiers:
         forward.before_copies = self.store.spill
 
     def bring_up(self, job: Job) -> None:
-        """Bring back what the pools lack of a job that is admitted, as far as that is faster than to compute it."""
+        """Onboard the blocks that an admitted job lacks, as far as that is faster than prefill."""
         self._forward.copy()
         self.store.onboard(job.known(), job.scope)
 
     def keep(self, job: Job) -> None:
-        """Begin to hand down what a job has published, before its blocks are given back; at once where they are needed."""
+        """Start to offload a job's published blocks before they are given back.
+
+        It happens at once where the pools need them.
+        """
         self.store.offload_later(job.open_seq)
         self.store.offloading.settle_for(len(self.store.manager.sequences))
 
@@ -63,7 +66,10 @@ class EngineTiers:
         return self.store.offloading.is_settled
 
     def recover(self) -> None:
-        """Give up what is on its way up; have copied what is on its way down: no block of it has been written to since."""
+        """Abandon blocks that are being onboarded; finish the copies of those being offloaded.
+
+        The latter are intact: no block of them has been written to since.
+        """
         self.store.transfers.give_up()
         self.store.offloading.recover()
 

@@ -1,4 +1,4 @@
-"""The rows of many requests in one forward of an unchanged model of transformers, K and V in pools by block tables.
+"""The rows of many requests in one forward of an unchanged model, with KV in paged pools.
 
 model      PackedModel: one forward over packed rows
 attention  over the block tables of a whole step
@@ -6,7 +6,8 @@ decoder    a plain decoder in `passes` of compiled code: `products`, `norms`, at
 proof      packed rows against plain ones, before a model serves
 bound      a proven model, and what scopes are bound to
 
-It knows neither requests nor steps: `engines.loop` says which rows. Needs the extra `hf`.
+The model is one of transformers. The package knows neither requests nor steps: `engines.loop` chooses the rows.
+Needs the extra `hf`.
 """
 
 # Before the rest: it sees their sources as they are imported.

@@ -1,4 +1,4 @@
-"""The packed form of a model as scopes are bound to it: one engine at a time looks at it, or computes with it."""
+"""The packed form of a model as scopes are bound to it, used by one engine at a time."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""The forward of a plain decoder in few passes: what its modules compute, with what lies between their products as one.
+"""The forward of a plain decoder in few passes, which fuse the operations between its products.
 
 Such a decoder is of transformers, each layer with two RMSNorms before grouped attention over rotated heads and a gated
 MLP (Llama, Mistral, Qwen 2). Its modules' weights are read as they are at each call. On a GPU decode steps are graphs.
@@ -49,9 +49,9 @@ _MLP = {"gate_proj": "Linear", "up_proj": "Linear", "down_proj": "Linear", "act_
 
 
 def is_plain(model: Any) -> bool:
-    """Whether a model has the parts of a plain decoder, as transformers and torch make them, where these can be computed.
+    """Whether a model has the parts of a plain decoder, and this machine can compute them.
 
-    That these are put together as here remains to be shown, by its logits.
+    The parts are those of transformers and torch. That the model puts them together in this way is shown by its logits.
     """
     dtype, device = model.dtype, model.device.type
     return (
@@ -85,7 +85,10 @@ class PlainDecoder:
         self._seen: Sight | None = None
 
     def is_plain(self, seen: Sight | None) -> bool:
-        """Whether the model still is, as `is_plain` says; `seen`: a sight of it that holds now, as far as is known."""
+        """Whether the model still is plain, as `is_plain` says.
+
+        `seen`: a sight of the model that holds now, as far as is known.
+        """
         if self._own is None or (
             (seen is None or seen is not self._seen) and not self._own.holds(sampled=False)
         ):

@@ -1,8 +1,8 @@
-"""Decode steps of a plain decoder on a GPU as CUDA graphs: launched at once, where Python would launch each kernel.
+"""Decode steps of a plain decoder on a GPU as CUDA graphs: one launch replaces one per kernel.
 
-There is one for each number of rows, rounded up, and it serves every such step that it has room for: what a step reads
-is sent to where the graph reads it, and what it has too many of are tasks and rows that write nothing. For a step that
-does not fit it is captured again, with room for that one and for those before.
+There is one graph for each number of rows, rounded up, and it serves every step that fits: the inputs of a step
+are sent to the graph's buffers, and superfluous tasks and rows write nothing. For a step that
+does not fit, the graph is captured again with more room: for that step and for those before.
 """
 
 # pyright: basic

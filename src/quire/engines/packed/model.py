@@ -34,7 +34,7 @@ _masks: Any = AttentionMaskInterface()
 
 
 class _Attention(Protocol):
-    """What computes the attention of all layers during one forward."""
+    """A function that computes the attention of all layers during one forward."""
 
     def __call__(
         self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]

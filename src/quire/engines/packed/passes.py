@@ -19,12 +19,12 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Passes:
-    """What is computed of the rows of a step, so many at most: all layers of a decoder, then logits.
+    """The computation of up to `most_rows` rows of a step: all layers of a decoder, then logits.
 
     like   the inputs of some step
-    rooms  what each layer reads: the number of its plan, and K and V of its pool
+    rooms  inputs of each layer's attention: the number of its plan, and K and V of its pool
 
-    Room for what lies between two passes is made for one layer, and used by all.
+    Buffers between two passes are made for one layer, and used by all.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the code of products is given: addresses and numbers, of a whole product and of what one thread claims of it."""
+"""Inputs of compiled matrix products: addresses and sizes, of the product and of a thread's share."""
 
 from typing import Any, NamedTuple
 
@@ -48,9 +48,12 @@ class Panel(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Rows of a panel that a thread has claimed: the address of the first, bytes from row to row, and how many.
+    """Rows of a panel that a thread has claimed.
 
-    depth  operands of a row
+    rows       address of the first
+    row_bytes  bytes from row to row
+    num_rows   how many
+    depth      operands of a row
     """
 
     panel: Panel

@@ -1,4 +1,4 @@
-"""Tiles of bfloat16, on CPUs that multiply them (AMX): 32 rows by 32 columns of a product at a time, or by 16.
+"""Tiles of bfloat16 on CPUs with AMX: products of 32 rows by 32 or 16 columns.
 
 A tile is 16 rows of 64 bytes. Four hold sums, two a step of the left operands, two of the right ones.
 """

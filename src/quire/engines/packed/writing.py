@@ -238,7 +238,9 @@ class Code:
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, sums, *pairs)
 
     def exp2(self, power: Number, *, rough: bool = False) -> Number:
-        """Return 2 to the power, to a few units in the last place; at least 2 ** -126, for powers up to 127.
+        """Return 2 ** power, to a few units in the last place.
+
+        It is at least 2 ** -126, for powers up to 127.
 
         rough  to a few units in the last place of a bfloat16, which it is rounded to
         """

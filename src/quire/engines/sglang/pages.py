@@ -16,7 +16,7 @@ _UNKNOWN = (AttributeError, NotImplementedError, ValueError, AssertionError)
 
 
 class HostPages:
-    """The pages of a host pool as bytes: where they lie, if the pool says so, else through its flat pages.
+    """The pages of a host pool as bytes: in place if the pool gives addresses, else by its flat pages.
 
     `num_bytes`  of a page; `form` says in which order they come
     Raises `ConfigError` for a pool that has neither.

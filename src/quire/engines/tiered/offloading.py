@@ -39,15 +39,18 @@ class Offloading:
             self._let_go(job)
 
     def recover(self) -> None:
-        """Have copied what was begun, held or not, after a call that was cut off: no block has been written to since."""
+        """Finish all copies that were begun, after a call was cut off.
+
+        The blocks are intact, held or not: none has been written to since.
+        """
         self._stack.feeding.catch_up()
         self.settle()
 
     def settle_for(self, num_blocks: int, node: Node | None = None) -> None:
-        """Let go of what is copied; wait for more until every pool has so many blocks, as far as it can.
+        """Release copied blocks; wait for copies until every pool has `num_blocks` available, if possible.
 
-        Waits for jobs that hold `node` too: a node that is held cannot be lengthened. Where there is no
-        time for it nobody waits: what is not copied is passed over.
+        Waits for jobs that hold `node` too: a node that is held cannot be lengthened. When the budget of time is spent,
+        it does not wait: a job that has not begun is passed over.
         """
         for job, (held, _) in list(self._held.items()):
             if job.is_over or held is node:

@@ -42,13 +42,13 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class BlockPart:
-    """What one record holds of a block: K and V of the layers of one group, or its states.
+    """The record of a block in one layer group: K and V of its layers, or its states.
 
     `group`      index of the layer group
     `codec`      between the group's pool and payloads
-    `namespace`  what must be equal for a record to be read
+    `namespace`  identity that must be equal for a record to be read
 
-    `tier_key`   keys what tells tenants apart in records' keys, if it has `tenants`
+    `tier_key`   keys the tenant tags in records' keys, if it has `tenants`
 
     Raises `ConfigError` for an unknown dtype.
     """
@@ -114,7 +114,10 @@ class BlockPart:
         self.codec.encode(pool, [each.block for each in blocks], payloads, filled)
 
     def reads(self, record: memoryview) -> bool:
-        """Return whether a verified record says that it is of this part: its key alone could have been given to any."""
+        """Return whether a verified record says that it is of this part.
+
+        Its key alone does not prove that: a writer may give any record any key.
+        """
         return describes(record, self._header)
 
     def decoding(self, buffers: Sequence[memoryview], pool: Pool, block_ids: Sequence[int]) -> Step:

@@ -66,7 +66,10 @@ class Manifest(msgspec.Struct, frozen=True, tag="quire-saved-2"):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result of loading a saved cache: tokens in the cache now, of so many saved; causes why others are not."""
+    """The result of loading a saved cache.
+
+    `num_tokens` are in the cache now, of `num_saved_tokens` saved; `causes` counts the reasons for the others.
+    """
 
     num_tokens: int
     num_saved_tokens: int

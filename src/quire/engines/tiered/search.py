@@ -1,4 +1,4 @@
-"""The search for a prompt in the tiers: its blocks there, and the boundary up to which they are of use together."""
+"""The search for a prompt in the tiers: its blocks there, and the longest hit that they allow."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence

@@ -53,7 +53,10 @@ class SharedArena:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Take so many slots, or as many as there are, in order: those side by side are copied in one go."""
+        """Take up to `count` slots, fewer if fewer are free.
+
+        They are in order: adjacent slots are copied in one go.
+        """
         with self._lock:
             slots = sorted(self._free.pop() for _ in range(min(count, len(self._free))))
             self._taken.update(slots)

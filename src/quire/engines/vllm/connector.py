@@ -51,14 +51,14 @@ GROUPS = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
 
 @dataclass
 class QuireMetadata(KVConnectorMetadata):
-    """What workers copy in one step, if anything."""
+    """The copies of workers in one step, if any."""
 
     copies: StepCopies | None = None
 
 
 @dataclass
 class QuireHandshake(KVConnectorHandshakeMetadata):
-    """What a worker's KV caches look like."""
+    """The shapes of a worker's KV caches."""
 
     shapes: list[GroupShape]
 

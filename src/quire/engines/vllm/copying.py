@@ -59,7 +59,7 @@ class WorkerSide:
         self.begin()
 
     def save(self, copies: StepCopies) -> float:
-        """Copy what a step has computed out of its blocks; return the seconds of its forward, 0 where it is not known."""
+        """Copy the blocks that a step has computed; return the seconds of its forward, 0 if unknown."""
         seconds = time.perf_counter() - self._began_s if self._is_host else 0.0
         for slots, blocks, layer in self._runs(copies.place, copies.saves):
             if self._is_host:

@@ -23,7 +23,7 @@ SLACK_S = 1.0
 
 
 class Cost(PrefillCost):
-    """What computing takes, learned by one thread and asked by others."""
+    """The cost of prefill, learned by one thread and read by others."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ class Copy(NamedTuple):
 
 
 class StepCopies(NamedTuple):
-    """What workers copy in one step: `loads` before the forward, `saves` behind it."""
+    """The copies of workers in one step: `loads` before the forward, `saves` behind it."""
 
     step: int
     place: ArenaPlace
@@ -66,14 +66,16 @@ class Following:
 
 
 class SchedulerSide:
-    """What one engine keeps in tiers, as its scheduler sees it. One thread uses it; vLLM's tells of a step after it.
+    """The tiers of one engine, as its scheduler uses them.
+
+    One thread uses it; vLLM's scheduler reports a step after it ran.
 
     stack   the tiers; closed with it
     now     a clock, in seconds
 
-    A request waits while its prompt is looked for, until `Loading.deadline_s`; others go on. What it is told to have
-    lies verified in the arena, so that no load fails behind that. Blocks are copied out in the step that computed them,
-    so nothing has to be held for a store, and a request that is preempted, or ends, changes nothing.
+    A request waits while its prompt is looked for, until `Loading.deadline_s`; others go on. The blocks that it is
+    promised lie verified in the arena, so that no load fails behind that. Blocks are copied out in the step that
+    computed them, so nothing has to be held for a store, and a request that is preempted, or ends, changes nothing.
     """
 
     def __init__(

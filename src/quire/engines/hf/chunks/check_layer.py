@@ -1,4 +1,4 @@
-"""Which layer tells best what of a moved passage is wrong, and is not too deep."""
+"""The check layer: the layer at which K and V tell best which rows of a moved passage are wrong."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -36,17 +36,19 @@ Passage = npt.NDArray[np.int64]
 
 
 def check_layer(runs: Runs, found: Relocation, sample: Sequence[Sequence[int]] | None) -> int:
-    """Return the first layer at which 15 % of rows repair a moved text, of those in the first three quarters.
+    """Return the first layer at which recomputing 15 % of rows repairs a moved text.
 
-    Repaired is a text where what is read behind it goes on as behind the same text in a full forward. Distributions
-    differ by 0.01 nats at most, and by a tenth of what moving alone costs: how much that is depends on how often a text
-    asks what stood before, the share does not. And the next tokens are 98 % as probable as those of the full forward are: where
-    two are nearly as probable as each other, it is no loss to say the other. A deeper check layer is taken to repair
-    more, so layers between are left out by halves.
+    Only the first three quarters of the layers are candidates.
+    A text is repaired if reading on behind it gives the same as behind the same text in a full forward. That means two
+    things. The distributions differ by 0.01 nats at most, and by a tenth of the cost of moving alone: that cost depends
+    on how often a text asks for earlier tokens, the share does not. And the next tokens are 98 % as probable as those of
+    the full forward: where two are nearly as probable as each other, either may be chosen. A deeper check layer is
+    assumed to repair more, so the search halves the range of layers.
 
     Where nothing is to be repaired, it is the first layer: at the eighth of the tokens that moving alone changes most,
-    the next ones are 99 % as probable. Where no layer repairs the text, depth does not pay: then it is the one at which the
-    share of rows furthest off that are those over all layers, times the share of layers behind it, is largest.
+    the next ones are 99 % as probable. Where no layer repairs the text, depth does not pay. Then it is the layer with
+    the largest product of two shares: that of the rows furthest off at it which are also furthest off over all layers,
+    and that of the layers behind it.
 
     found   what the gate has found so far; its own check layer is not read
     sample  passages of real text, of which as many are taken as stand in 1,024 tokens; None: random tokens
@@ -76,7 +78,7 @@ class PassageText(Protocol):
 
 
 class GateReading:
-    """What is read behind moved passages, in some texts.
+    """Forwards behind moved passages, in some texts, against full forwards.
 
     asks  whether something is to be repaired where passages are moved alone
     """

@@ -22,7 +22,7 @@ from quire.tensors.kinds import layer_kinds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blended:
-    """What came of a prompt.
+    """The result of a prompt with reused passages.
 
     logits  `[vocab]` of the next token, float32 on the host
     rows    positions of moved passages that were computed again

@@ -83,9 +83,9 @@ class Passages:
 
     @in_turn
     def relocation(self, scope: Scope | None = None) -> Relocation:
-        """Return what the gate finds of the model as it is now; it is tried once, here or in the first call.
+        """Return the relocation gate's result for the model as it is now.
 
-        Raises `NotRelocatable` for a model whose keys cannot be moved.
+        The gate runs once, here or in the first call. Raises `NotRelocatable` for a model whose keys cannot be moved.
         """
         found = self.tried(self._bind(scope))
         if isinstance(found, NotRelocatable):

@@ -1,4 +1,4 @@
-"""What the relocation gate has found of a model."""
+"""The relocation gate's result for a model."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from quire.tensors.rotary import Rotation
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """How a model's keys are moved, how far, and where it is told which rows to compute again.
+    """Rotations, range and check layer with which a model's passages are moved.
 
     rotations    how each layer's keys are turned; None: not at all
-    positions    positions below this are vouched for
-    error        the largest distance of K or V of a layer, of those the gate has met
-    beyond       why positions behind that are not; None: the model has no more
-    check_layer  where K and V of moved rows tell which of them to compute again
-    drops_rows   whether rows can be left out behind that layer; else why not
+    positions    moves are exact for positions below this
+    error        the largest error of K or V of a layer that the gate has measured
+    beyond       why larger positions are not vouched for; None: the model has no more
+    check_layer  layer whose K and V of moved rows tell which of them to compute again
+    drops_rows   None: rows can be left out behind that layer; else why not
     """
 
     rotations: tuple[Rotation | None, ...]

@@ -1,4 +1,4 @@
-"""What the gate has found, kept from one process to the next: a file for each model, by its fingerprint."""
+"""Results of the relocation gate on disk: a file for each model, by its fingerprint."""
 
 import os
 from contextlib import suppress
@@ -35,9 +35,10 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 class GateMemory:
-    """Results of the gate under a directory; what cannot be read is found anew, what cannot be written is not kept.
+    """A directory of results of the relocation gate.
 
-    A name holds the model and adapter of a scope, and the versions of torch and transformers: another version may
+    An unreadable result is computed again; one that cannot be written is not kept.
+    A file name covers the model and adapter of a scope, and the versions of torch and transformers: another version may
     compute another way.
     """
 

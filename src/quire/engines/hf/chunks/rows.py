@@ -1,7 +1,7 @@
-"""A forward of chosen rows over K and V that are there: new ones go into their columns, the others stay.
+"""A forward of chosen rows over a filled KV cache: it replaces their columns, the others stay.
 
-The model is an unmodified one of transformers. What it silently gets wrong with rows that do not lie
-side by side (transformers 5.23) is ruled out here:
+The model is an unmodified one of transformers. This module rules out three silent errors of transformers 5.23
+with rows that are not adjacent:
 
 - without a mask, sdpa takes the rows for the first ones: a mask is given to every layer;
 - eager attention adds a boolean mask as 0 and 1: the mask holds 0 and the lowest number, in the

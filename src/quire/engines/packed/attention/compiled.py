@@ -18,10 +18,10 @@ from quire.engines.packed.tiles import TILES
 
 
 class Reading:
-    """What layers of as many heads read alike: it takes the plan of each step anew, for passes that stay.
+    """Inputs that all layers with the same heads share; `take` sets them for each step.
 
     inputs   `StepInputs`, as int64
-    threads  how many attend
+    threads  number of threads that attend
     """
 
     def __init__(self, heads: int, v: torch.Tensor) -> None:

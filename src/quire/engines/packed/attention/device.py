@@ -1,7 +1,7 @@
-"""Attention over block tables on a GPU: new rows, a step's tasks, and the merge of what these found, as Triton kernels.
+"""Attention over block tables on a GPU: writing new rows, tasks and their merge, in Triton.
 
 Triton comes with torch where torch computes on GPUs. A task's queries stand side by side, as many as a product of
-matrices takes; of what its rows do not see, nothing is loaded. Weights are powers of 2, as on CPUs (`kernel`).
+matrices takes; blocks that its rows do not see are not loaded. Weights are powers of 2, as on CPUs (`kernel`).
 """
 
 # pyright: basic, reportIndexIssue=false
@@ -75,7 +75,10 @@ def attend_on_device(
 def attend_sent(
     sent: SentWork, pools: KV, q: torch.Tensor, new: KV, scoring: Scoring
 ) -> torch.Tensor:
-    """Do the same for what was sent; rows that it has room for and no step are of no meaning, and write nothing."""
+    """Do the same as `attend_on_device` for arrays that were sent to the GPU.
+
+    Rows beyond those of the step have meaningless outputs, and write nothing.
+    """
     (k, v), (num_rows, heads, depth) = pools, q.shape
     block_size, kv_heads, width = v.shape[1:]
     known = {"WIDTH": width, "WIDTHS": _padded(width)}

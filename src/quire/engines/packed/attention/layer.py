@@ -1,4 +1,4 @@
-"""What the code of one layer's attention is given, and how it reads queries, keys and values."""
+"""The inputs of one layer's attention code, and its loads of queries, keys and values."""
 
 # pyright: basic
 
@@ -19,7 +19,7 @@ UNSEEN = -2e38
 
 
 class Shape(NamedTuple):
-    """What code is compiled for.
+    """The constants that attention code is compiled for.
 
     depth, width  elements of a key, and of a value
     together      queries of one row that few queries are attended by: 1 or 2
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What layers read alike in a step: addresses of arrays, and numbers.
+    """Inputs that are equal for all layers of a step: addresses of arrays, and numbers.
 
     tables .. merged_starts  those of `Work`; num_columns of the tables
     slots                    int64 [N]: where the new rows' K and V go
@@ -211,7 +211,7 @@ class LayerCode(Code):
         total: Number,
         sums: Sequence[Number],
     ) -> None:
-        """Store what a task found for a query: for the merge, or where there is nothing to merge, as the output.
+        """Store a task's result for a query: partial if other tasks share it, else the output.
 
         place         the row of the step, the head, and the row of the partial results
         highest, total, sums  vectors, of the first two with the same number in each lane

@@ -1,4 +1,4 @@
-"""Attention of many queries of a task, side by side in the lanes of vectors: a block is read once for all."""
+"""Attention of many queries of a task in vector lanes: each block is read once for all."""
 
 # pyright: basic
 

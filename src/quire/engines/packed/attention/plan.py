@@ -1,4 +1,4 @@
-"""Which rows of a step read which blocks: made once per step, used by every layer of a group."""
+"""The attention plan: the blocks that each row reads, made once per step for all layers of a group."""
 
 from dataclasses import dataclass, field
 
@@ -35,15 +35,15 @@ _OF_STEP = ("packed", "slots", "position", "seen_from", "_runs", "_parts", "_wor
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """What the rows of a step read: runs that requests share once, and what each alone has.
+    """The reads of a step's rows: runs shared by several requests, and each request's own blocks.
 
     window            tokens that a row sees, its own included; None: all
-    chunk             tokens are seen within chunks of so many; None: everywhere
+    chunk             size of the chunks within which tokens are seen (chunked attention); None: everywhere
     min_saved_tokens  reads of a token that a shared run has to save
 
     `update` makes it for a step; every layer of the group then uses it. While a batch decodes,
-    the parts stay as they are and each request's own grows with it: the work is the same object
-    then, and all arrays are those of before, in which numbers have changed.
+    the parts stay as they are and each request's own grows with it. Then `work` is the same object
+    with the same arrays, in which numbers have changed.
 
     packed     the step
     slots      int64 [N]  where the new rows' K and V go: `block * block_size + offset`
@@ -116,11 +116,14 @@ class AttentionPlan:
 
     @property
     def parts(self) -> object:
-        """What the work is divided into: another object where that changes."""
+        """The parts into which the work is divided: another object when the division changes."""
         return self._parts
 
     def work(self, group: int, kv_heads: int, num_threads: int, few: int = FEW) -> Work:
-        """Return the tasks of a step in which `group` query heads read each kv head, up to `few` queries one by one."""
+        """Return the tasks of a step in which `group` query heads read each kv head.
+
+        Up to `few` queries of a task are attended one by one.
+        """
         key = group, kv_heads, num_threads, few
         if key not in self._works:
             assert self._parts is not None
@@ -156,9 +159,9 @@ class AttentionPlan:
         return np.zeros_like(positions)
 
     def before(self, packed: Packed) -> "AttentionPlan | None":
-        """Return the plan, this one or that of its last rows, that a step goes on from; None: it begins anew.
+        """Return the plan that this step continues: this one or that of its last rows; None: neither.
 
-        Each request has grown by its one row then, and nothing else that is read has changed.
+        In a continuing step each request has grown by one row, and nothing else that is read has changed.
         """
         if self._parts is None:
             return None

@@ -1,4 +1,4 @@
-"""How a layer weighs keys."""
+"""The scoring of keys by a layer: scale, sinks, softcap, rotary embedding."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer turns queries and keys into weights.
+    """Parameters by which a layer turns queries and keys into weights.
 
     scale    each product is multiplied by it
     sinks    [heads] a score per head that takes weight and has no value (gpt-oss); None: none

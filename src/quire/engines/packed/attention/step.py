@@ -1,4 +1,4 @@
-"""Attention of one layer over the block tables of a step: compiled where it can be, on CPUs and on GPUs, else as it is defined."""
+"""Attention of one layer over the block tables of a step: compiled if possible, else the reference."""
 
 import logging
 from functools import cache

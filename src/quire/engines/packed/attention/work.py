@@ -1,4 +1,4 @@
-"""What the rows of a step read, divided into tasks for threads."""
+"""The attention work of a step, divided into tasks for threads."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -77,9 +77,9 @@ class Work(NamedTuple):
 
 
 class SentWork(NamedTuple):
-    """What a step reads, on a device: the arrays of `Work`, and where the new rows go, all int32 and in one place.
+    """The arrays of `Work` and the slots of new rows, as int32 in one device buffer.
 
-    Where there is more room than a step needs, its arrays are followed by what nobody reads: tasks without rows, rows
+    If its arrays have more room than a step needs, padding follows that is never read: tasks without rows, rows
     without parts, and new rows that go nowhere (-1).
 
     many, few  the tasks of more queries at once than the least of `MANY`, and the others
