@@ -16,7 +16,7 @@ EXPECTED_TOKENS = 8192
 
 
 class GroupSize(msgspec.Struct, frozen=True):
-    """What the budget must know of a layer group: name, kind, and the bytes of one block."""
+    """A layer group as the budget sees it: name, kind, and the bytes of one block."""
 
     name: str
     kind: Kind

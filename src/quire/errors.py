@@ -72,7 +72,10 @@ class TruncateError(SequenceError):
 
 
 class CopyError(SequenceError):
-    """A commit into, or a move of, blocks that somebody copies: a planned copy waits, a restore or hold is open."""
+    """A commit into, or a move of, blocks that are being copied.
+
+    A planned copy waits, or a restore or hold is open.
+    """
 
 
 class CheckpointError(SequenceError):

@@ -1,4 +1,4 @@
-"""What is optional: which extra of the package brings which library, and what each is for."""
+"""Extras of the package: their libraries, and the use of each."""
 
 from importlib.util import find_spec
 from typing import NamedTuple

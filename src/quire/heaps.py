@@ -10,7 +10,7 @@ Item = TypeVar("Item", bound=tuple[Any, ...])
 
 
 class LazyHeap(Generic[Item]):
-    """A heap of items that may go out of date: dropped at the front, and all of them before the heap doubles."""
+    """A heap whose outdated items are dropped at the front, and all before it doubles."""
 
     def __init__(self, holds: Callable[[Item], bool]) -> None:
         self.items: list[Item] = []

@@ -27,7 +27,7 @@ class _Watched(Protocol):
 
 
 class Interruptible:
-    """What is barred when a call of it was cut off: `interrupted` says which one, and by what."""
+    """An object that is barred after a call was cut off; `interrupted` names the call and the cause."""
 
     interrupted: str = ""
 

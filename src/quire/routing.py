@@ -1,7 +1,7 @@
-"""Which replica a request goes to: one decision for the simulator, the proxy and Ray Serve.
+"""Routing: the choice of a replica for a request, for the simulator, the proxy and Ray Serve.
 
-Pure: a router sees what is known of each replica and says which one, by its place. It has no clock and
-draws nothing: what looks random follows from a counter, so equal calls give equal answers.
+A router is a pure function: it sees the facts of each replica and returns the index of one. It has no clock and
+draws nothing: choices that look random follow from a counter, so equal calls give equal answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ WORTH = (1.0, 0.75, 0.5)
 
 
 class Target(NamedTuple):
-    """What is known of one replica when a request comes.
+    """The facts of one replica when a request comes.
 
     `name`    tells it from the others, and stays the same
     `load`    requests that wait or run there
@@ -62,7 +62,7 @@ class LeastLoaded:
 
 
 class PowerOfTwo:
-    """The less loaded of two that chance names, so that not all run to the same replica where loads are old news.
+    """The less loaded of two random replicas; stale loads then do not send all to one.
 
     Mitzenmacher, The Power of Two Choices in Randomized Load Balancing (2001, doi:10.1109/71.963420).
     """

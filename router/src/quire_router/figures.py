@@ -1,4 +1,4 @@
-"""What the operator of replicas sees: the page and the metrics of each, and of all together."""
+"""The operator's view of replicas: page and metrics of each, and of all together."""
 
 from __future__ import annotations
 

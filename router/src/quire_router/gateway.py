@@ -1,4 +1,7 @@
-"""What stands between clients and servers of OpenAI's API: requests are read as far as routing needs, answers passed on."""
+"""A gateway between clients and servers of OpenAI's API.
+
+It reads requests as far as routing needs, and passes answers on.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ OF_THE_HOP = frozenset(
 
 
 class Incoming(NamedTuple):
-    """A request that a client has sent: as it came, whose it is, its body, and what of it is read (None: nothing can be)."""
+    """An incoming request: as received, its API key and tenant, body, and parsed fields.
+
+    `question` is None if the body cannot be parsed, or is not needed to choose a server.
+    """
 
     request: Request
     who: Asker
@@ -79,7 +85,7 @@ class Gateway(ABC):
 
     @asynccontextmanager
     async def life(self, _: Starlette) -> AsyncGenerator[None]:
-        """What runs beside requests."""
+        """Background tasks of the gateway, from start to shutdown."""
         yield
 
     @abstractmethod
@@ -122,7 +128,7 @@ class Gateway(ABC):
 
 
 class _Tokenized(msgspec.Struct):
-    """What `/tokenize` answers."""
+    """An answer of `/tokenize`."""
 
     tokens: list[int]
 

@@ -1,6 +1,6 @@
-"""Which replica holds which prefix, in which tier: learnt from the events of their caches.
+"""An index of the prefixes that replicas hold, by tier, learnt from the events of their caches.
 
-What an index says is advice where to send a request: wrong, it costs a miss.
+Its answers are advice where to send a request: a wrong one costs a miss.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Held: TypeAlias = dict[str, tuple[int, int, int]]
 
 
 class Overlap(NamedTuple):
-    """What is known of a prompt. `numbers`: its blocks as the index numbers them, for `touch`."""
+    """The cached part of a prompt. `numbers`: its blocks as the index numbers them, for `touch`."""
 
     held: Held
     numbers: Numbers
@@ -125,7 +125,10 @@ class ClusterIndex:
                 self.num_ignored += 1
 
     def resync(self, name: str, events: Iterable[CacheEvent], number: int = -1) -> None:
-        """Take a snapshot in place of all that is known of a replica; `number` is of the last batch in it, where they have any."""
+        """Replace all that is known of a replica by a snapshot.
+
+        `number` is that of the last batch in the snapshot, -1 where batches have none.
+        """
         self._clear(self._replica(name))
         self.apply(name, events)
         replica = self._replicas[name]

@@ -61,7 +61,10 @@ class BlockKeys:
         return np.cumsum(links)
 
     def of_events(self, events: Sequence[StoredEvent], above: Names, starts: Numbers) -> Chained:
-        """Return the keys of the blocks of events, [num_blocks]; each event begins behind the key `above` it, at the depth `starts`."""
+        """Return the keys of the blocks of events, [num_blocks].
+
+        Each event continues the key in `above`, at the depth in `starts`.
+        """
         flat = np.concatenate([np.array(event.token_ids, np.int64) for event in events])
         lengths = np.array([len(event.block_hashes) for event in events])
         tags = None
@@ -88,7 +91,10 @@ class BlockKeys:
 
 
 def grouped(events: Iterable[CacheEvent]) -> Iterator[CacheEvent | list[StoredEvent]]:
-    """Yield events in order; stored ones together, as long as they are of one medium and none has its parent in another."""
+    """Yield events in order, with runs of stored events as one list.
+
+    The events of a list have one medium, and none has its parent in another.
+    """
     group: list[StoredEvent] = []
     names: set[BlockHash] = set()
     for event in events:

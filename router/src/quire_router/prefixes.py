@@ -1,4 +1,4 @@
-"""What a proxy knows of prompts and of who has them."""
+"""Prefixes that upstreams hold, as a proxy knows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tokens: TypeAlias = "Callable[[], Awaitable[IntArray | None]]"
 
 
 class Question(msgspec.Struct):
-    """What a proxy reads of a request; all else is the upstream's."""
+    """The fields of a request that a proxy reads; the upstream reads all of them."""
 
     model: Any = None
     prompt: str | list[Any] | None = None
@@ -42,7 +42,7 @@ class Question(msgspec.Struct):
 
     @property
     def session(self) -> str | None:
-        """Whose conversation it is, if anything says so."""
+        """The id of its conversation, if the request has one."""
         return self.session_id or self.prompt_cache_key or self.user
 
     @property
@@ -55,7 +55,10 @@ class Question(msgspec.Struct):
 
 
 class Asker(NamedTuple):
-    """Who asks: `key` stands for the API key, with other keys nothing is supposed to be shared; `tenant` is whose it is, if known."""
+    """The sender of a request: an API key, and its tenant if known.
+
+    `key` stands for the API key; requests of different keys are assumed to share nothing.
+    """
 
     key: str
     tenant: str | None = None
@@ -83,7 +86,7 @@ class Prefixes(Protocol):
 
 
 class SentPrefixes:
-    """Supposes that an upstream holds what it was sent, by its text or tokens; of those sent last so many blocks."""
+    """Assumes that an upstream holds the last `num_blocks` blocks of text or tokens sent to it."""
 
     def __init__(self, num_blocks: int) -> None:
         self.index = ClusterIndex(num_blocks, PIECE)
@@ -154,7 +157,10 @@ class ToldPrefixes:
     def found(
         self, tokens: IntArray, cache_salt: str | None, tenant: str | None, model: Any = None
     ) -> Held:
-        """Return what upstreams hold of a prompt, for a request of that tenant with that salt, to that model or adapter."""
+        """Return the tokens of a prompt that each upstream holds.
+
+        `tenant`, `cache_salt` and `model` are those of the request; the last may be an adapter.
+        """
         salts = [cache_salt]
         scope = scope_of(tenant, cache_salt)
         if is_divided(scope):

@@ -45,7 +45,10 @@ LOOK_S = 10.0
 
 
 class Opened(NamedTuple):
-    """What a replica serves: its application, whether that is well, and where its events are published, as `ToldPrefixes.follow` takes it."""
+    """The server in a replica: application, health check, and event endpoint.
+
+    `events` is the endpoint as `ToldPrefixes.follow` takes it, None without events.
+    """
 
     app: Starlette
     is_well: Callable[[], bool]
@@ -200,14 +203,14 @@ async def _bodies(messages: AsyncIterator[Message]) -> AsyncGenerator[bytes]:
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replicas there are, of what size, and who chooses among them.
+    """The number, size and limits of replicas.
 
-    `num_replicas`, `max_replicas`  as many; or, where the second is given, as Ray Serve finds necessary between the two
+    `num_replicas`, `max_replicas`  a fixed number; with the second, Ray Serve chooses one between the two
     `num_cpus`       cores of each
     `max_inflight`   requests that each has at most, and that wait beside
     `running`        requests for which a replica is enough, where their number changes
     `max_body`       bytes of a request
-    `grace_s`        seconds that what runs has when a replica ends
+    `grace_s`        seconds that running requests have to end when a replica stops
     """
 
     num_replicas: int

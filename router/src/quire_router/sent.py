@@ -14,7 +14,12 @@ EVENTS = "events"
 
 
 class SentPrompt(NamedTuple):
-    """What is looked at of a request: tokens, int32 [num_tokens] (None: nobody looks at them), its `cache_salt`, whose, in which conversation."""
+    """The prompt of a request, as far as a router reads it.
+
+    `tokens`  int32 [num_tokens]; None: the router does not need them
+    `salt`    its `cache_salt`
+    `tenant`, `session`  its tenant and its conversation
+    """
 
     tokens: "IntArray | None"
     salt: str | None = None
@@ -23,7 +28,10 @@ class SentPrompt(NamedTuple):
 
 
 class Sent(msgspec.Struct):
-    """A request on its way to a replica: what the replica's application is told, as ASGI has it, and the prompt where it matters who answers."""
+    """A request on its way to a replica: ASGI scope and body for its application.
+
+    `prompt` is given where routing depends on it.
+    """
 
     scope: dict[str, Any]
     body: bytes
@@ -31,7 +39,7 @@ class Sent(msgspec.Struct):
 
 
 class Told(NamedTuple):
-    """What one replica answers, whole."""
+    """A complete answer of one replica."""
 
     replica: str
     status: int

@@ -42,7 +42,7 @@ class Lognormal(msgspec.Struct, frozen=True):
 
 
 class Zipf:
-    """Ranks 0 to n - 1, where rank i comes up in proportion to 1 / (i + 1) ** exponent."""
+    """A Zipf distribution over ranks 0 to n - 1, with weights 1 / (rank + 1) ** exponent."""
 
     def __init__(self, count: int, exponent: float) -> None:
         self.count = count

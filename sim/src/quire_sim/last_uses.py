@@ -1,4 +1,4 @@
-"""Who used which blocks last, and who uses them again: many requests at a time, in NumPy."""
+"""Last and next uses of blocks, for many requests at a time, in NumPy."""
 
 from __future__ import annotations
 

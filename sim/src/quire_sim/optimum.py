@@ -174,7 +174,10 @@ class _NextUses:
         self._compact_at = COMPACT_AT
 
     def hold(self, now: int, chain: list[Piece], room: int) -> None:
-        """Request `now` holds blocks in the uppermost levels, `room` of them: (next use, count) from the root on; others go down."""
+        """Put the blocks of request `now` into the `room` uppermost levels; push others down.
+
+        `chain` is (next use, count) from the root on.
+        """
         uses, sizes = self._uses, self._sizes
         level = at = 0
         moved: list[Piece] = []

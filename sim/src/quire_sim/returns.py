@@ -1,8 +1,8 @@
-"""Forecasts of return that a trace itself could have given: when each request is gone on from, and how wrong that may be.
+"""Forecasts of return made from a trace: the time until each request is continued, with noise.
 
-A forecast is the time to the next use of the first block that a request stored; where nobody uses that again, "never" is
-said of it, and the time is that to the next use of the last block that it found. It is multiplied with a factor of its own, drawn
-evenly on a scale of logarithms between 1 / noise and noise. The same trace gives the same draws.
+A forecast is the time to the next use of the first block that a request stored. If no request uses that again, the
+forecast is "never", and the time is that to the next use of the last block that it found. Each time is multiplied
+with a factor of its own, drawn log-uniformly between 1 / noise and noise. The same trace gives the same draws.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SOONEST_S = 1e-3
 
 
 class Returns(msgspec.Struct, frozen=True, eq=False):
-    """Who uses again what each request used, [requests] each.
+    """The next use of each request's blocks by another request, [requests] each.
 
     `seconds`  to that use, float64; infinite where there is none
-    `spent`    whether nobody uses again what the request stored, bool
+    `spent`    whether no request uses again what the request stored, bool
     """
 
     seconds: Floats

@@ -1,12 +1,12 @@
-"""Reuses: which request used blocks that an earlier one used last, how many, and from which capacity on they are hits.
+"""Reuses of blocks in a trace: the two requests, the number of blocks, and the LRU distance.
 
-All that a hit-ratio curve depends on. The blocks that one request was the last to use are always
-a suffix of its chain, and what a later request uses again of them is the beginning of that
+A hit-ratio curve depends on nothing else. The blocks that one request was the last to use are always
+a suffix of its chain, and a later request uses again the beginning of that
 suffix. So a request adds a few reuses, however many blocks it has, and a trace of
 47 million references becomes 24 thousand reuses.
 
-Both LRU and the optimum are stack algorithms on prefix chains: what a cache of C blocks
-holds, a cache of C + 1 holds too (R. L. Mattson et al., *Evaluation techniques for storage
+Both LRU and the optimum are stack algorithms on prefix chains: a cache of C + 1 blocks holds all that
+a cache of C blocks holds (R. L. Mattson et al., *Evaluation techniques for storage
 hierarchies*, 1970, doi:10.1147/sj.92.0078). So each reuse has one distance, and one pass answers for
 every capacity.
 """
@@ -82,7 +82,10 @@ class Reuses(msgspec.Struct, frozen=True, eq=False):
         return self.came_s[self.later] - self.came_s[self.earlier]
 
     def blocks_by_gap(self) -> list[int]:
-        """Return the blocks used again within a second, and after 2**(n - 1) to 2**n seconds for each n from 1."""
+        """Return the reused blocks by the time since their last use, in powers of two.
+
+        The first entry is within a second, entry n >= 1 after 2**(n - 1) to 2**n seconds.
+        """
         _, exponents = np.frexp(self.gaps_s)
         return sums(exponents.clip(0, NUM_GAPS - 1), self.num_blocks, NUM_GAPS).tolist()
 

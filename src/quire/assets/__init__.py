@@ -1,4 +1,4 @@
-"""What comes with quire beside its code: small models."""
+"""Assets of the package beside its code: small models."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""The grid of the cost gate as a picture: what hits and misses take, over the better of loading and computing."""
+"""The grid of the cost gate as a picture: time of hits and misses, relative to the better choice.
+
+The choices are loading and computing.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ SLOWER = "#ef9a72"
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """Return rows of `gate_rows.rows` as SVG: a line of cells for each round trip, hits on the left, misses on the right.
+    """Return rows of `gate_rows.rows` as SVG: a line of cells for each round trip.
 
-    A cell has the ratio and the milliseconds. One with a frame takes longer than it may.
+    Hits are on the left, misses on the right. A cell has the ratio and the milliseconds. A framed cell is over its
+    limit.
     """
     lines = _lines(rows)
     lengths = list(dict.fromkeys(int(row["tokens"]) for row in rows))

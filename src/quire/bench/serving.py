@@ -21,7 +21,7 @@ FORKED_TOKENS = 100_007
 
 @dataclass(frozen=True)
 class Features:
-    """What a manager does beside caching: `events` to take, a `curve` to ask."""
+    """Features of a manager beside caching: `events` to take, a `curve` to ask."""
 
     events: bool = False
     curve: bool = False
@@ -65,7 +65,10 @@ def prefill(manager: CacheManager, prompt: load.Tokens) -> Sequence:
 
 
 def match_row(manager: CacheManager, prompt: load.Tokens) -> Row:
-    """Time a probe of a prompt of which all but one token is cached, and one comparison of as many equal ones."""
+    """Time a probe of a prompt, and one comparison of as many equal tokens.
+
+    All tokens of the prompt but one are cached.
+    """
     assert manager.probe(prompt).num_tokens == len(prompt) - 1
     key, view = bytearray(prompt[:-1].tobytes()), prompt[:-1].data.cast("B")
     probe = repeat_us(lambda: manager.probe(prompt))

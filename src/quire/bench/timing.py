@@ -87,8 +87,9 @@ class Stopwatch:
 
 
 class Stamp:
-    """A streamer that notes when it was made and when the first new token came, and passes all on to another.
+    """A streamer that notes the times of its making and of the first new token.
 
+    It passes everything on to another streamer.
     generate puts the prompt first, then each new token. `first_at` is 0 until there is one.
     """
 

@@ -18,12 +18,12 @@ _GARBLED = 64
 
 
 class TextTerms(Protocol):
-    """What is asked of a text; names as users of vLLM know them.
+    """Text options of a request, with vLLM's names.
 
-    detokenize                  whether there is to be any
+    detokenize                  whether there is to be any text
     skip_special_tokens         whether special tokens are left out of it
-    stop                        texts that end it; none of them does before so many tokens as `min_tokens`
-    include_stop_str_in_output  whether the one that ended it stands in it
+    stop                        texts that end it, from the `min_tokens`-th token on
+    include_stop_str_in_output  whether the text that ended it is included
     """
 
     @property

@@ -23,7 +23,7 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
 
 def token_name(raw: Iterable[int]) -> str:
-    """Return what a token of these bytes is called where nothing else tells it: its text, or the bytes where these are none."""
+    """Return the name of a token of these bytes: its text, or the bytes if they are none."""
     given = bytes(raw)
     try:
         return given.decode()

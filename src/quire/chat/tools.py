@@ -69,8 +69,9 @@ def held_from(text: str, form: str) -> int:
 
 
 def call_schema(functions: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return the JSON schema of a call of one of these functions, each with the schema of its arguments, None for none.
+    """Return the JSON schema of a call of one of these functions.
 
+    Each function has the schema of its arguments, or None if it takes none.
     References within a schema are to its own root: it has an `$id`.
     """
     calls = [

@@ -26,7 +26,7 @@ _NOTHING_STORED = "no passage behind the exact prefix is in the store"
 
 
 class PassagePlace(msgspec.Struct, frozen=True, eq=False):
-    """What becomes of one passage, of tokens `start` to `stop` of the prompt.
+    """The plan for one passage, of tokens `start` to `stop` of the prompt.
 
     variant   the variant whose K and V are placed; None: it is computed, or it was cached as a prefix
     is_exact  whether its K and V are those of this very text
@@ -47,7 +47,7 @@ class PassagePlace(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What chunk reuse has to know of a model.
+    """Facts of a model that passages depend on.
 
     positions  no token may stand at this position or behind; the relocation gate vouches for those before
     depth      the share of layers before the check layer
@@ -61,13 +61,13 @@ class Reach:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """How the K and V of a prompt come about.
+    """The source of each part of a prompt's K and V: cached, computed or placed.
 
     cached       tokens that the exact prefix cache has
     exact_until  tokens that are computed in plain forwards, where they are not cached: the head, and the
                  first passage behind what is exact
     placements   one for each passage
-    fallback     why the whole prompt is computed instead; None: chunks are reused
+    fallback     why the whole prompt is computed instead; None: passages are reused
     """
 
     segments: Segments

@@ -12,7 +12,7 @@ Exactness = Literal["exact", "approximate"]
 
 @dataclass(frozen=True, slots=True)
 class PassageReport:
-    """What became of one passage.
+    """The result for one passage.
 
     tokens      of the passage
     variant     the name of the variant that was placed, and its kind; None: none was

@@ -13,21 +13,21 @@ Capture = Literal["isolated", "contextual", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How passages are kept and reused, for `PrefixCache(chunks=...)`.
+    """Settings of passages, for `PrefixCache(chunks=...)`.
 
     capacity        bytes for K and V of passages: "1GiB", or an integer
-    selector        which rows are computed again, unless a call says otherwise
-    capture         how passages are kept that a call finds nothing of. "isolated": each is computed behind
+    selector        chooses the rows to compute again, unless a call says otherwise
+    capture         how passages are kept that a call does not find. "isolated": each is computed behind
                     the head alone, at the end of the call; "contextual": K and V are copied from the
-                    call where they are exact; "none": only what `capture` is called with
+                    call where they are exact; "none": only by calls of `capture`
     share_isolated  whether isolated captures serve all scopes; contextual ones never do
     min_tokens      shorter passages are computed
-    worth           chunks are reused where that takes at most this share of what a plain prefill takes
+    worth           passages are reused where that takes at most this share of the time of a plain prefill
     warm            a tier for isolated captures in eight bits, which outlives the store and may outlive the
                     process: "host:4GiB", "disk:/var/passages?capacity=50GiB"; None: none
-    warm_key        the path of a file of tier keys that sign what goes to `warm`; nothing else is accepted from it
-    gates           a directory where what the relocation gate finds of a model is kept for the next process; None:
-                    it is tried once in each
+    warm_key        the path of a file of tier keys that sign records of `warm`; nothing else is accepted from it
+    gates           a directory in which results of the relocation gate are kept for the next process; None:
+                    the gate runs once in each
 
     Raises `ConfigError` for a setting that cannot work.
     """

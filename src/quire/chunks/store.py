@@ -20,7 +20,7 @@ Finder = Callable[[bytes], Sequence[Variant]]
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store holds, and what became of what it was given.
+    """The contents and counters of a store.
 
     put == variants + evicted + dropped + replaced
     """
@@ -133,7 +133,7 @@ class ChunkStore:
 
     @property
     def stats(self) -> StoreStats:
-        """What is held, and what became of the rest."""
+        """The contents and counters of the store."""
         return StoreStats(
             variants=len(self._order),
             num_bytes=self.num_bytes,

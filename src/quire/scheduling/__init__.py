@@ -1,8 +1,8 @@
-"""Which requests run: jobs wait, are admitted, computed in steps, preempted and finished. No tensors here.
+"""Scheduling of requests: queueing, admission, steps, preemption and completion, without tensors.
 
-job        what is to be generated, and how far it is
-step       what one forward computes, as arrays
-admission  whether a job would find room, and whether another one computes what it needs
+job        the tokens to generate, and the progress
+step       the inputs of one forward, as arrays
+admission  whether a job would find room, and whether another one computes its prefix
 scheduler  Scheduler: plan a step, complete it
 """
 

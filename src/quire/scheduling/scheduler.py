@@ -342,7 +342,7 @@ class Scheduler:
         self._next_deadline = min(self._next_deadline, job.deadline)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless every job is in one place, in order, and its sequence in the state that it should be."""
+        """Raise `InvariantError` unless every job is in one queue, in order, with its sequence in the right state."""
         for jobs, state in ((self.waiting, "waiting"), (self.prefilling, "running")):
             if jobs != sorted(jobs, key=BY_RANK) or any(job.state != state for job in jobs):
                 raise InvariantError(f"jobs out of order, or in another state than {state}: {jobs}")

@@ -16,7 +16,7 @@ NONE: IntArray = np.empty(0, INT32)
 
 
 class Step:
-    """What one forward computes: chunks of R jobs, N tokens. Those that decode come first, then parts of prompts.
+    """The inputs of one forward: chunks of R jobs, N tokens; decoding jobs first, then parts of prompts.
 
     `jobs`         [R]
     `starts`       int32 [R], tokens of each that have KV
@@ -24,7 +24,7 @@ class Step:
     `tokens`       int32 [N], these tokens, packed in the order of the jobs
     `sampled`      [S], the jobs that are sampled: all known tokens of them are computed then; and their twins
     `samples`      int64 [S], which of the R chunks each of these is sampled from
-    `drafts`       [S], int32, the drafts at the end of each one's chunk; None where nobody has any
+    `drafts`       [S], int32, the drafts at the end of each one's chunk; None where no job has any
     `logit_rows`   int64, the rows of N whose logits are needed: of each sample that of the last token, and of each
                    draft behind it
     `spread`       int64, which of these rows belong to the samples one after another, where twins read the same
@@ -68,9 +68,9 @@ class Step:
             self.logit_rows, self.spread = np.unique(rows, return_inverse=True)
 
     def results(self, sampled: Items[IntArray] | IntArray) -> IntArray | list[list[int]]:
-        """Return a copy of the new tokens, int32 [S], one for each job that is sampled; where some have drafts, S lists.
+        """Return a copy of the new tokens, int32 [S]: one for each sampled job; S lists with drafts.
 
-        Raises `TokensError` for what cannot follow this step.
+        Raises `TokensError` for tokens that cannot follow this step.
         """
         if length_hint(sampled) != len(self.samples):
             msg = f"{length_hint(sampled)} results for a step that samples {len(self.samples)} jobs; give one for each"

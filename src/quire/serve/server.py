@@ -44,7 +44,7 @@ def serve(
 class ModelServer(uvicorn.Server):
     """A server of all routes, which ends in three parts.
 
-    It finishes running requests and refuses others (503); it cuts off the rest and tells their clients; it closes the port.
+    It finishes running requests and refuses others (503); cuts off the rest and tells their clients; closes the port.
     """
 
     def __init__(self, service: ServedModel, grace_s: float | None = None) -> None:

@@ -73,10 +73,10 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What one layer keeps between two forwards.
+    """The memory of one layer between two forwards.
 
     word    transformers' name of the kind
-    tokens  how its K and V look back: "full", "sliding", "chunked"; None: it keeps none
+    tokens  reach of its attention: "full", "sliding", "chunked"; None: it keeps no K and V
     window  tokens that a sliding layer sees, its own included, or of a chunk; None: all
     states  recurrent states (a convolution's and its recurrence's counted as one); 0: none
 

@@ -86,7 +86,7 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """What the recurrent layers of a group keep: one state each, of one or more tensors.
+    """The states of a group's recurrent layers: one each, of one or more tensors.
 
     `layers[i]` are the tensors of the group's i-th layer: the tail of a convolution's input, the
     sum of a recurrence, or both. A block holds the states of all layers at one position, so that

@@ -31,7 +31,7 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class PayloadForm(ABC):
-    """How the blocks of one layer group become payloads.
+    """The conversion between the blocks of one layer group and payloads.
 
     `layer_bytes[i]` are the bytes of the group's i-th layer, which lie behind each other.
     """

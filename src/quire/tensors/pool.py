@@ -68,7 +68,10 @@ class _PagedPool(ABC, Generic[_Layout]):
                     data.index_fill_(0, index, 0)
 
     def touch(self) -> None:
-        """Fill all blocks with zeros, if they are not NaN, so that their memory is there before the first request is."""
+        """Fill all blocks with zeros, unless they are NaN.
+
+        The system then maps their memory before the first request.
+        """
         if not self.debug_nan:
             for held in self._by_block():
                 held.zero_()
@@ -236,7 +239,10 @@ def memory_of(
 
 
 def prefer_huge_pages(memory: torch.Tensor) -> None:
-    """Ask the system for huge pages under a tensor: blocks lie far apart, and each would be looked up as a page of its own."""
+    """Ask the system for huge pages under a tensor.
+
+    Blocks lie far apart, so that small pages would cost a TLB miss for each.
+    """
     start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     num_bytes = memory.data_ptr() + memory.numel() * memory.itemsize - start
     if num_bytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):

@@ -46,7 +46,7 @@ _FP8 = torch.float8_e4m3fn
 
 
 class Quantization(StrEnum):
-    """What a number is stored as."""
+    """The stored form of a number."""
 
     FP8 = "fp8"
     INT8 = "int8"
@@ -88,7 +88,7 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class QuantError:
-    """How far stored numbers are from the pool's, measured `num_samples` times.
+    """The relative error of stored numbers, measured `num_samples` times.
 
     `k`, `v`          square root of the sum of squared differences over that of squared numbers
     `k_max`, `v_max`  the largest difference over the largest number

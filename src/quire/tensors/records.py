@@ -58,7 +58,7 @@ class BlockCodec:
 
     @property
     def layout_name(self) -> str:
-        """What lies where in a payload, in words: `Namespace.layout`."""
+        """The order of tensors in a payload, in words: `Namespace.layout`."""
         memory = self.memory
         if isinstance(memory, KVLayout):
             heads = self.heads[1] - self.heads[0]
@@ -76,7 +76,7 @@ class BlockCodec:
 
     @property
     def dtype_name(self) -> str:
-        """What the numbers of a payload are, in words: `Namespace.dtype`."""
+        """The type of the numbers in a payload, in words: `Namespace.dtype`."""
         if isinstance(self._form, QuantizedKV):
             return f"{self._form.kind} of {self._held_dtype}, K per channel, V per token"
         return self._held_dtype

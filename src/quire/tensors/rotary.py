@@ -18,7 +18,7 @@ import torch
 
 
 class Pairs(StrEnum):
-    """Which numbers of a key are turned together, of the w that take part."""
+    """The pairing of the w rotated numbers of a key."""
 
     HALF = "half"
     """i and i + w/2, as Llama and most models have it."""
@@ -28,11 +28,11 @@ class Pairs(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """How the keys of a layer are turned.
+    """The rotary embedding of a layer's keys.
 
-    in_values    whether what is turned lies where values do: transformers keeps the shared rotary key of MLA there
+    in_values    whether the rotated numbers are stored as values: transformers keeps the shared rotary key of MLA there
     offset       the first number of a head that takes part
-    pairs        how these are paired
+    pairs        their pairing
     frequencies  [w / 2] float64, radians per position, of w numbers that take part
     """
 

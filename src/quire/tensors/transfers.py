@@ -60,7 +60,7 @@ class CudaLane(Lane):
 
 @dataclass(slots=True)
 class _Layer:
-    """What one layer has yet to do, and the mark of the last that it did."""
+    """The remaining steps of one layer, and the mark of its last one."""
 
     steps: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]])
     mark: object = None

@@ -35,7 +35,7 @@ async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
 def read(kind: type[Body], body: bytes) -> Body:
     """Return a JSON body as a struct; a null in a field that takes none means absent.
 
-    Raises `ApiError` that names field, value and what it should be, and the `QuireError` of a struct that checks itself.
+    Raises `ApiError` with field, value and expected type, and the `QuireError` of a struct that checks itself.
     """
     try:
         return msgspec.json.decode(body, type=kind)

@@ -43,7 +43,10 @@ LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 def run_replicas(
     wanted: Wanted, plan: dict[str, Any], address: tuple[str, int], *, as_json: bool
 ) -> None:
-    """Serve `wanted` as `ReplicaPlan(**plan)` says, at an address, until Ctrl-C or SIGTERM; then replicas finish what runs, and tiers get what is cached."""
+    """Serve `wanted` on the replicas of `ReplicaPlan(**plan)`, at an address, until Ctrl-C or SIGTERM.
+
+    Then replicas finish running requests and write cached blocks to their tiers.
+    """
     require("replicas", "--replicas")
     if any(line.startswith("disk:") for line in wanted.tiers or ()):
         raise ConfigError(

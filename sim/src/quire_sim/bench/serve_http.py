@@ -36,7 +36,13 @@ MOST_REQUESTS = 1_000
 
 
 class Heard(NamedTuple):
-    """A stream: seconds to its first text and its end from when it was sent, tokens, and those of its prompt that were cached."""
+    """Timings and token counts of one stream.
+
+    first_s     seconds from sending the request to the first text
+    last_s      seconds from sending the request to the end
+    num_tokens  generated
+    num_cached  tokens of the prompt that were cached
+    """
 
     first_s: float
     last_s: float

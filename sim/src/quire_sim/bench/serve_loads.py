@@ -1,6 +1,6 @@
-"""What `quire bench serve` asks: prompts of random token ids that share what chats, agents or documents share.
+"""Prompts of `quire bench serve`: random token ids, shared like those of chats, agents or documents.
 
-The shapes of conversations are made by the simulator's generators; here they get tokens.
+The simulator's generators make the shapes of conversations; this module fills them with tokens.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ def scaled(times: Sequence[float]) -> list[float]:
 
 
 def waves(requests: Sequence[ServeRequest]) -> list[list[list[int]]]:
-    """Return the prompts that can be asked at once: the first turns of all sessions, the second ones, and so on."""
+    """Return the prompts turn by turn: the first of all sessions, the second ones, and so on.
+
+    Prompts of one turn can be sent at once.
+    """
     turns: dict[str, int] = {}
     found: list[list[list[int]]] = []
     for request in requests:

@@ -86,7 +86,12 @@ class AtOnce:
 
 @dataclass(frozen=True)
 class ServeChoice:
-    """What is measured: rows, systems and dtypes by name, None for all; vLLM's interpreter; all at once, or in an open loop."""
+    """The choice of measurements, None for all.
+
+    rows, systems, dtypes  by name
+    vllm                   vLLM's interpreter
+    way                    all requests at once, or an open loop
+    """
 
     rows: Sequence[str] | None = None
     systems: Sequence[str] | None = None

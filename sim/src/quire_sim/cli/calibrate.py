@@ -34,7 +34,7 @@ def calibrate(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """What an engine's steps cost, found from measured ones, and how far off that is.
+    """Fit the costs of an engine's steps to measured ones, and report the error.
 
     A profile has a step a line: {"chunks": [[new, before]], "contexts": [before],
     "seconds": s}. vLLM logs its steps with --enable-logging-iteration-details. The

@@ -48,7 +48,7 @@ def plan(
     report: options.ReportTo = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """What fits, for how many users, and what more memory would buy.
+    """Estimate how many users fit, and the gain from more memory.
 
     Counts blocks beside weights and room to compute in, compares fetching with
     recomputing for each tier, and with a trace says what each 64 GiB of memory

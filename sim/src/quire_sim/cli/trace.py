@@ -81,9 +81,9 @@ def info(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """What a trace is like: sizes, sessions, what could be reused, how far apart.
+    """Describe a trace: sizes, sessions, possible reuse, reuse distances.
 
-    The ceiling is what a cache without limit would find. A distance in blocks is the
+    The ceiling is the hit rate of a cache without limit. A distance in blocks is the
     size of the smallest LRU cache that still has the block when it is used again.
 
     [bold]Examples[/bold]

@@ -56,7 +56,7 @@ class ModelTimes(msgspec.Struct, frozen=True):
 
     @property
     def basis(self) -> str:
-        """What the seconds come from, for people."""
+        """The source of the times, for people."""
         raise NotImplementedError
 
     def known_error(self) -> float | None:

@@ -110,7 +110,7 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a run is judged by, in seconds.
+    """The measures of a run, in seconds.
 
     Times to the first token and per further token count from when the engine took a request over, as
     its own clocks do; the makespan ends with the last token.
@@ -167,7 +167,7 @@ class RecordedRun:
 
     @property
     def measured(self) -> Figures:
-        """What the engine's users saw."""
+        """The measures that the engine's users saw."""
         rows = self._rows
         further = [row for row in rows if row.output_length > 1]
         return Figures.of(

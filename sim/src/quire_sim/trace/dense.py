@@ -1,4 +1,4 @@
-"""Ids that are dense and chained in the file already, as in every trace that quire wrote: looked over many prompts at a time."""
+"""Traces whose ids are dense and chained in the file, as quire writes them: read in batches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NO_HEAD = 2**31 - 1
 
 
 class DenseIds:
-    """The ids seen so far: 0 to `num_ids` - 1, each new one the next, and each behind one other only.
+    """The ids seen so far: dense from 0 to `num_ids` - 1, each with one predecessor.
 
-    An id follows the one before it, or is a head: of these it is kept what they follow, eight bytes a head.
-    `_heads` rise; what one follows is the end of a run, 0 at the beginning of prompts.
+    An id follows the one before it, or is a head. The predecessors of heads are stored, eight bytes a head.
+    `_heads` rise; the predecessor of one is the end of a run, 0 at the beginning of prompts.
     """
 
     def __init__(self, source: str) -> None:

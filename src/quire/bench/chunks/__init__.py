@@ -1,1 +1,1 @@
-"""What `quire bench chunks` measures: passages that are reused where they stand, beside computing all of it."""
+"""Measurements of `quire bench chunks`: reused passages compared with full prefill."""

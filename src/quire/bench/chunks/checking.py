@@ -24,10 +24,10 @@ NUM_QUOTES, QUOTED_TOKENS = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class ChunkCheck:
-    """What was found of a model.
+    """The result of checking passages on a model.
 
-    relocation  what the gate found; None where it refused the model
-    refusal     why, then
+    relocation  the relocation gate's result; None: it refused the model
+    refusal     the gate's reason then
     rows        of each budget, as `measure` gives them
     budget      the least that holds `LEAST_AGREEMENT` and `MOST_KL`; None: no budget does
     """

@@ -48,7 +48,7 @@ class FactQuestion(NamedTuple):
 
     @property
     def tokens(self) -> Passage:
-        """What stands behind the passages; the next token is the value."""
+        """The question behind the passages; the next token is the value."""
         return (QUESTION, self.name, self.key)
 
 

@@ -21,7 +21,7 @@ from quire.engines.hf.chunks.check_layer import divergence
 
 @dataclass(slots=True)
 class Tally:
-    """What one method did on the questions asked so far.
+    """The results of one method on the questions asked so far.
 
     agreed   whether the next token was that of the full forward
     kl       nats from the distribution of the full forward to this one
@@ -126,7 +126,7 @@ def measure(
 
 
 class _Captures:
-    """What was captured of a case's passages: alone, and in the prompts before it once a method asks."""
+    """Captures of a case's passages: alone, and within earlier prompts once a method asks."""
 
     def __init__(self, chunks: ChunkModel, case: Case) -> None:
         self._chunks = chunks

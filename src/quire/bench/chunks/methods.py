@@ -1,4 +1,4 @@
-"""Ways to reuse passages, by the names of rows: which capture is placed, whether it is rotated, what is computed again."""
+"""Methods of passage reuse, by row name: the placed capture, its rotation, the recomputed rows."""
 
 from __future__ import annotations
 

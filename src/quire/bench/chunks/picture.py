@@ -32,7 +32,10 @@ SHARES = (0.0, 0.2, 0.4, 0.6)
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """Return rows of `rows.rows` as SVG: a plot for each workload that is judged, a line for each family of methods."""
+    """Return rows of `rows.rows` as SVG: a plot for each judged workload, a line for each method.
+
+    Methods of one family, which differ in the budget, share a line.
+    """
     judged = [row for row in rows if "agree_rate" in row]
     plots = [list(each) for _, each in groupby(judged, key=lambda row: row["workload"])]
     parts: list[str] = []

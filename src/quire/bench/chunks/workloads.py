@@ -1,4 +1,4 @@
-"""What is asked: prompts of a head, passages and questions, by workload, with the model that reads them."""
+"""Benchmark prompts of a head, passages and a question, by workload, with their model."""
 
 from __future__ import annotations
 

@@ -264,8 +264,8 @@ class PrefixCache(PurgeableCache, ModelFace):
     ) -> Pin:
         """Keep the cached blocks of a prompt until the pin is closed or `ttl_s` is over.
 
-        The prompt is as in `explain`. `num_tokens` of the pin are kept, its `num_missing` are not cached, or fill no block.
-        Close it in the thread that has the cache. Raises `PinBudgetExceeded`.
+        The prompt is as in `explain`. The pin's `num_tokens` are kept; `num_missing` are not cached, or fill no
+        block. Close it in the thread that has the cache. Raises `PinBudgetExceeded`.
         """
         tokens, spans = self._calls.one("pin", input_ids, attention_mask, media, content)
         bound = self.kept.identity.scope(scope)
