@@ -1,6 +1,8 @@
-"""What a tier that fails costs requests of a real vLLM on a CPU: time to first token behind each fault, and the same tokens.
+"""Cost of a failing tier to a real vLLM on a CPU: time to first token behind each fault.
 
     python benchmarks/behind_vllm_faults.py [--rounds 4]
+
+The tokens are compared too.
 
 Needs the environment that `benchmarks/peers/vllm_environment.py` makes. One engine (quire-tiny in float32, one process) over one
 disk tier behind `quire.tiers.Faulty`. In each round prompts of 1,600 tokens are stored, the fault begins, and they are asked again,

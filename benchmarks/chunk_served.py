@@ -1,4 +1,4 @@
-"""What chunk reuse saves of the time to an answer of one token, through the server: 2,048 tokens of documents, on the CPU.
+"""Time saved by passages until an answer of one token, through the server: 2,048 tokens, on the CPU.
 
     python benchmarks/chunk_served.py
 

@@ -1,4 +1,4 @@
-"""What chunk reuse saves of the time to the first token: a prompt of 2,048 tokens of passages, on the CPU.
+"""Time saved by passages until the first token: a prompt of 2,048 tokens of passages, on the CPU.
 
     python benchmarks/chunk_times.py
 

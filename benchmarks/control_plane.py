@@ -1,4 +1,4 @@
-"""What a decode step of the engine is made of: the control plane, and what it has computed.
+"""The parts of an engine's decode step: the control plane, and the forward.
 
 python benchmarks/control_plane.py [--dtype bfloat16] [--requests 64] [--runs 3]
 

@@ -38,7 +38,7 @@ SHARES = {"format": 0.4, "host": 0.1, "disk": 0.1, "files": 0.1, "objects": 0.05
 
 
 class Found:
-    """What reading gave: outcomes, and every record that was wrong."""
+    """The results of reading: outcomes, and every record that was wrong."""
 
     def __init__(self) -> None:
         self.num_mutated = 0

@@ -1,4 +1,4 @@
-"""What each part of the policy `learned` is worth: the policy without it, on the public traces.
+"""The worth of each part of the policy `learned`: the policy without it, on the public traces.
 
 Every row is the shipped policy with one thing changed, through the real cache manager; the
 figures are token hits in % of all prompt tokens. See docs/decisions/learned-policy.md.
@@ -162,7 +162,7 @@ class Upside(Reentry):
 
 
 class OneQueueForSuperseded(Learned):
-    """What a later turn has gone on from stays in its class."""
+    """The policy in which records that a later turn continues stay in their class."""
 
     def _queues(self, tick, capacity):
         return _InTheirClasses(tick, capacity, self.mind)
@@ -178,7 +178,7 @@ class _InTheirClasses(Queues):
 
 
 class NothingShared(Learned):
-    """What requests share is ranked as what the last of them left."""
+    """The policy in which shared runs are ranked like the last request's own blocks."""
 
     def _share(self, walk, before, num_lost):
         pass

@@ -1,6 +1,8 @@
-"""What the live curve costs: two managers, one with a `LiveCurve`, serve a trace in turn, up to 16 requests at a time.
+"""The cost of the live curve: two managers, one with a `LiveCurve`, serve a trace in turn.
 
     python benchmarks/live_curve.py TRACE BLOCK_SIZE [requests [rounds]]
+
+Up to 16 requests run at a time.
 
 Prompts are real tokens, `BLOCK_SIZE` for each id of the trace; the pools hold a tenth of the distinct blocks.
 Prints CPU time per request without the curve, and what the curve adds, of prompts alone and with the

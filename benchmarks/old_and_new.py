@@ -1,4 +1,4 @@
-"""What a change costs: a benchmark of two checkouts, run in turn, the best round of each row.
+"""The cost of a change: a benchmark of two checkouts, run in turn, the best round of each row.
 
     python benchmarks/old_and_new.py OLD NEW [core|hf] [rounds] [bench options ...]
 

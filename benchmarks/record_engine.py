@@ -32,7 +32,7 @@ HEADER = {"engine": "quire", "device": "cpu", "model": "quire-tiny", "meta": SET
 
 
 class Profile:
-    """What the scheduler of an engine planned, step by step, and how long each step took."""
+    """The steps that an engine's scheduler planned, and the time of each."""
 
     def __init__(self, scheduler):
         self.rows, self._step, self._began = [], None, 0.0

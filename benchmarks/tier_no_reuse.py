@@ -1,4 +1,4 @@
-"""What tiers cost prompts that never come back: the same cache with and without them.
+"""Cost of tiers for prompts that never come back: the same cache with and without them.
 
     OMP_NUM_THREADS=1 python benchmarks/tier_no_reuse.py [tokens [prompts]]
 

@@ -12,14 +12,14 @@ def run(*words, **options):
 
 
 def shown(*words, **options):
-    """What a command prints for people."""
+    """The output of a command for people."""
     done = run(*words, **options)
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
 def told(*words):
-    """What a command prints for programs."""
+    """The output of a command for programs."""
     return json.loads(shown(*words, "--json"))
 
 

@@ -1,4 +1,4 @@
-"""What calls cost, for tests of ratios: CPU time, never the clock on the wall."""
+"""The cost of calls, for tests of ratios: CPU time, never the clock on the wall."""
 
 import time
 

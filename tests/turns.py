@@ -1,4 +1,4 @@
-"""Which of many parameters, and how many examples, the default run has; the long run has them all."""
+"""The parameters and examples of the default run, out of many; the long run has them all."""
 
 import functools
 import inspect

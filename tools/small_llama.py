@@ -1,4 +1,4 @@
-"""What the trainers of quire-facts and quire-quotes share: a small Llama, its optimisers, a clock, and how it is saved."""
+"""The base of the trainers of quire-facts and quire-quotes: a small Llama, optimisers, a clock, saving."""
 
 import sys
 import time

@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
 
 class Heads(nn.Module):
-    """What is taught on the way: the token before, and of whom a fact is."""
+    """The auxiliary tasks of training: the token before, and the subject of a fact."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What all trainers share: the command line, and the card that ends a folder."""
+"""The base of all trainers: the command line, and the card that ends a folder."""
 
 import argparse
 import sys

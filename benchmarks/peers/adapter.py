@@ -1,4 +1,4 @@
-"""What every adapter prints: the rows asked for, as one JSON array. Standard library only."""
+"""The output of every adapter: the rows asked for, as one JSON array. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a tier is timed beside the raw thing it stands on: the same bytes, in turns."""
+"""Timing of a tier beside its raw medium: the same bytes, in turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_ROUNDS = 3
 
 
 class Raw(ABC):
-    """What a tier stands on, used as plainly as it can be: payloads in places by number, no checks."""
+    """The raw medium of a tier, used as plainly as possible: payloads in places by number, no checks."""
 
     @abstractmethod
     def put(self, numbers: range, payloads: Views) -> None:

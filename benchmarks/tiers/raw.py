@@ -1,4 +1,4 @@
-"""What tiers stand on, used as plainly as it can be: the baselines of `beside_raw.py`."""
+"""The raw media of tiers, used as plainly as possible: the baselines of `beside_raw.py`."""
 
 from __future__ import annotations
 

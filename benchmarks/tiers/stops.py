@@ -1,4 +1,4 @@
-"""What a tier that stops answering, refuses or is far away costs requests, end to end with quire-tiny.
+"""Cost to requests of a tier that hangs, refuses or is far away, end to end with quire-tiny.
 
     OMP_NUM_THREADS=1 python benchmarks/tiers/stops.py [--tokens 512,1024] [--rtt 0,2,8,50] [--prompts 20] [--json]
 

@@ -144,7 +144,7 @@ def under_controller(storage, pool, *, v1):
 
 
 def check_pages_come_back_after_a_restart(place):
-    """What one process stores, the next one finds, in any of its own pages, in every layout and interface."""
+    """Stored pages are found by the next process, in other pages, in every layout and interface."""
     kinds = (MHATokenToKVPoolHost, MLATokenToKVPoolHost)
     for number, (kind, layout, v1) in enumerate(itertools.product(kinds, LAYOUTS, (True, False))):
         chance = random.Random(number)

@@ -1,4 +1,4 @@
-"""What the connector uses of vLLM is there as it was written for; read from vLLM's sources, nothing is imported."""
+"""vLLM's interface has what the connector uses; read from vLLM's sources, nothing is imported."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""What goes wrong around a real vLLM with the connector: `make test-vllm`. Minutes; each engine takes half a one to start."""
+"""Faults around a real vLLM with the connector: `make test-vllm`. Minutes; each engine takes half a one to start."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ SMALL_POOL = {"num_gpu_blocks_override": 70, "max_num_seqs": 2}
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """What vLLM answers without a connector."""
+    """The answers of vLLM without a connector."""
     return run(tmp_path_factory.mktemp("plain"), demo_model(), LOAD, SMALL_POOL)[0]
 
 

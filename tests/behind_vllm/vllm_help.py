@@ -1,4 +1,4 @@
-"""What runs jobs on a real vLLM, in its environment, and compares what came of them."""
+"""Jobs on a real vLLM, in its environment, and comparisons of their results."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What becomes of a prompt: exact prefix first, then variants, then computing; and when none of it."""
+"""The plan of a prompt: exact prefix first, then variants, then computing; and the fallback."""
 
 import numpy as np
 import pytest

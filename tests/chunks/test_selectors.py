@@ -1,4 +1,4 @@
-"""Which rows each selector chooses, and what Cache-Craft's corrections correct."""
+"""The rows that each selector chooses, and Cache-Craft's corrections."""
 
 import math
 

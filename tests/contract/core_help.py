@@ -1,4 +1,4 @@
-"""What the contract tests of the core share: whole requests in one call, and the state."""
+"""Helpers of the core's contract tests: whole requests in one call, and the state."""
 
 from contextlib import contextmanager
 

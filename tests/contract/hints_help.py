@@ -1,4 +1,4 @@
-"""What the contract tests of hints share: managers, a clock, ways to foresee, and how many blocks are foreseen."""
+"""Helpers of the contract tests of hints: managers, a clock, forecasts, and counts of forecast blocks."""
 
 import pytest
 from core_help import found, prefill, run, serve

@@ -1,4 +1,4 @@
-"""What the contract tests of layer groups share: managers, prefills, and a memory to read from."""
+"""Helpers of the contract tests of layer groups: managers, prefills, and a memory to read from."""
 
 from core_help import generate, run
 

@@ -1,4 +1,4 @@
-"""What holds for every policy, to be bound to one in two lines."""
+"""The contract of every policy, to be bound to one in two lines."""
 
 import pytest
 from core_help import found, prefill, rejected, run, serve, state

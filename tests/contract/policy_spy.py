@@ -1,4 +1,4 @@
-"""What the contract tests of the policy interface share: policies that write down their calls."""
+"""Helpers of the contract tests of the policy interface: policies that record their calls."""
 
 from quire import ops
 from quire.core import CacheManager

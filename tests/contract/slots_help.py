@@ -1,4 +1,4 @@
-"""What the contract tests of slots share: whole requests in one call, and the state."""
+"""Helpers of the contract tests of slots: whole requests in one call, and the state."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""What a caller foresees of its blocks, under three policies: they go first once it is over, and are found until then."""
+"""A caller's forecasts under three policies: blocks are found until the forecast is over, then go first."""
 
 import pytest
 from core_help import found, generate, prefill, run, serve

@@ -1,4 +1,4 @@
-"""What was evicted is remembered for a while: a miss says how much of a prompt was here, to the block."""
+"""Evicted prefixes are remembered for a while: a miss says how much of a prompt was evicted, to the block."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def manager():
 
 
 def evicted(manager, tokens, scope=None):
-    """How many tokens of a prompt are missed because they were evicted."""
+    """The number of tokens of a prompt that are missed because they were evicted."""
     said = ops.explain(manager, [*tokens, 2**31 - 1], scope)
     return sum(part.stop - part.start for part in said.segments if part.why == "evicted")
 

@@ -1,4 +1,4 @@
-"""What an observer is told of: every request once when it opens and once when it is closed."""
+"""Calls of an observer: every request once when it opens and once when it is closed."""
 
 import numpy as np
 import pytest

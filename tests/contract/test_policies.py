@@ -1,4 +1,4 @@
-"""What every eviction policy keeps to, and the order each one stands for."""
+"""The contract of every eviction policy, and the order of each."""
 
 from core_help import found, run, serve
 from policy_contract import BLOCK, PolicyContract

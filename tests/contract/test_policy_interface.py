@@ -1,4 +1,4 @@
-"""What a policy is told, and in which order; what it may ask of an entry, and of its pool; what may be one."""
+"""The policy interface: the calls and their order, questions to entries and pools, valid policies."""
 
 import os
 

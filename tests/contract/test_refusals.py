@@ -1,4 +1,4 @@
-"""What is refused: the right error, a message that names the value, and a state that did not change."""
+"""Refusals: the right error, a message that names the value, and a state that did not change."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""What one tenant's calls do does not depend on which prompts another tenant has cached.
+"""A tenant's calls do not depend on the prompts that another tenant has cached.
 
 Nothing here measures time: the lines that a call runs are compared, one by one.
 """
@@ -74,7 +74,7 @@ def test_open_and_probe_run_the_same_lines_whoever_else_has_the_prompt(
     kind, prompt, head, num_others, known_here
 ):
     def ran(begins):
-        """What a tenant's calls run, beside tenants whose prompts begin so."""
+        """The lines that a tenant's calls run, beside tenants whose prompts begin with `begins`."""
         manager = CacheManager(groups=KINDS[kind], block_size=SIZE)
         for each in range(num_others):
             serve(manager, text(begins, head) + text(5000 + 50 * each, 8), Scope(salt=str(each)))

@@ -1,4 +1,4 @@
-"""What `SlotCache` finds, which slot it gives away, and what it copies."""
+"""`SlotCache`: its hits, its victims, and its copies."""
 
 import numpy as np
 from slots_help import found, prefill, rejected, serve, text

@@ -1,4 +1,4 @@
-"""How much of a request is stored: `store_until`."""
+"""The stored part of a request: `store_until`."""
 
 import pytest
 from core_help import found, generate, prefill, rejected, run, serve

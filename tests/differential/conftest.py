@@ -1,4 +1,4 @@
-"""What most differential tests start from: one tiny model, a cache of it, a prompt."""
+"""Fixtures of most differential tests: one tiny model, a cache of it, a prompt."""
 
 from importlib.util import find_spec
 

@@ -361,7 +361,7 @@ def same(model, cache, ids, *, attention_mask=None, scope=None, store_until=None
 
 
 def check_stored(model, cache, tokens, scope=None):
-    """What the pools hold of a cached prefix is what a fresh forward computes; its length."""
+    """Check that the pools hold a cached prefix as a fresh forward computes it; return its length."""
     store, making = cache.kept.store, cache._calls.making
     ids = tokens.numpy().astype("int32")
     seq = store.open(ids, cache.kept.identity.scope(scope))

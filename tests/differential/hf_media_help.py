@@ -141,7 +141,7 @@ def words(seed, num_tokens):
 
 
 def request(name, *pieces):
-    """What the processor of a model makes of text and content: the arguments of generate."""
+    """The arguments of generate that a model's processor makes of text and content."""
     return batch(name, [pieces])
 
 
@@ -219,7 +219,7 @@ def equal(model, cache, inputs, **arguments):
 
 
 def first_logits(model, inputs):
-    """What the plain model says next."""
+    """The next-token logits of the plain model."""
     made = model.generate(
         **inputs, max_new_tokens=1, return_dict_in_generate=True, output_logits=True
     )

@@ -1,4 +1,4 @@
-"""What reusing passages does to answers: the small models of `quire bench chunks` tell one mistake from another."""
+"""Answers with reused passages: the small models of `quire bench chunks` tell one mistake from another."""
 
 from functools import cache
 

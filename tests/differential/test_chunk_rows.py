@@ -109,7 +109,7 @@ def test_the_master_is_never_changed_and_a_hundred_moves_leave_no_error():
 
 
 def test_rows_without_a_mask_of_their_own_would_be_far_off(monkeypatch):
-    """What the explicit mask is for: without one, transformers takes chosen rows for the first ones."""
+    """The explicit mask is needed: without one, transformers takes chosen rows for the first ones."""
     model = made("Llama", {}, attn_implementation="sdpa")
     runs, segments = Runs(model, layer_kinds(model.config)), prompt()
     rows = np.array([2, 30, 31, 70, segments.tokens.size - 1])

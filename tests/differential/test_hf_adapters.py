@@ -63,7 +63,7 @@ class Life:
         self.names = ["default"]
 
     def check(self):
-        """What the cache returns is what the model returns; asked again, it has it."""
+        """The cache answers as the model does; asked again, it hits."""
         for _ in range(2):
             same(self.model, self.cache, IDS, max_new_tokens=2)
         assert self.cache.last.cached_tokens == 20

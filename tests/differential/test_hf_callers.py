@@ -1,4 +1,4 @@
-"""What users of transformers pass and call, in the forms they have it in: it works as with the model."""
+"""Calls and arguments that users of transformers use: they work as with the model."""
 
 import copy
 import pickle

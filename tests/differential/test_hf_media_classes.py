@@ -51,7 +51,7 @@ def reused(cache):
 @pytest.mark.cases(2)
 @every(*MODELS[::2])
 def test_layouts_of_images_and_text(name, model):
-    """What differs shares nothing behind the difference, and what is the same is found again."""
+    """Prompts share nothing behind a difference, and equal ones are hits."""
     cache = make_cache(model, num_blocks=300, block_size=4)
     head, middle, tail = words(0, 7), words(1, 3), words(2, 6)
     one, two = picture(name, 1), picture(name, 2)

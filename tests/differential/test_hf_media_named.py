@@ -266,7 +266,7 @@ def test_media_for_a_model_without_any_are_refused():
 
 @pytest.mark.parametrize("num_images", [1, 2])
 def test_what_the_model_refuses_leaves_the_cache_usable(model, cache, inputs, num_images):
-    """How many features a picture has only the model knows: here 4, for 8 placeholders."""
+    """The model alone knows the number of a picture's features: here 4, for 8 placeholders."""
     ids = torch.cat([words(0, 3), torch.full((8,), IMAGE), words(1, 5)])[None]
     pixels = PIXELS[:1] if num_images == 1 else PIXELS.repeat(2, 1, 1, 1)
     with pytest.raises(ValueError, match="do not match"):

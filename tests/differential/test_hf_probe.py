@@ -1,4 +1,4 @@
-"""What a model must show before its KV is reused: of the model itself, and of a tiny twin of its config."""
+"""Checks before a model's KV is reused: of the model itself, and of a tiny twin of its config."""
 
 import pytest
 import torch

@@ -243,7 +243,7 @@ def test_scales_tell_weights_apart_whose_integers_are_equal():
 
 
 class Scales:
-    """What a package keeps beside a weight, in an object of its own class."""
+    """The data that a package keeps beside a weight, in an object of its own class."""
 
     def __init__(self, scale):
         self.scale = scale

@@ -1,4 +1,4 @@
-"""Who may share: salts, adapters and weights, through every call of `PrefixCache`."""
+"""Sharing by scope: salts, adapters and weights, through every call of `PrefixCache`."""
 
 import pytest
 import torch

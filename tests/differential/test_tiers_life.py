@@ -1,4 +1,4 @@
-"""What happens to the machine below the tiers: the tokens stay right, and only what can be stored is stored."""
+"""Events of the machine below the tiers: the tokens stay right, and records that fit are stored."""
 
 import contextlib
 import sys

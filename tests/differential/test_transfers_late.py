@@ -1,4 +1,4 @@
-"""Whatever comes from tiers comes late: what is read too early is NaN, or bytes of nothing.
+"""Data from tiers comes late: a read that is too early finds NaN, or bytes of nothing.
 
 On CUDA, blocks get into pools and working caches on a stream of their own. Here the stream is
 simulated: its work is done when an event behind it is waited for, and no moment before, so that

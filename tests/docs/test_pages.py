@@ -1,4 +1,4 @@
-"""What the README and the pages under docs show runs as it stands, and leads somewhere."""
+"""Snippets and links of the README and of the pages under docs: each runs, or leads somewhere."""
 
 import re
 from pathlib import Path

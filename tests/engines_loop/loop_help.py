@@ -33,13 +33,13 @@ def _generated(model, prompt, max_tokens):
 
 
 def plain_answer(model, prompt, max_tokens, stops=()):
-    """What `model.generate` says to a prompt, up to the first of `stops`."""
+    """The answer of `model.generate` to a prompt, up to the first of `stops`."""
     answer = _generated(model, tuple(prompt), max(max_tokens, LONGEST))[:max_tokens]
     return answer[: next((i + 1 for i, token in enumerate(answer) if token in stops), None)]
 
 
 def ties(model, prompt, got, max_tokens, stops=(), *, whole=True):
-    """How often an answer leaves the plain one at two tokens as good as each other; an AssertionError where at others.
+    """The number of ties at which an answer leaves the plain one; an AssertionError where it leaves at others.
 
     `whole`: the answer may not end before the plain one does.
     """

@@ -1,4 +1,4 @@
-"""Who reads answers of an engine on its thread: in several event loops, in all ways to read and to leave."""
+"""Readers of an engine on its thread: in several event loops, in all ways to read and to leave."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ def model():
 
 
 class Reader(NamedTuple):
-    """Who asks one prompt, and what becomes of it after some news; it may hold up its event loop before.
+    """A client with one prompt, and its end after some news; it may block its event loop before.
 
     Those who give their requests one name are refused while it is another's.
     """

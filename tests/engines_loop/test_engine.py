@@ -1,4 +1,4 @@
-"""What callers of the engine get: outputs, refusals, and an engine that lives on after a failure."""
+"""The engine as callers see it: outputs, refusals, and life after a failure."""
 
 import threading
 from copy import deepcopy

@@ -86,7 +86,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What was compiled."""
+    """The arguments of each compilation."""
     calls, now = [], compiling._compiled
 
     def call(*given):

@@ -1,4 +1,4 @@
-"""What a request may ask for is checked when it is said, with the value and the limit."""
+"""Sampling parameters are checked when they are made, with the value and the limit."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Which tokens are chosen: by each rule, in the stated order, by a request's own random numbers alone."""
+"""Sampling: each rule, the stated order, and a request's own random numbers alone."""
 
 import itertools
 

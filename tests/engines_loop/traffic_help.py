@@ -145,7 +145,7 @@ class Traffic:
         return text[:kept] + self._tokens(self.random.choice((0, 0, 1, 2, 5, 11, 21))) or [7]
 
     def _choice(self):
-        """How the tokens of a request are chosen."""
+        """Random sampling parameters of a request."""
         pick = self.random.choice
         if pick((True, True, True, False)):
             return {"temperature": 0, "top_p": pick((1, 0.5)), "seed": pick((None, 3))}

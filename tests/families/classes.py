@@ -132,5 +132,5 @@ _AUTO = {
 
 
 def _on_one_line(error):
-    """What an error says, on one line."""
+    """The message of an error, on one line."""
     return " ".join(str(error).split())[:200]

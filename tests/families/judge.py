@@ -45,7 +45,7 @@ PADDING = "computes rows behind padding differently"  # and a batch is refused f
 
 @dataclass
 class Verdict:
-    """What is known of one class. `without`: requests that transformers or quire does not take, and why."""
+    """The verdict on one class. `without`: requests that transformers or quire does not take, and why."""
 
     name: str
     model_class: str = ""
@@ -226,7 +226,7 @@ REQUESTS = (
 
 
 def stored(requests):
-    """What is kept of the longest texts is what a fresh forward computes."""
+    """Check that the stored KV of the longest texts is that of a fresh forward."""
     assert requests.reused > 0, "nothing was ever reused"
     for text in sorted(requests.texts, key=len)[-5:]:
         assert check_stored(requests.model, requests.cache, text) > 0

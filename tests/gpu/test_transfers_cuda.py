@@ -1,4 +1,4 @@
-"""What comes from tiers is written on a stream of its own, while the layers before it compute."""
+"""Blocks from tiers are written on a stream of their own, while the layers before them compute."""
 
 import sys
 import time

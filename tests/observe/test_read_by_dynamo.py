@@ -1,4 +1,4 @@
-"""What quire publishes, read by Dynamo's own indexer from quire's sockets: it finds of every prompt what the manager finds."""
+"""quire's events, read from its sockets by Dynamo's own indexer: it finds the same hits as the manager."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What holds for any model with real weights: prompts beyond a window of 512, in memory that is too small for them."""
+"""The contract of any model with real weights: prompts beyond a window of 512, in memory too small for them."""
 
 from real_help import asked, cache_of, lent, plain, shared_head, text
 

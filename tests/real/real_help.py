@@ -39,7 +39,7 @@ def _documentation(name):
 
 
 def text(name, num_tokens, start=0):
-    """So many tokens of Python's documentation of its built-ins, from one of them on."""
+    """The `num_tokens` tokens of Python's documentation of its built-ins from `start` on."""
     ids = _documentation(name)[start : start + num_tokens]
     assert len(ids) == num_tokens
     return ids

@@ -15,7 +15,7 @@ def removed(hashes, medium="GPU", **more):
 
 
 class SmallIndex:
-    """What an index should know of one replica: hashes with their whole texts and copies by medium."""
+    """A model of the index for one replica: hashes with their whole texts and copies by medium."""
 
     def __init__(self):
         self.texts, self.copies = {}, {}

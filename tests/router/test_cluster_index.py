@@ -1,4 +1,4 @@
-"""Which replica holds which prefix: what events say, and what becomes of those that say nothing or too much."""
+"""The index of prefixes by replica: events, and events that say nothing or too much."""
 
 import tracemalloc
 

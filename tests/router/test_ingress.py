@@ -1,4 +1,4 @@
-"""What stands before replicas on Ray Serve: answers passed on, and what clients see of replicas that die."""
+"""The ingress before replicas on Ray Serve: answers passed on, and replicas that die."""
 
 import asyncio
 import json
@@ -122,7 +122,7 @@ class Handle:
 
 
 class Messages:
-    """What a call yields, until it is cancelled."""
+    """The messages of a call, until it is cancelled."""
 
     def __init__(self, handle, sent, mood):
         self._mood, self._told, self._cancelled = mood, 0, asyncio.Event()

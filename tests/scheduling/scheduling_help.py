@@ -112,7 +112,7 @@ def reads(kind, position):
 
 
 class Chunk(NamedTuple):
-    """What a step computes of one job."""
+    """The part of one job that a step computes."""
 
     job: Job
     start: int

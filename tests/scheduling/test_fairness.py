@@ -1,4 +1,4 @@
-"""Who goes first, who is preempted, and for how long one may be passed."""
+"""Order of admission, preemption, and the bound on overtaking."""
 
 import pytest
 from scheduling_help import Loop

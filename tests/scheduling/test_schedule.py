@@ -1,4 +1,4 @@
-"""What a schedule does, one behaviour each."""
+"""Behaviours of a schedule, one for each test."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Who may ask, as whom, and that no key is told."""
+"""API keys: the tenants that they stand for; no answer has a key in it."""
 
 import base64
 

@@ -121,7 +121,7 @@ def test_tool_calls_come_whole_and_no_part_of_them_as_text(tokenizer):
 
 
 class Grown(NamedTuple):
-    """How a choice grows: its text, by so many characters a step from some step on, and why it ends then."""
+    """The growth of a choice: its text, characters per step, first step, and finish reason."""
 
     text: str
     since: int

@@ -1,4 +1,4 @@
-"""What goes wrong around a server: nothing of it is held afterwards, and others are served on."""
+"""Faults around a server: their requests hold nothing afterwards, and others are served on."""
 
 import json
 import signal

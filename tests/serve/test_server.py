@@ -26,7 +26,7 @@ def client(server):
 
 
 def generated(ids, num_tokens):
-    """What the model itself says, as text."""
+    """The text that the model itself generates."""
     model, tokenizer = tiny()
     row = torch.tensor([ids])
     made = model.generate(

@@ -10,13 +10,13 @@ from quire_sim.replay import replay
 
 
 def advice(trace, kind):
-    """What is said of every request."""
+    """The hint of every request."""
     said = foresee(trace, kind)
     return [said(number) for number in range(len(trace.requests))]
 
 
 def ends(trace):
-    """Which requests are the last of their session."""
+    """Whether each request is the last of its session."""
     return [each.ends is not None for each in advice(trace, "session-end")]
 
 

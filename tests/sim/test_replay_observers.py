@@ -1,4 +1,4 @@
-"""What observers of a replay see."""
+"""Observers of a replay."""
 
 import pytest
 from replay_help import BLOCK, random_chains, trace_of

@@ -1,4 +1,4 @@
-"""What a simulation of serving must conserve, whatever it simulates."""
+"""Conservation laws of every simulation of serving."""
 
 import json
 import math

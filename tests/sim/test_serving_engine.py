@@ -1,4 +1,4 @@
-"""What a replica has of a real engine's schedule: steps planned ahead, clocks that begin with a step, blocks found again."""
+"""A replica's model of a real engine's schedule: planned steps, clocks that begin with a step, hits."""
 
 import numpy as np
 import pytest

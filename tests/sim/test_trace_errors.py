@@ -1,4 +1,4 @@
-"""What is no trace is refused: with the row, the value, and what to do."""
+"""Invalid traces are refused: with the row, the value, and what to do."""
 
 import gzip
 import json

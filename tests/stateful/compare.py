@@ -244,7 +244,7 @@ class Comparison:
                     self.memory[group].poison_from(block, used)
 
     def verify(self, live):
-        """What the next token reads is there, and is the sequence's own."""
+        """Check that the tokens that the next one reads are there, and are the sequence's own."""
         size, num_tokens, seq = self.settings.block_size, len(live.tokens), live.seq
         for group in self.settings.attention:
             blocks = self.memory[group].blocks
@@ -290,7 +290,7 @@ class Comparison:
                 self.verify(live)
 
     def check_holds(self):
-        """What is held is where it was."""
+        """Check that held blocks are where they were."""
         for hold in self.holds if self.copies_taken else ():
             for group, block, names in hold.contents:
                 assert self.memory[group].blocks[block] == names, "a held block was moved"

@@ -59,7 +59,7 @@ class Identities:
 
 
 class Memory:
-    """What each block of one layer group holds; None where nothing was ever computed."""
+    """The contents of the blocks of one layer group; None where nothing was ever computed."""
 
     def __init__(self, num_blocks, block_size):
         self.block_size = block_size

@@ -1,4 +1,4 @@
-"""What the machine of requests draws: groups, prompts with pictures, options, drafts."""
+"""Strategies of the machine of requests: groups, prompts with pictures, options, drafts."""
 
 from hypothesis import strategies as st
 

@@ -38,7 +38,7 @@ TEXT = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=5).map(
 
 
 def expected(manager, tokens, scope):
-    """What a hit of whole blocks is; `probe` leaves one token to compute, and knows heads of blocks as well."""
+    """The tokens of a hit of whole blocks; `probe` leaves one to compute, and knows heads of blocks as well."""
     return manager.probe([*tokens, 0], scope).num_tokens // SIZE * SIZE
 
 
@@ -170,7 +170,7 @@ class Events(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def restart(self, data):
-        """What was on its way comes, if it does, behind the news of the break."""
+        """Restart the publisher: messages in flight arrive after the disconnect is noticed, if at all."""
         self.follower.doubt()
         for message in self.channel:
             if data.draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""What several files of tests use; the shipped contract shows values where an assertion of it fails."""
+"""Fixtures of several test files; the shipped contract shows values where an assertion of it fails."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""What a directory of a disk tier may have after its writers died; `benchmarks/crash_disk.py` hears what they told."""
+"""Possible contents of a disk tier's directory after its writers died, for `benchmarks/crash_disk.py`."""
 
 
 class Expected:
-    """What may be found of each key: None, or (payload bytes, generation).
+    """The possible results for each key: None, or (payload bytes, generation).
 
     `now`      after what was told
     `lasting`  after a loss of power: all that may have been since the last flush began

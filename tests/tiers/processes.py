@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 
 def end_with_parent() -> list[str]:
-    """What to write in front of a command, so that whatever ends the tests ends it as well."""
+    """Words to put before a command so that it ends with the tests, however they end."""
     path = shutil.which("setpriv")
     return [path, "--pdeathsig", "KILL"] if path else []
 

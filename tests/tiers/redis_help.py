@@ -1,4 +1,4 @@
-"""What several tests of the Redis tier do."""
+"""Helpers of the tests of the Redis tier."""
 
 from contextlib import contextmanager
 from itertools import count

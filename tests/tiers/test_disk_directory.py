@@ -1,4 +1,4 @@
-"""What others do to a directory while a disk tier has it: links, deletion, files without end, forks."""
+"""Other users of a disk tier's directory: links, deletion, files without end, forks."""
 
 import errno
 import fcntl

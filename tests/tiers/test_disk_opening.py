@@ -1,4 +1,4 @@
-"""What a disk tier makes of a directory that was left, damaged, taken or written by others."""
+"""Opening a disk tier on a directory that was left, damaged, taken or written by others."""
 
 import errno
 import os

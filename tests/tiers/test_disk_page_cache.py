@@ -1,4 +1,4 @@
-"""What a disk tier writes to the page cache and reads from it, and what goes past it."""
+"""Reads and writes of a disk tier through the page cache, and those that go past it."""
 
 import errno
 import os

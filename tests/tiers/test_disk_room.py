@@ -1,4 +1,4 @@
-"""Who makes room and when, room that moves between sizes, and threads that share a disk tier."""
+"""Eviction in a disk tier, room that moves between sizes, and threads that share the tier."""
 
 import errno
 import shutil
@@ -141,7 +141,7 @@ def test_a_record_that_moved_and_was_deleted_does_not_come_back(tmp_path):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("change", ["deleted", "replaced"])
 def test_a_record_that_is_being_moved_can_be(tmp_path, change):
-    """Whoever looks it up while it moves waits for the move, and must not drop the place that it left."""
+    """A lookup of a moving record waits for the move, and must not drop the place that the record left."""
 
     class Files(DiskFiles):
         at_sync = None

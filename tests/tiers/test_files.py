@@ -1,4 +1,4 @@
-"""What only a directory of files has to keep to: other processes, crashes, disks that say no."""
+"""Requirements of a directory of files alone: other processes, crashes, disks that say no."""
 
 import itertools
 import os

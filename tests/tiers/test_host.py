@@ -1,4 +1,4 @@
-"""What only the host tier has to keep to: its memory, its sizes, its hook, its lock."""
+"""Requirements of the host tier alone: its memory, its sizes, its hook, its lock."""
 
 import os
 import threading

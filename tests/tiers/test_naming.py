@@ -1,4 +1,4 @@
-"""What an engine writes down beside the records of its tiers."""
+"""The names that an engine writes beside the records of its tiers."""
 
 import pytest
 from dict_tier import DictTier

@@ -1,4 +1,4 @@
-"""What lies in an object store, who finds it, and what that costs in requests."""
+"""Objects in a store: their contents, who finds them, and the cost in requests."""
 
 import asyncio
 import os

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.system("redis-server")
 
 
 class RedisContract(TierContract):
-    """What the contracts below share: `servers`, and `url` where to find them."""
+    """The base of the contracts below: `servers`, and their `url`."""
 
     db = 0
     drops_what_it_read = False

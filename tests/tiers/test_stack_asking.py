@@ -1,4 +1,4 @@
-"""Who is asked and waited for: what can be expected to be gained, and how tiers that are left alone come back."""
+"""The decision to ask and wait for a tier by expected gain, and the return of suspended tiers."""
 
 import pytest
 from stack_help import KEYS, RECORDS, SIZE, Stacked, load, put

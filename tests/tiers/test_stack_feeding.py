@@ -1,4 +1,4 @@
-"""What is fed to a stack: when it begins, in which order, and who waits for it. In virtual time."""
+"""Jobs of a stack's feeding: their start, order, and waiters. In virtual time."""
 
 import threading
 from itertools import pairwise
@@ -367,7 +367,7 @@ def test_who_feeds_a_closed_stack_does_not_wait_for_ever():
 
 
 def test_work_that_is_just_being_taken_up_is_waited_for():
-    """Whoever asks between the two steps of taking it up, without the lock, must not find it nowhere."""
+    """A lookup between the two steps of taking up a job, without the lock, must still find it."""
 
     class Waiting(dict):
         def __delitem__(self, job):

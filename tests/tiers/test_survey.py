@@ -1,4 +1,4 @@
-"""What a tier holds, by namespace, scope and prefix, and how hot."""
+"""The contents of a tier, by namespace, scope and prefix, and how hot they are."""
 
 from dict_tier import DictTier
 from prefixes_help import FULL, STATES, book_of, hashes_of, store

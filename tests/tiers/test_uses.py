@@ -1,4 +1,4 @@
-"""What is remembered about keys in bounded memory."""
+"""Counts of uses by key in bounded memory."""
 
 from collections import Counter
 from random import Random

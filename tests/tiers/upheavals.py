@@ -1,4 +1,4 @@
-"""What others do to a tier's directory while it is open."""
+"""Attacks of other processes on a tier's directory while it is open."""
 
 import os
 import shutil

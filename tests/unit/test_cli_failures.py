@@ -1,4 +1,4 @@
-"""What goes wrong is one line, and a document with `--json`: never a traceback, never late."""
+"""Failures of commands are one line, and a document with `--json`: never a traceback, never late."""
 
 import json
 import os

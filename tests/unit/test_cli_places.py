@@ -1,4 +1,4 @@
-"""What `--tier` has made is recognised, and what is evicted gives its room back."""
+"""`--tier` recognises the files it has made, and evicted records give their room back."""
 
 import pytest
 

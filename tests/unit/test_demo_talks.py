@@ -1,4 +1,4 @@
-"""What a person sees of the demo is conversations: each question has an answer of its own."""
+"""The demo shows conversations: each question has an answer of its own."""
 
 import sys
 from pathlib import Path

@@ -25,7 +25,7 @@ def chains_of(forks):
 
 
 def noted(chains, forgotten=0):
-    """What the tree knows of each: size, what it shares, and the last request that used all of that."""
+    """The notes of each chain: size, shared blocks, and the last request that used all of these."""
     last, notes = {}, []
     for number, chain in enumerate(chains, 1 - forgotten):
         shared = [block for block in chain if block in last]

@@ -89,7 +89,7 @@ GROWING = ["", "tiers", "cli", "report"], ["torch", "hf", "demo"]
 
 
 def closure(extra):
-    """What pip installs for an extra, by its name as a package."""
+    """The packages that pip installs for an extra."""
     names = set()
     for line in PROJECT["optional-dependencies"][extra]:
         of_own = re.fullmatch(rf"{DISTRIBUTION}\[(.*)\]", line)
@@ -110,7 +110,7 @@ def test_the_table_of_extras_is_that_of_the_package():
 
 
 def brought(extra):
-    """What can be imported with an extra, of all that any brings."""
+    """The importable modules with an extra, of all that any extra brings."""
     mine = set(EXTRAS[extra].modules) if extra else set()
     if mine & {"torch", "matplotlib"}:
         mine |= {"jinja2", "PIL"}  # which these bring themselves
@@ -118,7 +118,7 @@ def brought(extra):
 
 
 def program_of(thing, folder):
-    """What Python runs to do a thing."""
+    """The program with which Python does a thing."""
     code = THINGS[thing]
     if isinstance(code, tuple):
         code = COMMAND.format(

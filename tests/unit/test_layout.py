@@ -24,7 +24,7 @@ def config(model_type, **values):
 
 
 def only(layout):
-    """What the only group of a model holds."""
+    """The memory of the only group of a model."""
     (group,) = layout.groups
     return group.memory
 

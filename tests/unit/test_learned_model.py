@@ -1,4 +1,4 @@
-"""What `learned` stands on: the model of returns, its ranks, the shadow of LRU, the guard."""
+"""The base of `learned`: the model of returns, its ranks, the shadow of LRU, the guard."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""What users import, and what that costs them."""
+"""The names that users import, and the cost of importing them."""
 
 import subprocess
 import sys

@@ -43,7 +43,7 @@ def test_an_engine_reads_nothing_that_its_tier_key_did_not_sign(tmp_path):
 
 
 def test_pages_and_groups_of_other_engines_are_signed(tmp_path):
-    """What SGLang's storage and vLLM's scheduler hand down, with settings as their options have them."""
+    """Records of SGLang's storage and vLLM's scheduler, with settings in the form of their options."""
     from quire.engines.sglang.records import PageRecords, PageStack
     from quire.engines.vllm.parts import GroupPart, GroupShape
 

@@ -1,0 +1,32 @@
+"""Counts of tools/words.py that stay at 0: docstrings whose first line is headless or too long."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import words  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def places():
+    """The places of each kind, read once."""
+    return words.found()
+
+
+def test_first_lines_of_docstrings_name_their_subject(places):
+    assert not places["headless"], "run: python tools/words.py headless"
+
+
+def test_first_lines_of_public_docstrings_have_20_words_at_most(places):
+    assert not places["long"], "run: python tools/words.py long"
+
+
+def test_a_relative_clause_in_place_of_a_noun_is_headless():
+    assert words.HEADLESS.match("What a request takes beside its prompt.")
+    assert words.HEADLESS.match("Whoever asks for a key.")
+    assert not words.HEADLESS.match("The options of a request.")
+    assert not words.HEADLESS.match("Whether a tier has what is asked for.")
