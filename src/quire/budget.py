@@ -1,4 +1,4 @@
-"""Memory for several layer groups: one budget of bytes, split by what a sequence needs of each."""
+"""Memory for several layer groups: one budget of bytes, split by the needs of a sequence."""
 
 from __future__ import annotations
 

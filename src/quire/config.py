@@ -122,7 +122,7 @@ def user_cache() -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says. Raises `ConfigError` for one that cannot be read."""
+    """Return the contents of a TOML file. Raises `ConfigError` for one that cannot be read."""
     import tomllib  # noqa: PLC0415 - few processes read any
 
     try:

@@ -1,4 +1,4 @@
-"""Interrupts: what becomes of a cache when an exception cuts one of its calls off half-way.
+"""Interrupts: the state of a cache after an exception cuts one of its calls off half-way.
 
 A signal is handled between any two bytecodes, and a library must not block those of a process. So every call
 that changes anything is watched, at no cost while nothing happens. quire's own errors are raised before any

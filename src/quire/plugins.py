@@ -1,4 +1,4 @@
-"""Plug-ins: what packages offer by entry points, each of a group and by a name."""
+"""Plug-ins: objects that packages offer by entry points, each of a group and by a name."""
 
 import sys
 from collections.abc import Callable, Mapping

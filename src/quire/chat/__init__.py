@@ -1,4 +1,4 @@
-"""Conversations: what a model reads of them, and what its answers say: text, and tool calls.
+"""Conversations: the prompts that a model reads, and the text and tool calls of its answers.
 
 conversation  messages and tools, laid out by a model's chat template
 tools         tool calls in an answer, in the forms that models write them

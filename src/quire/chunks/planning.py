@@ -1,4 +1,4 @@
-"""Plans: what of a prompt is exact, what is moved, and whether that is worth it."""
+"""Plans of prompts with passages: exact parts, moved parts, and whether moving pays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

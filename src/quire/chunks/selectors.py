@@ -189,7 +189,7 @@ class RandomRows(Selector):
 
 
 class AllRows(Selector):
-    """Everything again: what must equal a plain forward."""
+    """Recomputes every row: the result must equal a plain forward."""
 
     name = "all"
 

@@ -36,7 +36,7 @@ class StoreStats:
 
 
 class ChunkStore:
-    """Variants of passages, at most `capacity` bytes of them; what was used longest ago goes first.
+    """Variants of passages, at most `capacity` bytes of them; the least recently used is evicted first.
 
     A variant is found by its scope (with the model's fingerprint in it) and all of its ids, never by a
     hash of these. It is never changed: what is placed in a prompt is a copy. A pinned one is not

@@ -1,4 +1,4 @@
-"""Variants: the KV of a passage as it was captured once, and what is known of that capture."""
+"""Variants: the KV of a passage as captured once, and the facts of that capture."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,7 +12,7 @@ _numbers = count(1)
 
 
 class HeldKV(Protocol):
-    """K and V of a passage, whoever holds them."""
+    """K and V of a passage, in any memory."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The commands, and what happens to their errors."""
+"""The commands, and the handling of their errors."""
 
 import sys
 from typing import Annotated, Any

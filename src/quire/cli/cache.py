@@ -1,4 +1,4 @@
-"""`quire cache`: verify and evict what a tier holds."""
+"""`quire cache`: verify and evict the records of a tier."""
 
 from collections import Counter
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""Files that commands read and write: what cannot be is said before the work, not after it."""
+"""Files that commands read and write: an unusable one is refused before the work."""
 
 import csv
 import io

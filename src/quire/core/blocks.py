@@ -62,7 +62,7 @@ class BlockPool:
     def shortage(
         self, what: str, needed: int, mend: str, kind: type[OutOfBlocks] = OutOfBlocks
     ) -> OutOfBlocks:
-        """Return the error that says what this pool cannot give, what it holds, and what to do."""
+        """Return the `OutOfBlocks` error with the missing blocks, the state of the pool, and a remedy."""
         free, cached, active = self.num_free, self.num_cached, self.num_active
         msg = (
             f"{what}: {needed} blocks of group {self.name!r} needed; of its {self.num_blocks} blocks {free} "
@@ -107,11 +107,11 @@ class BlockPool:
         self.give_back(block_ids)
 
     def cache(self, num_blocks: int) -> None:
-        """Active to cached: so many blocks of the tree are referenced by nobody now."""
+        """Active to cached: `num_blocks` blocks of the tree lost their last reference."""
         self.num_cached += num_blocks
 
     def use(self, num_blocks: int) -> None:
-        """Cached to active: so many blocks are referenced again, or an active caller takes them out of the tree."""
+        """Cached to active: `num_blocks` blocks are referenced again, or an active caller takes them out of the tree."""
         self.num_cached -= num_blocks
 
     def protect(self, before: int, after: int) -> None:

@@ -1,4 +1,4 @@
-"""Giving back: what a sequence holds when it ends or is preempted."""
+"""Giving back: the blocks of a sequence when it ends or is preempted."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Holds:
         self.first_due = min(self.first_due, hold.due)
 
     def let_go(self, hold: Hold) -> None:
-        """Give up what a hold references, unless that was done before."""
+        """Release a hold's references; a second call does nothing."""
         if self.all.pop(id(hold), None) is not None:
             self._tree.let_go(hold.node, self._tree.sparse)
 

@@ -29,7 +29,7 @@ SomeWatcher = TypeVar("SomeWatcher", bound="Watcher")
 
 
 class Watcher:
-    """A listener to requests and blocks: it keeps events, a trace, a memory of what was evicted.
+    """A listener to requests and blocks: it keeps events, a trace, or a memory of evictions.
 
     It changes nothing that it is shown, and must not raise. Hooks that a watcher leaves out cost nothing. It
     watches one manager, from when that is made.
@@ -66,7 +66,7 @@ class Watcher:
 
 
 class Audience:
-    """The watchers of a manager, what they need before them, and the hooks that they have."""
+    """The watchers of a manager, those that they need before them, and their hooks."""
 
     def __init__(self, watchers: Iterable[Watcher]) -> None:
         self.all: tuple[Watcher, ...] = ()

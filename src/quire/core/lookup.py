@@ -1,4 +1,4 @@
-"""Lookups: what is cached of a prompt, and why not more.
+"""Lookups: the cached part of a prompt, and the reason of its end.
 
 Nothing of the cache changes; `PrefixTree.match_partial` alone may keep the sorted names of a node with many children.
 """
@@ -52,7 +52,7 @@ class Lookup:
         self._sub_block = sub_block and block_size > 1 and not tree.states
 
     def find(self, root: Node, key: Key, limit: int) -> Match:
-        """Find what is cached of the first `limit` tokens of a key."""
+        """Find the cached part of the first `limit` tokens of a key."""
         block_bytes = self._block_bytes
         num_bytes = limit * TOKEN_BYTES
         match = self._tree.match(root, key, num_bytes - num_bytes % block_bytes)
@@ -88,7 +88,7 @@ class Lookup:
         return Match(node.parent, end, node, end - node.start, refused)
 
     def hit(self, root: Node, key: Key) -> Hit:
-        """Return what a request for this prompt would find."""
+        """Return the hit of a request for this prompt."""
         num_tokens = len(key) // TOKEN_BYTES
         found = self.find(root, key, num_tokens - 1)
         cached = found.num_blocks * self._block_size + found.partial_tokens

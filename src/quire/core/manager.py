@@ -76,7 +76,7 @@ class CacheManager(Interruptible):
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, of the first group."""
+        """Free blocks of the first group."""
         return self.pools[0].num_free
 
     @property
@@ -86,7 +86,7 @@ class CacheManager(Interruptible):
 
     @property
     def num_cached(self) -> int:
-        """Blocks that are findable and referenced by nobody, of the first group."""
+        """Cached blocks of the first group: findable and without a reference."""
         return self.pools[0].num_cached
 
     @property
@@ -99,7 +99,7 @@ class CacheManager(Interruptible):
     def probe(
         self, tokens: TokenIds, scope: Scope | None = None, media: Items[MediaItem] = ()
     ) -> Hit:
-        """Return what `open` would find cached of a prompt. Changes nothing, counts nothing.
+        """Return the hit that `open` would find for a prompt. Changes nothing, counts nothing.
 
         A negative id in an int32 array is not seen here: nothing is found from it on.
 
@@ -131,7 +131,7 @@ class CacheManager(Interruptible):
         media: Items[MediaItem] = (),
         **terms: Unpack[RequestTerms],
     ) -> Sequence:
-        """Start a request: reference what is cached of its prompt.
+        """Start a request: reference the cached part of its prompt.
 
         The first successful `reserve` (or fork) counts the request, marks its blocks as used, and copies a block of which
         only the head was found. A request that is closed or suspended before that changes nothing, unless `take_copies`
@@ -213,7 +213,7 @@ class CacheManager(Interruptible):
 
     @mutating
     def resume(self, seq: Sequence) -> int:
-        """Reference what is left of a suspended sequence; return the tokens to recompute.
+        """Reference the remaining blocks of a suspended sequence; return the tokens to recompute.
 
         They are reserved and committed again, as a prompt's are. Raises `SequenceError`.
         """

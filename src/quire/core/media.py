@@ -46,7 +46,7 @@ class MediaTable:
         return _replace(key, media, self._numbered)
 
     def peek(self, key: Key, media: Sequence[MediaItem]) -> Key:
-        """Return what `encode` would, without giving out numbers (unknown content gets 2**31's)."""
+        """Return the result of `encode` without giving out numbers (unknown content gets 2**31's)."""
         return _replace(key, media, lambda content: self.numbers.get(content, UNKNOWN_MEDIA))
 
     def counts(self, key: Key | bytearray) -> dict[int, int]:
@@ -56,14 +56,14 @@ class MediaTable:
         return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
     def use(self, counts: Mapping[int, int]) -> None:
-        """Count so many more uses of these numbers."""
+        """Add uses of these numbers."""
         for number, count in counts.items():
             self.uses[number] = self.uses.get(number, 0) + count
             self.idle.pop(number, None)
         self._forget()
 
     def release(self, counts: Mapping[int, int]) -> None:
-        """Count so many uses of these numbers less."""
+        """Subtract uses of these numbers."""
         for number, count in counts.items():
             self.uses[number] -= count
             if not self.uses[number]:

@@ -1,4 +1,4 @@
-"""The nodes of the prefix tree: what is kept of a run of blocks, and where a lookup ended."""
+"""The nodes of the prefix tree, and the result of a lookup."""
 
 from __future__ import annotations
 

@@ -71,13 +71,13 @@ class Order:
             node.mark = Mark(terms.priority)
 
     def retain(self, node: Node, seconds: float) -> None:
-        """Retain a referenced node for so many seconds from now on."""
+        """Retain a referenced node for `seconds` from now on."""
         if node.mark is None:
             node.mark = Mark()
         node.mark.keep_until = max(node.mark.keep_until, self.now() + seconds)
 
     def alike(self, node: Node, terms: Terms) -> bool:
-        """Whether what a request stores next may join a node that it used, on the same terms."""
+        """Whether the next blocks of a request may join a node that it used, on the same terms."""
         mark = node.mark or UNMARKED
         kept = terms.retain_s > 0 or not mark.keep_until or mark.keep_until <= self.now()
         return kept and mark.priority == terms.priority and mark.owner is terms.owner
@@ -89,7 +89,7 @@ class Order:
         return same and max(one.keep_until, now) == max(two.keep_until, now)
 
     def expect(self, owner: Owner, due: float) -> None:
-        """Say from when on nobody is expected to come back to an owner's nodes."""
+        """Set the time after which no return to an owner's nodes is expected."""
         now = self.now()
         was_done, owner.due = owner.due <= now, due
         if was_done != (due <= now):
@@ -160,7 +160,7 @@ class Order:
             yield from policy.order()  # pyright: ignore[reportReturnType]
 
     def expire(self) -> None:
-        """Look again at what is due: retention that ended, owners that are done."""
+        """Process what is due: retention that ended, owners that are done."""
         now = self.now()
         nodes: list[Node] = []
         while (first := self._due.first()) is not None and first[0] <= now:

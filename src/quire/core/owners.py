@@ -12,7 +12,7 @@ MAX_SESSIONS = 65_536
 
 
 class Owners:
-    """The owners of what requests with hints store: sessions by scope and name, and single requests.
+    """The owners of blocks stored with hints: sessions by scope and name, and single requests.
 
     `sessions`  that have begun and were not ended, by scope and name: those of two tenants never meet
     """
@@ -22,7 +22,7 @@ class Owners:
         self.sessions: dict[tuple[Scope, str], Owner] = {}
 
     def begin(self, scope: Scope, hint: Hint) -> Owner | None:
-        """Return the owner of what a request stores that begins now; None for one without a forecast.
+        """Return the owner of the blocks of a request that starts; None without a forecast.
 
         Reuse is expected as long as a request of the owner runs.
         """
@@ -45,7 +45,7 @@ class Owners:
             self._order.expect(owner, self._order.now() + terms.hint.lasts_s)
 
     def end(self, scope: Scope, session_id: str) -> int:
-        """End a session; return the blocks that nobody is expected to come back to from now on."""
+        """End a session; return the blocks to which no return is expected from now on."""
         owner = self.sessions.pop((scope, session_id), None)
         if owner is None:
             return 0

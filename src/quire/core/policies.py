@@ -13,7 +13,7 @@ GROUP = "quire.policies"
 
 
 class Lru(Policy):
-    """Evicts what was used longest ago.
+    """Evicts the least recently used block first.
 
     All cached entries stand in one linked list, oldest first, and a release appends from the
     deepest entry upwards. So a parent is never older than its child and the head of the list
@@ -70,12 +70,12 @@ class Lru(Policy):
 
 
 def policy_names() -> list[str]:
-    """Return the names that `CacheManager` takes: the core's own, and what entry points offer."""
+    """Return the policy names that `CacheManager` takes: the core's own, and those of entry points."""
     return sorted({"lru"} | names_offered(GROUP))
 
 
 def factory_of(policy: object) -> PolicyFactory:
-    """Return what makes the policy objects: a policy's name stands for it, or it is given. Raises `ConfigError`.
+    """Return the factory of policy objects, given itself or by a policy's name. Raises `ConfigError`.
 
     A class that is no `Policy` is made first, without arguments: `quire.foresight.Learned` is a factory then.
     """

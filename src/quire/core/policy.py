@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
 
     @property
     def evictable(self) -> bool:
-        """Whether this may be a victim now: nobody references it, nothing hangs below it."""
+        """Whether this may be a victim: it has no reference and no child."""
         raise NotImplementedError  # the tree's node says
 
     @property

@@ -131,7 +131,7 @@ def evict(kernel: Kernel, num_blocks: int) -> int:
 
 
 def least(kernel: Kernel, num_tokens: int) -> tuple[int, ...]:
-    """Return the blocks that each group must have at least for so many tokens."""
+    """Return the least number of blocks that each group needs for `num_tokens` tokens."""
     whole = -(-num_tokens // kernel.rows.block_size)
     needed = [whole] * len(kernel.pools)
     for sparse in kernel.tree.sparse:
@@ -163,7 +163,7 @@ def drop(kernel: Kernel, node: Node, num_blocks: int, why: Leaving) -> None:
 
 
 def _drop_spent(kernel: Kernel, node: Node, why: Leaving) -> None:
-    """Drop a leaf in which no hit can end any more, and what that exposes of the same."""
+    """Drop a leaf in which no hit can end any more, then its ancestors of the same kind."""
     while node.evictable and any(group.is_spent(node) for group in kernel.tree.sparse):
         parent = node.parent
         assert parent is not None

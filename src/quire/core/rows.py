@@ -176,7 +176,7 @@ class Rows:
         self._view()
 
     def _add_rows(self) -> None:
-        """Have twice as many rows."""
+        """Double the number of rows."""
         more = self.num_rows
         self.unused[:0] = range(2 * more - 1, more - 1, -1)
         self.numbers = np.hstack((self.numbers, np.zeros_like(self.numbers)))

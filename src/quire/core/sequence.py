@@ -22,7 +22,7 @@ from quire.scope import Scope
 
 
 class Script(msgspec.Struct, gc=False, eq=False):
-    """The tokens that a sequence's commits must repeat, and what is known of its prompt.
+    """The tokens that a sequence's commits must repeat, and the facts of its prompt.
 
     `prompt_len`  tokens of the prompt given at open
     `start`       tokens before what is known

@@ -25,7 +25,7 @@ class Options(TypedDict, total=False):
 
 
 class ManagerSettings(msgspec.Struct, frozen=True):
-    """The arguments of `CacheManager`, checked; the policy as what makes it. Raises `ConfigError`."""
+    """The arguments of `CacheManager`, checked, with the policy as a factory. Raises `ConfigError`."""
 
     groups: tuple[LayerGroup, ...]
     block_size: int

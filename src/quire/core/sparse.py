@@ -100,7 +100,7 @@ class SparseGroup(ABC):
         """Return how many blocks a hit at this boundary needs at most."""
 
     def least(self, end: int) -> int:
-        """Return how many blocks a sequence of so many must be able to hold at a time."""
+        """Return the blocks that a sequence of `end` blocks must be able to hold at a time."""
         return self.reach(end)
 
     # -- what the tree tells ---------------------------------------------------------------
@@ -149,7 +149,7 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def guard(self, node: Node) -> None:
-        """Protect what a hit at the end of this node needs."""
+        """Protect the blocks that a hit at the end of this node needs."""
 
     @abstractmethod
     def unguard(self, node: Node) -> None:
@@ -181,7 +181,7 @@ class SparseGroup(ABC):
 
     @abstractmethod
     def held(self, node: Node) -> Iterator[tuple[int, int]]:
-        """Iterate over (boundary, block id) of what is there of a node."""
+        """Iterate over (boundary, block id) of the present blocks of a node."""
 
     @abstractmethod
     def block_at(self, node: Node, at: int) -> int:

@@ -1,4 +1,4 @@
-"""Taking: what a sequence gets when it starts, grows or forks."""
+"""Taking: the blocks of a sequence when it starts, grows or forks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def open_sequence(
 
 
 def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match, missed: Missed) -> None:
-    """Reference what was found, fill the row, and leave the rest as the prompt to compute.
+    """Reference the found blocks, fill the row, and leave the rest as the prompt to compute.
 
     What is found keeps its place in the order of eviction until `settle`, and the block whose head is shared is the tree's.
     """
@@ -84,7 +84,7 @@ def attach(kernel: Kernel, seq: Sequence, key: Key, found: Match, missed: Missed
 
 
 def resume(kernel: Kernel, seq: Sequence) -> int:
-    """Reference what is left of a suspended sequence; see `CacheManager.resume`."""
+    """Reference the remaining blocks of a suspended sequence; see `CacheManager.resume`."""
     key = memoryview(seq.script.key)
     num_tokens, had = len(key) // TOKEN_BYTES, seq.num_cached
     limit = num_tokens if num_tokens == had else num_tokens - 1
@@ -170,7 +170,7 @@ def needs(kernel: Kernel, num_new: int, stale: Items[tuple[int, int]]) -> list[i
 
 
 def stale_slots(kernel: Kernel, seq: Sequence) -> list[tuple[int, int]]:
-    """Return (group, index in its table) of what must be replaced before the next write.
+    """Return (group, index in its table) of blocks to replace before the next write.
 
     That is a partly filled last block or a state that others read too, and a state that
     the sequence does not have yet. Nothing is, where room was reserved already.

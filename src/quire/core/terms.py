@@ -1,4 +1,4 @@
-"""The terms on which the blocks of a request are kept, and what its caller foresees of their reuse."""
+"""The terms on which the blocks of a request are kept, and its caller's forecast of their reuse."""
 
 from __future__ import annotations
 

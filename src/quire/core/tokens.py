@@ -1,4 +1,4 @@
-"""Token ids as key bytes: what callers pass in, and the form in which the tree compares it.
+"""Token ids as key bytes: the forms that callers pass in, and the form that the tree compares.
 
 A key is the int32 token ids of a run of blocks as native-endian bytes, four per token.
 Equal keys mean equal tokens: there is no hash between a prompt and its cached prefix.

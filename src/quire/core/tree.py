@@ -192,7 +192,7 @@ class PrefixTree:
         self.stand(end, groups)
 
     def let_go(self, end: Node, groups: tuple[SparseGroup, ...]) -> None:
-        """Give up what `hold` referenced."""
+        """Release the references of `hold`."""
         self.leave(end, groups)
         for node in reversed(end.path()):
             self.unlock(node)

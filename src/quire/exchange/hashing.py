@@ -71,7 +71,7 @@ def root_digest(scope: Scope) -> bytes:
 
 
 def tenant_tag(scope: Scope) -> bytes:
-    """Return the 8 bytes that name the tenant of a scope in digests and keys; zeros for nobody's."""
+    """Return the 8 bytes that name the tenant of a scope in digests and keys; zeros without a tenant."""
     tenant = scope.tenant if scope.tenant is not None else scope.salt
     return NO_TENANT if tenant is None else _digest(b"quire-tenant-1" + _part(tenant))[:TAG_BYTES]
 

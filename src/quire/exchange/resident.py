@@ -1,4 +1,4 @@
-"""Residency: what a manager holds of a prompt, what a hit of it would need, and what it could take."""
+"""Residency: the blocks of a prompt in a manager, those that a hit needs, and the room for them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def residency(
     scope: Scope | None = None,
     media: Items[MediaItem] = (),
 ) -> Residency:
-    """Return what is here of a prompt, at least one token of it left to compute. Changes nothing.
+    """Return the residency of a prompt, at least one token of which is left to compute. Changes nothing.
 
     Raises what `probe` raises.
     """

@@ -256,7 +256,7 @@ def _give_out(kernel: Kernel, seq: Sequence, brought: Brought) -> dict[int, list
 
 
 def _publish(kernel: Kernel, seq: Sequence, key: Key) -> None:
-    """Enter what came back into the tree; what the table leaves out of sparse groups becomes a gap."""
+    """Enter the restored blocks into the tree; blocks missing from sparse tables become gaps."""
     kernel.rows.computed[seq.row] = seq.script.start = seq.prompt_len
     num_new = enter(kernel, seq, key, len(key) // kernel.tree.block_bytes)
     for window in kernel.rows.windows if num_new else ():
@@ -265,7 +265,7 @@ def _publish(kernel: Kernel, seq: Sequence, key: Key) -> None:
 
 
 def _end(kernel: Kernel, seq: Sequence, kept: Hold) -> None:
-    """Give back what was not committed, and all that was locked."""
+    """Give back uncommitted blocks, and all locks."""
     rows, start = kernel.rows, seq.node.end
     for group in rows.token_groups:
         table = rows.slots(group, seq.row, start, seq.num_blocks)

@@ -13,7 +13,7 @@ from quire.exchange.digests import Digests
 
 
 class NamedBlock(msgspec.Struct, frozen=True, gc=False):
-    """A block of a layer group, and what its bytes are.
+    """A block of a layer group, with the digest that names its contents.
 
     `digest` names the tokens up to its end, as `block_hashes` does; `index` is its place in the
     prefix. A block of a recurrent group is the state after those tokens.
@@ -64,7 +64,7 @@ class Spill(Watcher):
         return taken
 
     def _held(self, node: Node, group: int, blocks: range) -> Iterator[tuple[int, int]]:
-        """Iterate over (index, block) of what is there of these blocks."""
+        """Iterate over (index, block) of those blocks that are present."""
         sparse = sparse_at(self._tree.sparse, group)
         if sparse is None:
             first = blocks.start - node.start

@@ -1,4 +1,4 @@
-"""KV events on the wire, as vLLM, SGLang and Dynamo speak it: what was stored and removed, and where.
+"""KV events on the wire, in the format of vLLM, SGLang and Dynamo.
 
 A batch is one msgpack array, `[seconds, events, data parallel rank]`. An event is a map with its type; before June 2026 it
 was an array that begins with it, and both are read. Fields that are not known are passed over, and of an event of another

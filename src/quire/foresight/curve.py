@@ -1,4 +1,4 @@
-"""The live curve: what any capacity would have found, from a short note per request."""
+"""The live curve: the hit rate of every capacity, from a short note per request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LiveCurve(Watcher):
         self._notes: list[int] = []
 
     def restart(self) -> None:
-        """Begin the curve anew: it is of the requests from now on. Those before only tell what they left."""
+        """Start the curve anew from the next request; earlier ones count only as history."""
         counters = self._counters
         self._begun = counters.num_requests
         self._begun_hits, self._begun_tokens = counters.hit_tokens, counters.prompt_tokens
@@ -74,7 +74,7 @@ class LiveCurve(Watcher):
         )  # whole, whatever interrupts
 
     def what_if(self) -> WhatIf:
-        """Return what any capacity would have found of the latest requests, under LRU.
+        """Return the hit-rate curve of the latest requests, under LRU.
 
         Mostly within a tenth of a point. Of the requests that are remembered, or of those since it was begun anew.
         What was found in blocks whose rest is another counts at every capacity, but for none.

@@ -39,7 +39,7 @@ class Uses(msgspec.Struct, frozen=True, eq=False):
 
 
 def uses_of(size: Ints, shared: Ints, since: Ints, generated: int) -> Uses:
-    """Return what requests used again, each of which began with `shared` of its `size` tokens as request `since` did.
+    """Return the reused token runs of requests that share `shared` of `size` tokens with request `since`.
 
     `since`      who used them last; 0 or below: a request before the first one; int64 [requests], as the others
     `generated`  tokens beyond the prompts; those that were used again belong to who made them, the rest is spread

@@ -31,7 +31,7 @@ MAX_CREDITS = 4096
 
 
 class Forecasts:
-    """The forecasts of one manager: credits by caller and session, and what is expected.
+    """The forecasts of one manager: credits by caller and session, and the returns that are due.
 
     A caller is a scope: tenants, keys and models that share no blocks share no credit. `unmet` is told of a record whose
     time is over.
@@ -46,11 +46,11 @@ class Forecasts:
 
     @property
     def spoken(self) -> bool:
-        """Whether anybody has said when somebody comes back."""
+        """Whether any caller has given a forecast."""
         return bool(self._credits)
 
     def expect(self, record: Record, kind: int, scope: Scope, hint: Hint, now: float) -> None:
-        """A request of a kind ends; its caller may have said when somebody comes back."""
+        """Note the end of a request of a kind, with its caller's forecast if any."""
         if hint.returns_in_s is None:
             record.silent = self.spoken and (scope, None) in self._credits
             return
@@ -85,7 +85,7 @@ class Forecasts:
                 credit.note(right=forecast.first <= now <= forecast.last)
 
     def advance(self, now: float) -> None:
-        """Give up what was expected until now and has not come."""
+        """Give up the forecasts whose time is over."""
         while self._lasts.items and (head := self._lasts.first()) is not None and head[0] < now:
             self.returned(head[2], now)
             self._unmet(head[2])

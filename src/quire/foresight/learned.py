@@ -1,4 +1,4 @@
-"""The policy of this project: evicts what is least likely to be come back to."""
+"""The policy of this project: evicts the blocks least likely to be used again."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Learned(Watcher):
             run = run.above
 
     def _expect(self, seq: Sequence, walk: Walk, kind: int) -> None:
-        """Take down what the caller has said of the blocks that the request stored, and of those of the turns before."""
+        """Note the caller's forecast for the blocks that the request stored, and for those of earlier turns."""
         hint, record, previous = seq.terms.hint, walk.record, walk.previous
         record.since = 0 if walk.continues else walk.found
         record.foretold = hint.returns_in_s is not None
@@ -210,7 +210,7 @@ class Learned(Watcher):
         return turn, 16 + new, 64 + 16 * turn + new, 256 + bucket(walk.output, 15)
 
     def _judge(self, walk: Walk, end: int, asked: int) -> None:
-        """Find out what LRU would have found, and put the request on top of its stack."""
+        """Compute the hit that LRU would have had, and put the request on top of its stack."""
         mind, capacity = self.mind, self._capacity()
         path, shadow = walk.path if len(walk.path) < 2 else _merged(walk.path), mind.shadow
         lru_found = 0

@@ -1,4 +1,4 @@
-"""A shadow of LRU: what LRU would have found, from sizes alone."""
+"""A shadow of LRU: the hits that LRU would have had, from sizes alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LruShadow:
         self._limit = MIN_SLOTS
 
     def push(self, record: Record, num_blocks: int, capacity: int) -> None:
-        """Put a record on top, with so many blocks."""
+        """Put a record on top, with its number of blocks."""
         if len(self._records) == self._limit:
             self._compact(capacity)
         self._add(record, num_blocks)
@@ -57,7 +57,7 @@ class LruShadow:
         self._sums[-1] += num_blocks
 
     def _compact(self, capacity: int) -> None:
-        """Keep the records within the capacity, and room for as many again."""
+        """Drop the records beyond the capacity, and leave room for as many again."""
         kept: list[tuple[Record, int]] = []
         depth = 0
         for record, num_blocks in zip(reversed(self._records), reversed(self._blocks), strict=True):

@@ -94,7 +94,7 @@ class Mind:
 
     @property
     def trims(self) -> bool:
-        """Whether what follows prompts has not been worth keeping."""
+        """Whether blocks behind prompts have not been worth keeping."""
         matched, seen = self.answers
         return seen >= TRUST / TRIAL and matched < seen / 4
 
@@ -109,7 +109,7 @@ class Mind:
         node.note = walk.record
 
     def judge(self, found: int, lru_found: int, asked: int, capacity: int) -> None:
-        """Compare a request's blocks with those that LRU would have found in a cache of so many."""
+        """Compare a request's hit with LRU's in a cache of `capacity` blocks."""
         self.gain += found - lru_found
         self.asked += asked
         if self.gain >= 0 and not self.is_lru:

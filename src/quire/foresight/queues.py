@@ -27,7 +27,7 @@ Item: TypeAlias = tuple[float, float, int, Entry]
 
 
 class Queues(Lru):
-    """Evicts what is superseded, then answers that are trimmed, then the lowest rank; or what LRU would.
+    """Evicts superseded blocks, then trimmed answers, then the lowest rank; or in LRU's order.
 
     Of what callers have said when they come back to, that is what is expected last; of the rest, the head of a class.
     An entry's `note` is the record of the request that used it last, its `uses` its age. A queue is a heap
@@ -186,7 +186,7 @@ class Queues(Lru):
             self._look_again(queue)
 
     def _look_again(self, queue: int) -> None:
-        """The front of a queue may not be what it was."""
+        """Mark the front of a queue as out of date."""
         front = self._fronts.pop(queue, None)
         if front is not None:
             del self._front_of[id(front[2])], self._until[queue]
@@ -205,7 +205,7 @@ class Queues(Lru):
                 self._look_again(queue)
 
     def _head(self, queue: int) -> Entry | None:
-        """Return the oldest entry of a queue; drop what no longer belongs there."""
+        """Return the oldest entry of a queue; drop entries that belong elsewhere."""
         items = self._heaps[queue].items
         while items:
             entry = items[0][3]

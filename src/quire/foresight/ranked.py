@@ -47,7 +47,7 @@ class RankedPolicy(Policy):
 
 
 class Fifo(RankedPolicy):
-    """Evicts what was stored longest ago, however often it was used since.
+    """Evicts the block stored longest ago, however often it was used since.
 
     An entry counts from when the request that stored its tail let go of it, since the tail
     is what goes first. Heads are stored before their tails, so a finished chain goes as a
@@ -68,7 +68,7 @@ class Fifo(RankedPolicy):
 
 
 class Lfu(RankedPolicy):
-    """Evicts the leaf of the lowest value; among equals, what was used longest ago.
+    """Evicts the leaf of the lowest value; among equals, the least recently used one.
 
     The value of an entry is how often it was used, plus the age of the cache at its last use.
     The age is the value of the last victim: it rises as long as blocks are evicted, so what is used no

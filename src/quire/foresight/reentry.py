@@ -89,7 +89,7 @@ _NO_FEATURES = (NOTHING,) * MAX_FEATURES
 
 
 class Stay(msgspec.Struct, gc=False, eq=False):
-    """Blocks that nobody uses now, and what is known of how soon such blocks are used again.
+    """Unused blocks, and the features that tell how soon such blocks are used again.
 
     `time`     since when, in seconds
     `cells`    its values of the features; `kind` the class of its weight
@@ -122,7 +122,7 @@ class SharedRoot(msgspec.Struct, gc=False, eq=False):
 
 
 class Record(Stay, gc=False, eq=False):
-    """One request: the part of a chain that it used last, and what is known of its kind.
+    """One request: the part of a chain that it used last, and the features of its kind.
 
     `number`      of the request; its `time` is that of its end
     `prompt`      full blocks of its prompt; `found` of them were there, or known to be evicted
@@ -204,7 +204,7 @@ class Reentry:
             self._cells[MAX_FEATURES * record.place + len(record.cells) - 1] = feature
 
     def _weigh(self, record: Stay, cells: tuple[int, ...]) -> float:
-        """Sort a record into the class of what its cells weigh; return 1 / weight.
+        """Sort a record into the class of its cells' weight; return 1 / weight.
 
         A cell's weight says how much sooner than the average its records are come back to.
         """
@@ -298,7 +298,7 @@ class Reentry:
         self._weights = ((self._cell_returned + CELL_EVENTS) / (expected + CELL_EVENTS)).tolist()
 
     def _drop(self) -> None:
-        """Keep of what ages those that are waited for still, and room for as many again."""
+        """Drop records that are not watched any more, and leave room for as many again."""
         kept = [place for place, record in enumerate(self._aging) if record.watched]
         self._left = np.searchsorted(kept, self._left)
         self._aging = [self._aging[place] for place in kept]

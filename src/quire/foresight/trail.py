@@ -70,11 +70,11 @@ class TrailPart(NodePart, gc=False, eq=False):
         """Keep the run: the rest of the node still leads to it."""
 
     def join(self, upper: TrailPart, at: int) -> None:
-        """The way to the run stays what it was."""
+        """Keep the run: the joined node leads to it as well."""
 
 
 class Trail(Watcher):
-    """Remembers what was stored and who used it last, in a tree of its own: an eviction costs it nothing.
+    """Remembers the last request that used each stored run, in a tree of its own that evictions leave alone.
 
     The tree branches where prompts did. What it has of a prompt and the cache has not was evicted: with a trail a
     miss is `evicted` where it would be `cold`; `LiveCurve` makes hit-rate curves of it. Runs are forgotten from

@@ -79,7 +79,7 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
         return float(self.token_hit[-1])
 
     def at(self, capacity_blocks: float) -> float:
-        """Return the share of prompt tokens that a cache of so many blocks would have found.
+        """Return the share of prompt tokens that a cache of `capacity_blocks` blocks would have found.
 
         Raises `ConfigError` for a negative capacity.
         """

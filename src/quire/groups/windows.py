@@ -41,7 +41,7 @@ class WindowKind(Kind, frozen=True):
         return 0
 
     def first_block(self, num_tokens: int, block_size: int) -> int:
-        """Return the first block that a hit of so many tokens needs, sinks apart; it never falls as they rise."""
+        """Return the first block a hit of `num_tokens` needs, sinks apart; it never falls as they rise."""
         raise NotImplementedError
 
     def border(self, end: int, block_size: int) -> int:
@@ -63,7 +63,7 @@ class WindowKind(Kind, frozen=True):
 
 
 class WindowGroup(SheddingGroup, TableGroup):
-    """A sliding-window or chunked group: what a hit needs of it, and what it loses first."""
+    """A sliding-window or chunked-attention group: the blocks a hit needs, and the order of eviction."""
 
     def __init__(self, site: Site, kind: WindowKind) -> None:
         super().__init__(site)

@@ -70,7 +70,7 @@ class Activity:
         self._curve: CacheManager | None = None
 
     def begin(self, batches: Items[EventBatch]) -> None:
-        """Take in what was cached before; nothing of it is counted."""
+        """Take in the cached blocks at the start; none of them is counted."""
         self.mirror.begin(batches)
         self._open.clear()
         self._gone.clear()
@@ -112,7 +112,7 @@ class Activity:
         self._end_before(math.inf)
 
     def what_if(self) -> WhatIf | None:
-        """Return what other capacities would have found of the requests that ended; None before the first.
+        """Return the hit-rate curve of the requests that ended; None before the first.
 
         A request ends when nothing continued it for `SAME_REQUEST_S`.
         """

@@ -26,7 +26,7 @@ class Consumer(Protocol):
         ...
 
     def begin(self, batches: Items[EventBatch]) -> None:
-        """Forget everything: what is in these batches is cached, and nothing else."""
+        """Replace the known contents by those of these batches."""
         ...
 
 
@@ -58,7 +58,7 @@ class Follower:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the consumer may know other than what is cached."""
+        """Whether the consumer's contents may differ from the cache's."""
         return self.next_number is None or bool(self.ahead) or self.unsure or self.lost
 
     @property
@@ -109,14 +109,14 @@ class Follower:
         self._catch_up()
 
     def restore(self, next_number: int, batches: Iterable[bytes]) -> None:
-        """Take a snapshot of what was cached before the batch of this number. Raises `RecordError`."""
+        """Take a snapshot of the contents before the batch of this number. Raises `RecordError`."""
         decoded = [decode_batch(payload) for payload in batches]
         self._start(next_number, decoded)
         self._newest_s = max((batch.time_s for batch in decoded), default=self._newest_s)
         self._catch_up()
 
     def skip(self) -> None:
-        """Go on behind what is missing: there is no way to have it."""
+        """Continue behind batches that are lost for good."""
         if self.ahead:
             self.lost, self.unsure = True, False
             self.next_number = min(self.ahead)
@@ -127,7 +127,7 @@ class Follower:
         self.unsure, self.wish = True, "replay"
 
     def _keep(self, number: int, batch: EventBatch) -> None:
-        """Keep a batch until what is before it is there."""
+        """Keep a batch until those before it are there."""
         self.ahead[number] = batch
         if len(self.ahead) > MAX_AHEAD:
             self.skip()

@@ -74,7 +74,7 @@ class Mirror:
             self.apply(event)
 
     def begin(self, batches: Items[EventBatch]) -> None:
-        """Forget everything but what is in these batches."""
+        """Replace the contents by those of these batches."""
         self.clear()
         for batch in batches:
             self.receive(batch)

@@ -1,4 +1,4 @@
-"""A cache as plain data for whoever shows it: pools, counters, hottest branches, tiers, what other memory would find.
+"""A cache as plain data for a page: pools, counters, hottest branches, tiers, hit-rate curve.
 
 Nothing here tells what prompts were about.
 """

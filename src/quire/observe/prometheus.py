@@ -106,7 +106,7 @@ SAME_NAME = frozenset(metric.name for metric in METRICS)
 
 
 class Stack(Protocol):
-    """Tiers that count what they do: a `quire.tiers.TierStack`."""
+    """Tiers with counters: a `quire.tiers.TierStack`."""
 
     def stats(self) -> Any:
         """Return `StackStats`."""
@@ -155,7 +155,7 @@ class CacheCollector(Collector):
         return (metric.family() for metric in METRICS)
 
     def collect(self) -> Iterator[Family]:
-        """Return all metrics with what they are now."""
+        """Return all metrics with their present values."""
         families = {metric.name: metric.family() for metric in METRICS}
         for name, (manager, tiers) in self._caches.items():
             samples = _Samples(families, name)
@@ -186,7 +186,7 @@ class RequestTimes(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[HistogramMetricFamily | CounterMetricFamily]:
-        """Return all metrics with what they are now."""
+        """Return all metrics with their present values."""
         yield self._first.family("quire_ttft_seconds", "From request to first token")
         yield self._between.family("quire_itl_seconds", "Between tokens of a request")
         made = self._num_tokens

@@ -48,7 +48,7 @@ class BatchStream:
         self.next_number = 0
 
     def take(self) -> list[Message]:
-        """Return what happened since the last call. Where the log dropped events, a number is left out."""
+        """Return the events since the last call. Where the log dropped events, a number is left out."""
         events = self._telling.told(self._log.take())
         if events and not self._is_described:
             self._is_described = True

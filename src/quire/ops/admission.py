@@ -1,4 +1,4 @@
-"""Admission of a sequence that needs no room: it goes on with what it found."""
+"""Admission of a sequence that needs no room: it continues with its hit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.ops.rollback import go_back
 
 @mutating
 def admit(manager: CacheManager, seq: Sequence) -> None:
-    """Count a request that uses what it found, as the first `reserve` that succeeds does.
+    """Count a request that uses its hit, as the first `reserve` that succeeds does.
 
     For a request that is served whether or not there is room. If no block can be had for the copy of a shared head, the
     head is given up and `seq.computed` shrinks to whole blocks. Pins whose time is over are let go. A sequence that was counted stays as it is.

@@ -65,7 +65,7 @@ class Draft:
 
 @mutating
 def draft(manager: CacheManager, seq: Sequence, parents: Items[int] | int) -> Draft:
-    """Reserve room for drafted tokens: a tree by its parents, or a chain of so many.
+    """Reserve room for drafted tokens: a tree by its parents, or a chain by its length.
 
     Raises `DraftError`, `OutOfBlocks`, `ConfigError`, `SequenceError`.
     """

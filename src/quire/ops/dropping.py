@@ -1,4 +1,4 @@
-"""Dropping by hand: so many cached blocks by policy, or those of a prefix, of a scope, or all."""
+"""Dropping by hand: a number of cached blocks by policy, or those of a prefix, of a scope, or all."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A prompt, cut into what is cached and what is not, each with its reason."""
+    """A prompt divided into cached and uncached segments, each with its reason."""
 
     num_tokens: int
     hit: Hit
@@ -55,7 +55,7 @@ def explain(
     scope: Scope | None = None,
     media: Sequence[MediaItem] = (),
 ) -> Explanation:
-    """Return what is cached of a prompt, what is not, and why; `str()` of it reads well.
+    """Return the cached and uncached segments of a prompt, and the reasons; `str()` of it reads well.
 
     Asks every scope; changes nothing. Raises what `probe` raises.
     """

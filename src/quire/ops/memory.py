@@ -51,7 +51,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def usage(manager: CacheManager, group: int = 0) -> Usage:
-    """Return how full a group is, and who shares what. Raises `ConfigError`."""
+    """Return the occupancy and sharing of a group. Raises `ConfigError`."""
     check_group(group, len(manager.pools))
     pool = manager.pools[group]
     running = [seq for seq in manager.sequences.values() if seq.state == "open"]

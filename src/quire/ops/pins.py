@@ -91,7 +91,7 @@ def pin(
     media: Items[MediaItem] = (),
     ttl_s: float | None = None,
 ) -> Pin:
-    """Keep what is cached of these tokens, in whole blocks, until the pin is closed.
+    """Keep the cached whole blocks of these tokens until the pin is closed.
 
     `num_tokens` and `num_missing` of the pin say how many these are, maybe none: a `PrefixCache` and an `Engine` keep theirs
     under the scope of their model (`PrefixCache.pin`, `Engine.scope`). The last token may be part of it, unlike in `open`. `ttl_s` closes the pin after so

@@ -1,4 +1,4 @@
-"""Admission: whether a job would find room, and whether another one is computing what it needs."""
+"""Admission: whether a job finds room, and whether another job is computing its prefix."""
 
 from __future__ import annotations
 

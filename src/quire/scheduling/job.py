@@ -1,4 +1,4 @@
-"""Jobs: what is to be generated, and how far it is; and the limits of a schedule."""
+"""Jobs: the tokens to generate, and their progress; and the limits of a schedule."""
 
 from __future__ import annotations
 

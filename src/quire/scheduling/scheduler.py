@@ -35,7 +35,7 @@ Hook: TypeAlias = Callable[[Job], None]
 
 
 class Scheduler:
-    """Decides what each step computes: who is admitted, which parts of prompts, who is preempted.
+    """Plans each step: admission, parts of prompts, preemption.
 
     `bring_up`  called before a job's blocks are looked up, so that tiers can restore some
     `opened`    called when a job's sequence was opened, or resumed; K and V that it commits are not computed
@@ -110,7 +110,7 @@ class Scheduler:
         job.seq, job.state = None, "finished"
 
     def plan(self, now: float = 0.0) -> Step | None:
-        """Return what to compute next, with room reserved for all of it; None where there is nothing to do.
+        """Return the next step, with room reserved for all of it; None without work.
 
         `now`  seconds on the clock of the deadlines
         """

@@ -1,4 +1,4 @@
-"""Steps: what one forward computes, as arrays."""
+"""Steps: the inputs of one forward, as arrays."""
 
 from __future__ import annotations
 

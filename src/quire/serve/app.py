@@ -22,7 +22,7 @@ Admit: TypeAlias = Callable[[Mapping[str, str]], str | None]
 
 
 def make_app(service: ServedModel) -> Starlette:
-    """Return the application: what clients with a key may ask, and what the operator may.
+    """Return the application: the routes of clients with a key, and those of the operator.
 
     Each answer gets the request's document, of the struct that stands before it, and the request, whose state has the tenant.
     """

@@ -27,7 +27,7 @@ class PromptRequest(Conversation, kw_only=True):
     cache_salt: str | None = None
 
     def prompts(self) -> list[str | Ids | Conversation]:
-        """Return what was given, one by one. Raises `ConfigError`."""
+        """Return the prompts, one by one. Raises `ConfigError`."""
         if (self.prompt is None) == (self.messages is None):
             raise ConfigError("prompt or messages: give one of them")
         given = self.prompt
@@ -55,13 +55,13 @@ class CacheRequest(PromptRequest, kw_only=True):
 
 
 class PinRequest(CacheRequest, kw_only=True):
-    """`/v1/cache/pin`: a cached prefix that stays for so many seconds."""
+    """`/v1/cache/pin`: a cached prefix to keep for some seconds."""
 
     ttl_s: float
 
 
 class EvictRequest(CacheRequest, kw_only=True):
-    """`/v1/cache/evict`: a prefix, with `all: true` a whole scope, or so many blocks by policy."""
+    """`/v1/cache/evict`: a prefix, with `all: true` a whole scope, or a number of blocks by policy."""
 
     all: bool = False
     num_blocks: int | None = None
@@ -158,7 +158,7 @@ class Generation(PromptRequest, kw_only=True):
         return form.json_schema.schema if form.json_schema else {"type": "object"}
 
     def options(self) -> dict[str, Any]:
-        """Return what the engine takes beside prompt and parameters. Raises `ConfigError`."""
+        """Return the engine's options of this request. Raises `ConfigError`."""
         reuse = self.reuse or ("session" if self.session_id is not None else "unknown")
         within = 2.0 if self.within is None else self.within
         hint = Hint(reuse, self.ttl_s, self.session_id, self.returns_in_s, within)

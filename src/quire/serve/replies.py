@@ -72,7 +72,7 @@ class ReplyChoice:
 
 
 class Reply:
-    """An answer of one request, with as many choices as it asked for, in either of OpenAI's two shapes.
+    """An answer to one request, with all its choices, in either of OpenAI's two shapes.
 
     A stream that includes the usage ends with it; its other events have none, and say so.
     """
@@ -115,19 +115,19 @@ class Reply:
         return self._head | own | self._passages
 
     def opening(self) -> list[bytes]:
-        """Return what a stream begins with: of a chat, who speaks."""
+        """Return the first event of a stream: of a chat, the role."""
         said = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
         shapes = [{"index": each.index, **said, "finish_reason": None} for each in self.choices]
         return [self._chunk([each]) for each in shapes] if self._chat else []
 
     def chunk(self, choice: ReplyChoice) -> bytes:
-        """Return what is new of a choice as an event; nothing where nothing is."""
+        """Return the new part of a choice as an event; nothing if there is none."""
         news = choice.news(self._top)
         told = self._passages if news.finish_reason else {}
         return self._chunk([self._shape(choice, news, "delta")], **told) if any(news) else b""
 
     def closing(self) -> list[bytes]:
-        """Return what a stream ends with."""
+        """Return the last events of a stream."""
         return [self._chunk([], usage=self._counts()), DONE] if self._usage else [DONE]
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

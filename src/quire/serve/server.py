@@ -1,4 +1,4 @@
-"""From an engine to a server that runs, and its end: what runs is finished first."""
+"""Running a server over an engine, and its end: running requests are finished first."""
 
 import asyncio
 import gc
@@ -54,12 +54,12 @@ class ModelServer(uvicorn.Server):
         self._is_hurried, self._until = False, inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End when what runs is finished, at Ctrl-C again at once; uvicorn's own would kill the process then, unsaved."""
+        """End after running requests, at once for a second Ctrl-C; uvicorn's handler would kill the process unsaved."""
         self._is_hurried |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether the port is to be closed: not before what runs is finished."""
+        """Return whether to close the port: not before running requests are finished."""
         ends, service, now = await super().on_tick(counter), self._service, time.monotonic()
         if ends and not service.is_ending:
             service.is_ending, self._until = True, now + self._grace_s

@@ -55,7 +55,7 @@ class ServedModel:
         return self.places.num_taken
 
     def card(self) -> dict[str, Any]:
-        """Return what `/v1/models` says of it."""
+        """Return the model's entry in `/v1/models`."""
         own = {"id": self.model, "object": "model", "created": self._created}
         return own | {"owned_by": "quire", "max_model_len": self.max_model_len}
 

@@ -1,4 +1,4 @@
-"""Tiers from what people write: a line of text, or a table of a TOML file.
+"""Tiers from options: a line of text, or a table of a TOML file.
 
     host:8GiB
     disk:/var/kv?capacity=200GiB

@@ -1,4 +1,4 @@
-"""The results of calls of a tier, and what it says of itself."""
+"""The results of calls of a tier, and its description of itself."""
 
 from __future__ import annotations
 

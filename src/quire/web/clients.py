@@ -1,4 +1,4 @@
-"""Streams to clients, who may leave, or not take what they are sent."""
+"""Streams to clients, with disconnects and stalled readers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

@@ -30,7 +30,7 @@ Handlers: TypeAlias = dict[Any, Callable[[Request, Exception], Awaitable[Respons
 
 
 class ApiError(Exception):
-    """A request that is answered with an error: its status, and what OpenAI's error object says."""
+    """A request that is answered with an error: its status, and OpenAI's error object."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 
 def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
-    """Return what a client is told of an error that quire raised for its request.
+    """Return the client's view of an error that quire raised for its request.
 
     What is wrong with a request is about that of its `fields` which the message begins with, if it begins with one.
     """
@@ -86,7 +86,7 @@ def handlers(fields: Container[str] = ()) -> Handlers:
 
 
 async def _answer(fields: Container[str], request: Request, error: Exception) -> Response:
-    """Answer an error; one that nobody foresaw says nothing of the server's inside."""
+    """Answer an error; an unforeseen one reveals nothing of the server."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
     if isinstance(error, HTTPException):

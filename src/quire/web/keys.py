@@ -124,7 +124,7 @@ def scope_of(tenant: str | None, salt: str | None) -> Scope:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address. Raises `ConfigError` for what is none."""
+    """Whether only this machine reaches an address. Raises `ConfigError` for an invalid one."""
     if host == "localhost":
         return True
     try:

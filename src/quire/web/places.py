@@ -25,7 +25,7 @@ class Places:
 
     @contextmanager
     def hold(self, name: str | None, count: int) -> Generator[None]:
-        """Hold so many places. Raises `ConfigError` for more than one may ever have, `ApiError` 429 where they are taken."""
+        """Hold `count` places. Raises `ConfigError` beyond the largest share, `ApiError` 429 if they are taken."""
         others = self._names - {name}
         own = self._limit // (2 * (len(others) + 1))
         if count > (most := self._limit - own * len(others)):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class PrefixCache(PurgeableCache, ModelFace):
-    """The KV of what a model has read before, kept and found again by prefix.
+    """The KV cache of a model with prefix reuse across calls of `generate`.
 
         cache = PrefixCache(model, "2GiB")
         output = cache.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=50)
@@ -120,7 +120,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         scope: Scope | None = None,
         **arguments: Any,
     ) -> Any:
-        """`model.generate(input_ids, ...)`, computing only what is not cached.
+        """`model.generate(input_ids, ...)`, which computes only uncached tokens.
 
         input_ids, attention_mask: `[rows, tokens]`, left-padded: tensors, arrays or lists, one flat list
         for one row; or what a tokenizer or processor returns, as the one `input_ids`. All other
@@ -241,7 +241,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         media: Named = (),
         **content: Any,
     ) -> Explanation:
-        """Return what is cached of a prompt `[1, tokens]` or `[tokens]`, what is not, and why.
+        """Return the cached and uncached segments of a prompt `[1, tokens]` or `[tokens]`, with reasons.
 
         Media are given as to `generate`: what the processor returned, or `media` by name.
         """
@@ -281,7 +281,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         media: Named | None = None,
         **content: Any,
     ) -> "list[Prefetch]":
-        """Begin to bring what a prompt will need from slower tiers into the fastest one; returns at once.
+        """Start to copy a prompt's records from slower tiers into the fastest one; returns at once.
 
         One `Prefetch` for each row of which something is there. Its `finish`, when the row's turn has come, ends
         it, at once or after `wait_s`, and says how much has come.
@@ -333,7 +333,7 @@ class PrefixCache(PurgeableCache, ModelFace):
 
     @in_turn
     def clear(self) -> int:
-        """Drop all that is cached, and return how many blocks that were; tiers keep what they have.
+        """Drop all cached blocks and return their number; tiers keep their records.
 
         After `Interrupted` this starts the cache anew: counters start again, and 0 is returned.
         """
@@ -353,7 +353,7 @@ class PrefixCache(PurgeableCache, ModelFace):
 
     @in_turn
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
-        """Bring a saved cache back, as far as there is room: what was used last stays.
+        """Load a saved cache as far as there is room, the most recently used blocks first.
 
         Raises `ConfigError` for what is no saved cache, or one of another model or layout. Damaged
         records are left out, with what follows them.
@@ -374,7 +374,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         self.close()
 
     def memory(self) -> list[GroupMemory]:
-        """Return what each layer group has of the memory: blocks, their states and bytes."""
+        """Return the memory of each layer group: blocks, their states and bytes."""
         return self.kept.memory()
 
     @in_turn

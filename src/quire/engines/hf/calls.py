@@ -1,4 +1,4 @@
-"""Calls of one cache: how they reach its model, what is recorded of them, and what they report."""
+"""Calls of one cache: their way to the model, the recording of their KV, and their reports."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping

@@ -16,7 +16,7 @@ def limit_for(dtype: torch.dtype, limits: tuple[float, float], *, coarse: bool =
 
 
 def relative(difference: torch.Tensor, whole: torch.Tensor) -> float:
-    """Return the L2 norm of a difference as a part of a whole's; infinite for what is no number."""
+    """Return the L2 norm of a difference relative to that of the whole; infinite for NaN."""
     far, size = (float(each.double().square().sum().sqrt()) for each in (difference, whole))
     return math.inf if math.isnan(far) or math.isnan(size) else far / max(size, 1e-12)
 

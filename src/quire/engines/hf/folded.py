@@ -33,7 +33,7 @@ class Fold(NamedTuple):
 
     @property
     def is_opaque(self) -> bool:
-        """Whether nothing tells what the tensor is made of."""
+        """Whether the parts of the tensor are unknown."""
         return self.parts is None
 
 
@@ -47,7 +47,7 @@ def is_folded(tensor: torch.Tensor) -> bool:
 
 
 def fold_of(tensor: Any) -> Fold:
-    """Return what a folded tensor consists of.
+    """Return the parts of a folded tensor.
 
     A subclass that computes by itself names its parts by `__tensor_flatten__`. One that does not keeps its values in
     its own memory, which is its part without a name, and others as attributes.

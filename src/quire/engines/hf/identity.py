@@ -126,7 +126,7 @@ class Identity:
         return self._last and self._last[0]
 
     def is_unchanged(self, bound: Scope, *, by_itself: bool = False) -> bool:
-        """Whether the model is what a scope was bound to.
+        """Whether the model is the one that a scope was bound to.
 
         `by_itself`: only the model has run meanwhile, so that what it counts and notes in its
         attributes is working state. Numbers with a fraction are not: K and V may depend on them.

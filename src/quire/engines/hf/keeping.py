@@ -181,7 +181,7 @@ class KeptBlocks:
         return {**self.identity.facts(), **stored}
 
     def close(self) -> None:
-        """Write what is to be written to tiers, and close those that were opened here."""
+        """Write the due blocks to tiers, and close the tiers that were opened here."""
         self.store.settle()
         below, self.store.tiers = self.store.tiers, None
         if below is not None and self.manager.kernel.watchers.find(Spill):
@@ -234,7 +234,7 @@ class KeptBlocks:
 
 
 def stack_of(tiers: "Tiers | None") -> "tuple[TierStack | None, bool]":
-    """Return the stack of what was given, and whether it was opened here."""
+    """Return the stack of the given tiers, and whether it was opened here."""
     if tiers is None or (isinstance(tiers, Sequence) and not tiers):
         return None, False
     try:

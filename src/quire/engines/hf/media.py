@@ -1,4 +1,4 @@
-"""Images, video and audio of a prompt: where they stand, what names them, what is left to feed."""
+"""Images, video and audio of a prompt: their spans, their content keys, and the part left to feed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

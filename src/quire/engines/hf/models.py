@@ -1,4 +1,4 @@
-"""The model of a cache: what can be one, and what others ask a cache about its own."""
+"""The model of a cache: the models that are supported, and the model's attributes on the cache."""
 
 from itertools import chain
 from typing import Any, NoReturn, cast

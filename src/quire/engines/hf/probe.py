@@ -1,4 +1,4 @@
-"""Finding out, by running it, what a model writes into its cache, and whether that can be reused."""
+"""The probe: it runs a model to find what it writes into its cache, and whether that can be reused."""
 
 import inspect
 from collections.abc import Iterable, Sequence

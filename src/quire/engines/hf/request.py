@@ -1,4 +1,4 @@
-"""One call: its sequences, the working cache they share, and what is kept of it."""
+"""One call: its sequences, their working cache, and the blocks kept at its end."""
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -168,7 +168,7 @@ class Request:
         )
 
     def close(self) -> None:
-        """Close all sequences; what was kept stays cached.
+        """Close all sequences; published blocks stay cached.
 
         Where blocks could not be filled that were to come from tiers, all that is cached goes.
         """

@@ -112,7 +112,7 @@ class SlotSession:
 
 
 class SlotPrefixCache(ModelFace):
-    """The KV of what a model has read before, in slots of fixed size.
+    """The KV cache of a model with prefix reuse, in slots of fixed size.
 
         cache = SlotPrefixCache(model, num_slots=8, max_tokens=4096)
         output = cache.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=50)
@@ -177,7 +177,7 @@ class SlotPrefixCache(ModelFace):
         scope: Scope | None = None,
         **arguments: Any,
     ) -> Any:
-        """`model.generate(input_ids, ...)`, computing only what no slot holds.
+        """`model.generate(input_ids, ...)`, which computes only tokens that no slot holds.
 
         input_ids: `[1, tokens]`, without padding. `scope` says who may share. All other `arguments` are
         generate's own; it ends at the latest when the slot is full. A call that raises keeps nothing.

@@ -1,4 +1,4 @@
-"""KV that outlives the pool: what engines share that keep blocks in tiers.
+"""KV that outlives the pool: the base of engines that keep blocks in tiers.
 
 opening    a stack of tiers from what people write
 weights    what KV is of: contents of weights and adapters, never their names

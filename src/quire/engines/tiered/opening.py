@@ -1,4 +1,4 @@
-"""A stack of tiers from what people write."""
+"""A stack of tiers from its options."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ class Prompt(NamedTuple):
 
 
 class Search:
-    """Finds what of a prompt could come back from the tiers, beside what the device holds.
+    """Finds the blocks of a prompt in the tiers, beside those that the device holds.
 
     prompt           |== device ==|== tiers ==|= nobody has it =|
     full groups       b  b  b  b   t  t  t  t  -  -  -              asked in order, up to a hole

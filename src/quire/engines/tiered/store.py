@@ -113,7 +113,7 @@ class TieredStore:
     def onboard(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> Onboarded:
-        """Bring back what the device lacks of a prompt, as far as it pays; at least one token is left.
+        """Onboard the missing blocks of a prompt, as far as it pays; at least one token is left.
 
         The next `open` finds it. Raises what `CacheManager.probe` raises.
         """
@@ -127,7 +127,7 @@ class TieredStore:
     def prefetch(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
     ) -> Prefetch | None:
-        """Begin to bring what a waiting prompt will need into the fastest tier; None for nothing."""
+        """Start to copy a waiting prompt's records into the fastest tier; None if it needs none."""
         search = self._search(Prompt(tokens, scope, tuple(media)))
         if search is None or search.end <= search.here.accepted:
             return None

@@ -1,4 +1,4 @@
-"""Identity: what KV is of. Contents of weights and adapters, never their names."""
+"""The identity of KV: the contents of weights and adapters, never their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: what the tiers have of a prompt, verified and in shared memory before vLLM hears of it."""
+"""Loading: a prompt's records are verified and in shared memory before vLLM is told of a hit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class PromptLoad:
 
 
 class Loading:
-    """Finds and loads prompts in threads of its own; nobody waits but the request itself, until its deadline."""
+    """Finds and loads prompts in threads of its own; only the request itself waits, until its deadline."""
 
     def __init__(
         self, stack: TierStack, parts: Sequence[GroupPart], arena: SharedArena, cost: Cost

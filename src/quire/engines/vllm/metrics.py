@@ -1,4 +1,4 @@
-"""Metrics: what vLLM logs and exports of the connector, as its own connectors do."""
+"""Metrics of the connector that vLLM logs and exports, as for its own connectors."""
 
 # vLLM is not there where types are checked: it has an environment of its own.
 # pyright: basic, reportMissingImports=false

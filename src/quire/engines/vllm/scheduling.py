@@ -1,4 +1,4 @@
-"""The scheduler's side: it owns the tiers, says what is there, and what workers shall copy."""
+"""The scheduler's side: it owns the tiers, finds hits, and plans the workers' copies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Saved(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step that workers have not told to be done: slots to give back, blocks to store, what it computed."""
+    """A step that workers have not reported done: slots to give back, blocks to store, its forward."""
 
     loaded: list[int]
     saved: list[_Saved]
@@ -54,7 +54,7 @@ class _Step(NamedTuple):
 
 
 class Following:
-    """One request: the names of its blocks, what is loaded for it, and how far it is saved."""
+    """One request: the names of its blocks, its load, and its saved length."""
 
     def __init__(self, names: PromptNames) -> None:
         self.names = names
@@ -259,14 +259,14 @@ class SchedulerSide:
             self.stack.feeding.begin(each.keys, partial(self._store, each), num_bytes)
 
     def take_counts(self) -> dict[str, int]:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         if not self.counts:
             return {}
         counts, self.counts = dict(self.counts), Counter()
         return counts
 
     def close(self) -> None:
-        """Write what waits, within `close_timeout_s`, and close the tiers."""
+        """Write the queued records, within `close_timeout_s`, and close the tiers."""
         self._loading.close()
         self.stack.close()
         for request in list(self._requests):

@@ -24,7 +24,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Publisher:
-    """Publishes what a manager's `EventLog` is told, from a thread of its own, until it is closed.
+    """Publishes the events of a manager's `EventLog`, from a thread of its own, until it is closed.
 
         manager = CacheManager(1000, watchers=[EventLog()])
         with Publisher(manager, "tcp://127.0.0.1:5557", replay="tcp://127.0.0.1:5558"):
@@ -71,7 +71,7 @@ class Publisher:
         return self._num_sent
 
     def close(self) -> None:
-        """Publish what is left and end."""
+        """Publish the remaining events and end."""
         self._ending.set()
         self._thread.join()
 
@@ -108,7 +108,7 @@ class Publisher:
             self._num_sent += 1
 
     def _answer(self, router: zmq.Socket[bytes]) -> None:
-        """Answer a request; whoever asks for anything else gets an answer of nothing."""
+        """Answer a request; an unknown request gets an empty answer."""
         client, *_, asked = router.recv_multipart()
         answer: list[Message] = []
         if asked == SNAPSHOT:

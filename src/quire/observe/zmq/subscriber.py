@@ -1,4 +1,4 @@
-"""A subscriber to the events of an engine, which asks for what it missed."""
+"""A subscriber to the events of an engine, which requests missed batches."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Subscriber:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the consumer may know other than what is cached."""
+        """Whether the consumer's contents may differ from the cache's."""
         return self.following.is_degraded
 
     def poll(self, timeout_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The names of objects in an object store, which together say what every object holds.
+"""The names of objects in an object store, which together describe the contents of every object.
 
 Two kinds of objects lie under one prefix:
 

@@ -55,7 +55,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A value of so many bytes, of which the caller's buffer holds the first."""
+    """A value of known size, the first bytes of which are in the caller's buffer."""
 
     num_bytes: int
 
@@ -65,7 +65,7 @@ Answer: TypeAlias = int | str | Failure | Value | None
 
 
 class RedisRequest(msgspec.Struct, frozen=True, gc=False):
-    """A command and what its answer may be.
+    """A command and the replies that it may have.
 
     `pieces`   its bytes, in parts; not copied
     `expects`  the types of an answer that is none of `Failure`

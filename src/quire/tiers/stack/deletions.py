@@ -25,7 +25,7 @@ class Rise:
 
 
 class Deletions:
-    """Deletions and reads under way, so that no read brings back what was deleted since it began.
+    """Deletions and reads under way: no read brings back a record deleted since it began.
 
     A deletion says which keys it is of, waits for those that are just being kept, and only then deletes; a read
     that comes to keep its records after that leaves these out, and nobody joins it for them. `lock` is its owner's.

@@ -36,7 +36,7 @@ LOOK_S = 0.03
 
 
 class FeedJob:
-    """Work that waits to be done, is being done or is over. Then `error` is what it raised, or None."""
+    """A job that is queued, running or over. Then `error` is its exception, or None."""
 
     def __init__(self, feeding: Feeding, keys: Keys, work: Work, num_bytes: int) -> None:
         self.keys = frozenset(keys)
@@ -50,7 +50,7 @@ class FeedJob:
         self._work = work
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it is over: what has not begun is done here and now, without regard to the budget."""
+        """Return whether it is over: a job that has not begun runs here at once, whatever the budget."""
         return self.is_over or self._feeding.do(self) or self.done.wait(timeout_s)
 
     def run(self) -> None:
@@ -152,7 +152,7 @@ class Feeding:
         self._engine_turns(is_resting=False)
 
     def engine_rests(self) -> None:
-        """Say that the engine has nothing to compute: work disturbs nobody until it has."""
+        """Say that the engine has nothing to compute: until it has, jobs disturb no request."""
         self._engine_turns(is_resting=True)
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
@@ -226,7 +226,7 @@ class Feeding:
         self._waiting, self._running, self._is_awake = {}, {}, False
 
     def close(self) -> None:
-        """Drop what has not begun."""
+        """Drop the jobs that have not begun."""
         self._drop()
         self._wake.set()
         self._lane.close()

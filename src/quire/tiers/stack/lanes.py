@@ -1,4 +1,4 @@
-"""Lanes: each tier's calls run in threads of its own, so that a tier that hangs holds up nobody else.
+"""Lanes: each tier's calls run in threads of its own, so that a tier that hangs blocks no other.
 
 Whoever has such threads and is not closed is closed when the interpreter ends, so that what waits is written.
 """
@@ -49,7 +49,7 @@ class Lanes:
 
 
 class Deadline:
-    """A point in time that stays so many seconds away at most, whatever the clock does.
+    """A point in time that is at most `seconds` away, whatever the clock does.
 
     A clock that jumps forward ends it early. One that jumps back moves it as well, as soon as
     it is looked at.

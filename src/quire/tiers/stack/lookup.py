@@ -1,4 +1,4 @@
-"""Lookups: which tier has what, asked within a deadline; tiers that are left alone are tried beside."""
+"""Lookups: the tier of each key, asked within a deadline, and probes of suspended tiers."""
 
 from __future__ import annotations
 

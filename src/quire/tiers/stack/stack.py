@@ -1,4 +1,4 @@
-"""`TierStack`: several tiers as one, fastest first. What engines talk to."""
+"""`TierStack`: several tiers as one, fastest first; the interface of engines to tiers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class TierStack(PurgeableStack):
-    """Tiers as one, fastest first. It owns them and closes them, at the end of the process if nobody did.
+    """Tiers as one, fastest first. It owns them and closes them, at process exit at the latest.
 
     Keys are flat lists, a prompt's head first, the parts of one block side by side.
     No call raises because a tier fails, and no call waits longer than its deadline.
@@ -233,7 +233,7 @@ class TierStack(PurgeableStack):
         return self._placing.store(keys, records, wanted) if keys else []
 
     def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
-        """Keep what the device has evicted, where tiers are written `back`; else as `store`.
+        """Store blocks that the device evicted, where tiers are written `back`; else as `store`.
 
         A tier below another one gets what that one evicts, if it is a tier that tells (`Tier.evicting`).
         """
@@ -242,7 +242,7 @@ class TierStack(PurgeableStack):
 
     @property
     def counts_uses(self) -> bool:
-        """Whether what is stored depends on how often it was asked for (`second_use`)."""
+        """Whether a block is stored only from its second use on (`second_use`)."""
         return self._placing.counts_uses
 
     def count_use(self, keys: Keys) -> None:
@@ -301,7 +301,7 @@ class TierStack(PurgeableStack):
         return self.feeding.drain(deadline) and self._placing.drain(deadline)
 
     def flush(self) -> None:
-        """Drain, then have every tier write what it holds back; `close_timeout_s` for each of the two."""
+        """Drain, then have every tier write its buffers; `close_timeout_s` for each of the two."""
         self.drain(self.settings.close_timeout_s)
         self._lookup.in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
 
@@ -391,7 +391,7 @@ class TierStack(PurgeableStack):
         return [lane.ended for each in levels for lane in (each.loads, each.stores)]
 
     def _close_tier(self, level: Level) -> None:
-        """Close a tier when nobody can call it any more: its lanes have ended, or, in memory, all have."""
+        """Close a tier when no call can reach it any more: its lanes have ended, or, in memory, all have."""
         for signal in self._ends(level):
             signal.wait()
         with suppress(Exception):  # it is closed as well as it can be

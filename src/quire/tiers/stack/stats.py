@@ -10,7 +10,7 @@ from quire.tiers.base import Outcome, TierStats
 
 
 class TierReport(msgspec.Struct, frozen=True):
-    """One tier of a stack: what it holds, what was asked of it through the stack, and how it does.
+    """One tier of a stack: its contents, the requests to it through the stack, and its health.
 
     `loads`, `stores`   what became of keys, by `Outcome`; a load that found a tier switched off: "skipped";
                         a question that was not answered: "lookup_timeout" or "lookup_error"

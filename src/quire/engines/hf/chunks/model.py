@@ -42,7 +42,7 @@ class Blended:
 
 
 class ChunkModel:
-    """A model of transformers, and what is done with the KV of passages: for measuring and checking.
+    """A model of transformers with operations on the KV of passages, for measuring and checking.
 
         chunks = ChunkModel(model)
         held = [chunks.capture(ids, before=segments.head) for ids in segments.passages]
@@ -134,7 +134,7 @@ class ChunkModel:
         return Blended(logits.float().cpu(), rows, moved, past)
 
     def full(self, segments: Segments) -> Blended:
-        """Return what comes of a prompt in one plain forward."""
+        """Return the result of a prompt in one plain forward."""
         past = self._runs.past(segments.num_tokens)
         logits = self._runs.feed(past, segments.tokens)
         return Blended(logits.float().cpu(), NoRows().rows([]), 0, past)

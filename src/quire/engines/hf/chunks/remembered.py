@@ -70,7 +70,7 @@ class GateMemory:
         )
 
     def keep(self, bound: Scope, found: Relocation | NotRelocatable) -> None:
-        """Write what was found, whole or not at all."""
+        """Write a result of the gate, whole or not at all."""
         file = self._file(bound)
         new = file.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
