@@ -51,7 +51,7 @@ def flags() -> list[Flag]:
 
 def table() -> str:
     """Return the table as Markdown: a row per flag."""
-    rows = ["| flag | what it says | of |\n|---|---|---|\n"]
+    rows = ["| flag | meaning | commands |\n|---|---|---|\n"]
     every = flags()
     for name in sorted({flag.name for flag in every}):
         own = [flag for flag in every if flag.name == name]

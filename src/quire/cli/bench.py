@@ -84,7 +84,9 @@ def tiers(
     ] = "64MiB",
     gate: Annotated[
         bool,
-        typer.Option("--gate", help="Judge what is loaded and what computed, by round trip."),
+        typer.Option(
+            "--gate", help="Measure the cost gate: times of loading and computing, by round trip."
+        ),
     ] = False,
     report: ReportTo = None,
     quick: Quick = False,

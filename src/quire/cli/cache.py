@@ -38,12 +38,12 @@ Place = Annotated[
 ]
 Scope = Annotated[
     str | None,
-    typer.Option(help="Only of this scope, as quire inspect names it.", show_default=False),
+    typer.Option(help="Only records of this scope, as quire inspect names it.", show_default=False),
 ]
 Prefix = Annotated[
     str | None,
     typer.Option(
-        help="Only of this prefix: the beginning of a block hash, as quire inspect shows it.",
+        help="Only records of this prefix: the beginning of a block hash, as quire inspect shows it.",
         show_default=False,
     ),
 ]
@@ -51,7 +51,7 @@ Prefix = Annotated[
 
 @app.callback()
 def cache() -> None:
-    """Check what a tier holds, make room in it.
+    """Verify and evict the records of a tier.
 
     quire inspect PATH shows what is there. To carry it elsewhere, copy the
     directory while nothing writes to it.
@@ -148,12 +148,15 @@ def evict(
     place: Place,
     *,
     to: Annotated[
-        str | None, typer.Option(help="Keep so much, the records used last.", show_default=False)
+        str | None,
+        typer.Option(help="Size to keep: the most recently used records.", show_default=False),
     ] = None,
     scope: Scope = None,
     prefix: Prefix = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All records.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be dropped, and drop nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop records: those used longest ago, of a scope or a prefix, or all.

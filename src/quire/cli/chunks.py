@@ -42,9 +42,7 @@ def check(
     passage_tokens: Annotated[int, typer.Option(min=32, help="Tokens of a passage.")] = 64,
     opening: Annotated[
         str,
-        typer.Option(
-            help="What stands between passages and a question.", show_default="an empty line"
-        ),
+        typer.Option(help="Text between passages and a question.", show_default="an empty line"),
     ] = "\n\n",
     dtype: Dtype = "float32",
     as_json: AsJson = False,

@@ -56,14 +56,14 @@ def demo(
     dtype: options.Dtype = "float32",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="CPU threads.", show_default="what is fastest without quire"),
+        typer.Option(min=1, help="CPU threads.", show_default="the fastest without quire"),
     ] = None,
-    num_conversations: Annotated[int, typer.Option(help="How many people talk.")] = 5,
+    num_conversations: Annotated[int, typer.Option(help="Number of conversations.")] = 5,
     num_turns: Annotated[int, typer.Option(help="Questions per conversation.")] = 3,
     system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 3000,
     max_new_tokens: options.MaxNewTokens = 64,
 ) -> None:
-    """Several conversations under one long system prompt, with what is cached and without.
+    """Compare conversations under one long system prompt with and without the cache.
 
     A server is started; five people talk with the model in turn, through the
     client of OpenAI; each prompt is the whole conversation so far. At the end,

@@ -49,8 +49,7 @@ def generate(
     reuse: Annotated[
         str | None,
         typer.Option(
-            help="What is foreseen of the cached prompts: never (used again), or session "
-            "(by this conversation only).",
+            help="Hint on the reuse of the prompts: never, or session (by this conversation only).",
             show_default=False,
         ),
     ] = None,
@@ -62,7 +61,7 @@ def generate(
     dtype: options.Dtype = "float32",
     as_json: options.AsJson = False,
 ) -> None:
-    """Generate text, and say what was reused.
+    """Generate text, and report the reused tokens.
 
     The prompt is the argument, --file, standard input, or the turns of a
     conversation (--turns: one question per line, or a JSON list of strings).

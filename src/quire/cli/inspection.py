@@ -45,7 +45,7 @@ def inspect(
     top: Annotated[
         int,
         typer.Option(
-            help="Of a tier: so many namespaces, scopes, and prefixes of each scope.", min=0
+            help="Of a tier: most namespaces, scopes, and prefixes of each scope shown.", min=0
         ),
     ] = 12,
     report: ReportTo = None,

@@ -37,7 +37,7 @@ MaybeGpu: TypeAlias = Annotated[str | None, typer.Option("--gpu", help=_GPU, sho
 Host: TypeAlias = Annotated[str, typer.Option("--host", help="The address to listen at.")]
 Keys: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--keys", help="Who may ask: a file of lines NAME KEY.", show_default=False),
+    typer.Option("--keys", help="API keys: a file of lines NAME KEY.", show_default=False),
 ]
 KV_MEMORY = "Memory for cached K and V."
 KvMemory: TypeAlias = Annotated[str, typer.Option("--kv-memory", help=KV_MEMORY)]
@@ -90,7 +90,7 @@ RecordTo: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--record",
-        help="Write what is seen, without content, as a trace for "
+        help="Record requests, without content, as a trace for "
         "[bold]quire replay[/bold]: a new file.",
         show_default=False,
     ),
@@ -119,7 +119,7 @@ SaveTo: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-Seed: TypeAlias = Annotated[int, typer.Option("--seed", help="Of all that is drawn at random.")]
+Seed: TypeAlias = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]
 Utilization: TypeAlias = Annotated[
     float, typer.Option("--utilization", help="Share of the device memory that may be used.")
 ]

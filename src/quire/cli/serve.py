@@ -50,7 +50,7 @@ def serve(
     model: options.Model = TINY,
     name: Annotated[
         str | None,
-        typer.Option(help="What clients call the model.", show_default="the folder's, or the id"),
+        typer.Option(help="The model's name for clients.", show_default="the folder's, or the id"),
     ] = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
@@ -68,7 +68,9 @@ def serve(
     max_body: options.MaxBody = "4MiB",
     grace: Annotated[
         int | None,
-        typer.Option(min=0, help="Seconds that what runs has at the end.", show_default="no limit"),
+        typer.Option(
+            min=0, help="Seconds that running requests have at shutdown.", show_default="no limit"
+        ),
     ] = None,
     block_size: options.BlockSize = 16,
     tier: TierLines = None,
@@ -85,7 +87,7 @@ def serve(
     chunk_rows: Annotated[
         str,
         typer.Option(
-            help="Which rows of documents are computed again, with --chunks: kv-deviation:0.15, epic:16, ..."
+            help="Rows of documents to compute again, with --chunks: kv-deviation:0.15, epic:16, ..."
         ),
     ] = "kv-deviation:0.15",
     chunk_tier: Annotated[
@@ -98,7 +100,7 @@ def serve(
     events: Annotated[
         str | None,
         typer.Option(
-            help="Publish what is stored and removed at tcp://HOST:PORT; it answers at the next port.",
+            help="Publish KV events at tcp://HOST:PORT; replays are answered at the next port.",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +116,9 @@ def serve(
     ] = None,
     max_replicas: Annotated[
         int | None,
-        typer.Option(min=1, help="As many as the load needs, up to these.", show_default=False),
+        typer.Option(
+            min=1, help="Largest number of replicas; the load decides.", show_default=False
+        ),
     ] = None,
     router: options.Router = "prefix",
     load_limit: options.LoadLimit = 1.25,

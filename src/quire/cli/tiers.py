@@ -15,7 +15,7 @@ TierLines = Annotated[
     list[str] | None,
     typer.Option(
         "--tier",
-        help="Where KV goes that outlives the pool, fastest first, again for each: host:2GiB, "
+        help="A tier for KV that outlives the pool, fastest first, again for each: host:2GiB, "
         "disk:/path?capacity=20GiB, redis://host, s3://bucket.",
         show_default=False,
     ),
@@ -24,7 +24,7 @@ TierFile = Annotated[
     Path | None,
     typer.Option(
         "--tier-file",
-        help="The same as a TOML file: \\[\\[tiers]] tables, and their settings in \\[stack].",
+        help="Tiers as a TOML file: \\[\\[tiers]] tables, and their settings in \\[stack].",
         show_default=False,
     ),
 ]
@@ -32,7 +32,7 @@ TierKeyFile = Annotated[
     Path | None,
     typer.Option(
         "--tier-key-file",
-        help="A file of tier keys, from quire cache key: it signs what goes to tiers, and nothing else is accepted.",
+        help="A file of tier keys, from quire cache key: it signs records, and only signed ones are accepted.",
         show_default=False,
     ),
 ]

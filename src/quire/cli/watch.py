@@ -28,16 +28,17 @@ WAIT_S = 0.25
 
 def watch(
     endpoint: Annotated[
-        str, typer.Argument(help="Where an engine publishes its events: tcp://HOST:PORT.")
+        str, typer.Argument(help="An engine's endpoint of KV events: tcp://HOST:PORT.")
     ],
     *,
     replay: Annotated[
         str | None,
         typer.Option(
-            help="Where it answers to who missed some; none: nowhere.", show_default="the next port"
+            help="Endpoint for replays of missed batches; none: no replays.",
+            show_default="the next port",
         ),
     ] = None,
-    topic: Annotated[str, typer.Option(help="What its messages begin with.")] = "",
+    topic: Annotated[str, typer.Option(help="Topic prefix of the messages.")] = "",
     seconds: Annotated[
         float | None, typer.Option("--for", min=0, help="Seconds.", show_default="until Ctrl-C")
     ] = None,
@@ -47,7 +48,7 @@ def watch(
     record: options.RecordTo = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what the cache of a running engine does: quire serve --events, vLLM, SGLang, Dynamo.
+    """Show the cache activity of a running engine: quire serve --events, vLLM, SGLang, Dynamo.
 
     Events tell what is stored and removed, not what is asked: a request that found all of its blocks is not seen, so
     the engine's own hit rate is higher. Tokens of prompts travel in clear, and are shown; a recording has none.

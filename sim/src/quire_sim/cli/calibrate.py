@@ -30,7 +30,9 @@ def calibrate(
     *,
     timing: Annotated[
         Path | None,
-        typer.Option(help="Write what was found to this file, for --measured.", show_default=False),
+        typer.Option(
+            help="Write the fitted costs to this file, for --measured.", show_default=False
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -56,7 +56,8 @@ def curve(
         str, typer.Option(help="Requests that only warm the cache up: a number, or %.")
     ] = "0",
     points: Annotated[
-        int, typer.Option(min=2, help="About so many points of each curve in --json and --csv.")
+        int,
+        typer.Option(min=2, help="Approximate number of points of each curve in --json and --csv."),
     ] = 1000,
     jobs: Jobs = None,
     as_json: AsJson = False,

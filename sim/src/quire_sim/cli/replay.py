@@ -49,7 +49,7 @@ def replay(
     hints: Annotated[
         str,
         typer.Option(
-            help="What callers foresee: none, recorded, never, no-store, session-end, last-use, "
+            help="Hints of callers: none, recorded, never, no-store, session-end, last-use, "
             "return-time[:noise].",
         ),
     ] = "none",
@@ -65,7 +65,7 @@ def replay(
         float | None, typer.Option(help="Output tokens per second of a request, with --concurrent.")
     ] = None,
     jobs: Jobs = None,
-    executor: Annotated[str, typer.Option(help="Where they run: process or ray.")] = "process",
+    executor: Annotated[str, typer.Option(help="Workers of --jobs: process or ray.")] = "process",
     csv_file: CsvTo = None,
     report: ReportTo = None,
     as_json: AsJson = False,

@@ -50,17 +50,19 @@ def simulate(
     replicas: Annotated[int, typer.Option(help="Replicas behind the router.")] = 1,
     router: options.Router = "prefix",
     load_limit: options.LoadLimit = 1.25,
-    policy: Annotated[str, typer.Option(help="What each replica evicts first.")] = "lru",
+    policy: Annotated[str, typer.Option(help="Eviction policy of each replica.")] = "lru",
     arrivals: Annotated[
         str, typer.Option(help="trace, poisson:RATE, closed:USERS or closed:USERS:THINK_SECONDS.")
     ] = "trace",
-    speed: Annotated[float, typer.Option(help="Play the trace's times so much faster.")] = 1.0,
+    speed: Annotated[
+        float, typer.Option(help="Factor by which the trace's times are sped up.")
+    ] = 1.0,
     seed: options.Seed = 0,
     duration: Annotated[
-        float | None, typer.Option(help="Nothing arrives after so many seconds.")
+        float | None, typer.Option(help="Seconds after which no request arrives.")
     ] = None,
     num_requests: Annotated[
-        int | None, typer.Option(min=0, help="How many requests.", show_default="all of the trace")
+        int | None, typer.Option(min=0, help="Number of requests.", show_default="all of the trace")
     ] = None,
     block_size: options.MaybeBlockSize = None,
     utilization: options.Utilization = 0.9,

@@ -162,7 +162,7 @@ def make(
     ],
     target: Target,
     *,
-    num_requests: Annotated[int, typer.Option(min=0, help="How many requests.")] = 10_000,
+    num_requests: Annotated[int, typer.Option(min=0, help="Number of requests.")] = 10_000,
     seed: Seed = 0,
     rate: Annotated[
         float | None, typer.Option(help="Expected requests per second.", show_default="2")
