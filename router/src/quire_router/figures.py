@@ -78,7 +78,7 @@ class ReplicaFigures:
 
 
 def _short(name: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return what the list says of one replica."""
+    """Return the list entry of one replica."""
     kept = {key: state[key] for key in ("model", "inflight", "groups", "stats", "tiers")}
     return {"replica": name, "page": f"replicas/{name}/"} | kept
 

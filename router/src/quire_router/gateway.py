@@ -76,7 +76,7 @@ class Gateway(ABC):
         self.keys, self.max_body, self.slow_s = keys, max_body, slow_s
 
     def app(self, *routes: Route) -> Starlette:
-        """Return the application: what clients may ask, and `routes`."""
+        """Return the application: the routes of clients, and `routes`."""
         passed = [Route(path, self._handle, methods=["POST"]) for path in ROUTED]
         passed += [Route(path, self._handle, methods=[each]) for path, each in PASSED.items()]
         return Starlette(
@@ -94,7 +94,7 @@ class Gateway(ABC):
 
     @abstractmethod
     async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
-        """Return what a server says at `/tokenize`, for whoever sent a request; nothing where none does."""
+        """Return a server's answer at `/tokenize` for a request's sender; empty if none answers."""
 
     async def tokens(self, incoming: Incoming, asked: Question) -> IntArray | None:
         """Return a prompt as tokens, as a server reads it, int32 [num_tokens]; None where it cannot be read."""

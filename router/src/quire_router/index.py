@@ -140,7 +140,7 @@ class ClusterIndex:
         self._replica(name).is_degraded = is_degraded
 
     def forget(self, name: str) -> None:
-        """Forget a replica and what it holds; one that was never heard of is none."""
+        """Forget a replica and its contents; an unknown one is ignored."""
         if name in self._replicas:
             self._clear(self._replicas.pop(name))
 

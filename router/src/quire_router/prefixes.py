@@ -70,7 +70,7 @@ class Prefixes(Protocol):
     index: ClusterIndex
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
-        """Return what upstreams hold of a request's prompt, by their names; nothing where it cannot be read.
+        """Return the tokens of a request's prompt that upstreams hold, by name; none if it cannot be read.
 
         `tokens` has an upstream read the prompt: int32 [num_tokens], None where it cannot.
         """
@@ -104,7 +104,7 @@ class SentPrefixes:
 
 
 class ToldPrefixes:
-    """Follows the events of upstreams; what is cached is known by its tokens, which an upstream makes of a prompt.
+    """Follows the events of upstreams, and looks prompts up by their tokens, which an upstream makes.
 
         ToldPrefixes(1 << 20, {"http://a:8000": "tcp://a:5557"})
 
@@ -147,7 +147,7 @@ class ToldPrefixes:
         thread.start()
 
     def forget(self, name: str) -> None:
-        """Follow an upstream no more, and forget, within `POLL_S`, what it held."""
+        """Stop following an upstream, and forget its contents within `POLL_S`."""
         self._followed.pop(name)[1].set()
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:

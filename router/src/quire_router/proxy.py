@@ -50,7 +50,7 @@ class Proxy(Gateway):
         )
 
     def app(self, *routes: Route) -> Starlette:
-        """Return the application: what clients may ask, and the operator."""
+        """Return the application: the routes of clients and of the operator."""
         own = [Route("/health", self._health), Route("/v1/upstreams", self._state)]
         return super().app(*own, *routes)
 
@@ -156,7 +156,7 @@ class Proxy(Gateway):
         return stream
 
     async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
-        """Return what an upstream says at `/tokenize`; nothing where it does not."""
+        """Return an upstream's answer at `/tokenize`; empty without one."""
         upstream = min(self.upstreams, key=lambda each: (not each.is_well, each.num_inflight))
         given = incoming.request.headers.get("authorization")
         try:

@@ -69,7 +69,7 @@ class ServedReplica:
         self._life: AbstractAsyncContextManager[Any] | None = None
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Return what routers are told of this replica."""
+        """Return the facts of this replica for routers."""
         events = self._opened.events
         return {} if events is None else {EVENTS: events}
 
@@ -79,7 +79,7 @@ class ServedReplica:
             raise RuntimeError("the engine takes nothing any more")
 
     async def answer(self, sent: Sent) -> AsyncGenerator[Message]:
-        """Yield what the application says to a request, message by message; left early, the request ends."""
+        """Yield the application's answer, message by message; if the reader leaves early, the request ends."""
         if self._life is None:  # what it does beside requests begins with the first
             app = self._opened.app
             self._life = app.router.lifespan_context(app)
@@ -109,7 +109,7 @@ class ServedReplica:
             await asyncio.gather(task, return_exceptions=True)
 
     async def told(self, sent: Sent, name: str | None = None) -> Told | None:
-        """Return what the application says to a request, whole; None where the replica of another name is asked."""
+        """Return the application's whole answer; None if the replica of another name is asked."""
         if name not in (None, self._name):
             return None
         messages = [message async for message in self.answer(sent)]
@@ -119,7 +119,7 @@ class ServedReplica:
         return Told(self._name, messages[0]["status"], kept, body)
 
     def __del__(self) -> None:
-        """End: tiers get what is cached."""
+        """Close: cached blocks are written to the tiers."""
         self._held.close()
 
 
@@ -158,7 +158,7 @@ class Ingress(Gateway):
         raise ApiError(503, said, code="no_replica", headers=SOON)
 
     async def _told(self, sent: Sent, name: str | None) -> list[Told]:
-        """Return what all replicas say, or the one of that name; those that die, or take too long, say nothing."""
+        """Return the answers of all replicas, or of the named one; without those that die or are too slow."""
         try:
             said = self._replicas.broadcast("told", sent, name)
             answers = await said.results_async(timeout_s=LOOK_S, return_exceptions=True)
@@ -185,7 +185,7 @@ class Ingress(Gateway):
         return stream
 
     async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
-        """Return what a replica says at `/tokenize`; nothing where none does."""
+        """Return a replica's answer at `/tokenize`; empty without one."""
         try:
             said = await self._ask(to_replica(incoming.request, document, "POST", "/tokenize"))
         except (RayError, RayServeException, Broken):

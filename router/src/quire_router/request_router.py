@@ -1,4 +1,4 @@
-"""The request router of Ray Serve: `quire.routing` decides, and replicas tell what they have cached.
+"""The request router of Ray Serve: `quire.routing` decides by the prefixes that replicas report.
 
 Ray Serve carries the whole module to where it routes, as a copy: what others know too is in `sent`.
 """

@@ -17,7 +17,7 @@ PATIENCE_S = 2.0
 
 
 class Upstream:
-    """A server that answers requests. Raises `ConfigError` for what is no URL.
+    """A server that answers requests. Raises `ConfigError` for an invalid URL.
 
     `name`          its URL, which tells it from the others
     `is_well`       whether it answered when it was last looked at or asked

@@ -114,7 +114,7 @@ class Waiting(msgspec.Struct, eq=False, frozen=True):
 
 
 class InFlight(msgspec.Struct, eq=False):
-    """A request that has started: its sequence, its blocks, and what remains to be done."""
+    """A request that has started: its sequence, tokens, hint and decode time."""
 
     seq: Sequence
     tokens: IntArray
@@ -132,7 +132,7 @@ def replay_concurrent(
     hints: str = "none",
     observers: Iterable[Observer] = (),
 ) -> ReplayResult:
-    """Replay a trace with requests in flight from their arrival on; return what was found.
+    """Replay a trace with requests in flight from their arrival on; return the hits.
 
     `service` says how long each one computes and generates; the rest is as in
     `quire_sim.replay.replay`, which this equals where no request takes any time. Beside the
@@ -152,7 +152,7 @@ def replay_concurrent(
 
 
 class _ConcurrentReplay:
-    """The state of one replay: a manager, what is in flight, what waits, and the next events."""
+    """The state of one replay: a manager, requests in flight, waiting ones, and the next events."""
 
     def __init__(
         self, trace: Trace, capacity: int, policy: str, service: Service, hints: str
@@ -182,7 +182,7 @@ class _ConcurrentReplay:
             yield from self._next_event()
 
     def waits(self) -> dict[str, Any]:
-        """Return the waits of requests, and the peaks of what was in use."""
+        """Return the waits of requests, and the peaks of blocks in use."""
         waits = np.frombuffer(self._waits) if self._waits else np.zeros(1)
         return {
             "mean_wait_s": float(waits.mean()),

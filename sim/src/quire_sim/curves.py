@@ -1,4 +1,4 @@
-"""Hit-ratio curves: what every capacity would hit, exactly, for LRU and for the optimum."""
+"""Exact hit-ratio curves over all capacities, for LRU and for the optimum."""
 
 from __future__ import annotations
 

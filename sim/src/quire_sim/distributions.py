@@ -65,7 +65,7 @@ def generator(seed: int, *stream: int) -> Generator:
 
 
 def draw_gap(rng: Generator, per_s: float) -> float:
-    """Return seconds to the next arrival of a Poisson process of so many per second."""
+    """Return seconds to the next arrival of a Poisson process of rate `per_s`."""
     return -math.log1p(-rng.random()) / per_s
 
 

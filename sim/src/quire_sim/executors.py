@@ -181,7 +181,7 @@ def _why_ended(worker: BaseProcess) -> BaseException:
 
 
 def _work(connection: Connection) -> None:
-    """Answer every task with its result and None, or None and the error, until nobody asks."""
+    """Answer every task with its result and None, or None and the error, until the tasks end."""
     # Ctrl-C ends this worker without a word: the process that began it says what happened.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

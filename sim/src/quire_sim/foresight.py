@@ -1,4 +1,4 @@
-"""Hints that a trace itself could have given: what its callers knew, had they been asked.
+"""Hints made from a trace: the knowledge that its callers had.
 
 A first pass over the trace looks at the future; the replay is then told what a caller could
 have said at that moment. What such hints are worth is a bound for those that real callers give.

@@ -167,7 +167,7 @@ class SharedPrefixes:
 
 
 class Savings:
-    """Adds up what the found tokens of each request would have cost, each computed alone.
+    """Adds up the prefill cost of the hit tokens of each request, each computed alone.
 
     `prefill_flops`, `prefill_s`              without a cache
     `saved_prefill_flops`, `saved_prefill_s`  of these, what is not computed thanks to hits

@@ -1,4 +1,4 @@
-"""Upper bounds of what policies find: Belady's rule, with and without bypass, its stack distances and its rows beside replays.
+"""Upper bounds of policies: Belady's rule, with and without bypass, its stack distances and its rows beside replays.
 
 They are the optimum where all blocks are whole; of last blocks that are partial see `weighed`. The optimum may leave out blocks that a request has just used. A pool cannot, as a request holds its blocks while it
 runs: what it can reach is the optimum without bypass.

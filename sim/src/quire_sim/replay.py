@@ -91,7 +91,7 @@ def replay(
     observers: Iterable[Observer] = (),
     count_from: int = 0,
 ) -> ReplayResult:
-    """Replay a trace through a manager of so many blocks and return what was found.
+    """Replay a trace through a manager of `capacity_blocks` blocks and return the hits.
 
     `hints`       what callers say of the future: a kind of `quire_sim.foresight.foresee`, which
                   reads the trace once more
@@ -165,7 +165,7 @@ def check_capacity(capacity_blocks: int) -> int:
 
 
 class HitTally:
-    """Counts what of each request was found, and why the rest was not.
+    """Counts the hit tokens of each request, and the misses by reason.
 
     Ids are dense and numbered by first appearance, so the new blocks of a request are the last
     ones, and their ids go on where those before ended: nothing evicted must be remembered.

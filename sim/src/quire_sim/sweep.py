@@ -34,7 +34,7 @@ Task: TypeAlias = tuple[SweepPoint, ...]
 
 
 class Measuring(Protocol):
-    """An observer that says what it found as plain data, by name."""
+    """An observer that returns its results as plain data, by name."""
 
     def __call__(self, request: TraceRequest, hit_tokens: int) -> None: ...
 

@@ -25,10 +25,10 @@ PACK_EVERY = 1 << 13
 """Requests after which their notes are packed: 32 bytes each instead of about 100."""
 
 MAX_NOTES = 1 << 17
-"""Requests that are remembered; of more, the oldest are forgotten."""
+"""Requests that are remembered; beyond them the oldest are forgotten."""
 
 WARM_UP = 4
-"""The first quarter of what is left then is not in the curve: too little is known of what was there before."""
+"""The first quarter of the remaining notes is not in the curve: too little is known of earlier blocks."""
 
 
 class LiveCurve(Watcher):

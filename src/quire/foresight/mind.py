@@ -29,11 +29,11 @@ LOSS = 0.0003
 it is half of what may be lost by then."""
 
 STAKE, LEAST_PROMPTS, MOST_PROMPTS = 0.08, 4, 24
-"""Who leaves LRU loses at first, as what was used last comes back soonest: this share of the cache is at stake for it, but so
-many prompts of mean length at least and at most."""
+"""Leaving LRU loses at first, as the latest blocks come back soonest. This share of the cache may be lost, within bounds in
+prompts of mean length."""
 
 PAYS_WITHIN = 8
-"""The stake shrinks to nothing while so many times the blocks of the cache are evicted: by then it has paid or it does not."""
+"""Evicted blocks, in cache sizes, over which the stake shrinks to nothing: by then it has paid or it does not."""
 
 
 class Walk(msgspec.Struct, gc=False, eq=False):
@@ -99,7 +99,7 @@ class Mind:
         return seen >= TRUST / TRIAL and matched < seen / 4
 
     def touched(self, node: Node) -> None:
-        """A request found this node: the path goes on upwards, or another one begins."""
+        """Note a node that a request found: the path goes on upwards, or another one begins."""
         walk, owner = self.walk, node.note
         if node is not walk.above:
             walk = self.walk = Walk(Record(time=self.now), previous=owner)
@@ -128,7 +128,7 @@ class Mind:
             self.is_lru = self.gain < -allowed
 
     def learn_of_answer(self, previous: Record, found: int) -> None:
-        """A request goes on from one with an answer, of whose blocks it has found so many."""
+        """Learn from a request that continues one with an answer; `found` of its blocks were hits."""
         if previous.trimmed:
             return
         self.answers[0] += found > previous.prompt
@@ -137,7 +137,7 @@ class Mind:
             self.answers = [each / 2 for each in self.answers]
 
     def remember(self, record: Record) -> None:
-        """The last blocks of a record are evicted, for the first time."""
+        """Remember a record whose last blocks are evicted, for the first time."""
         self.ghosts[record.number] = record
         if len(self.ghosts) > MAX_GHOSTS:
             oldest = self.ghosts.pop(next(iter(self.ghosts)))
@@ -150,7 +150,7 @@ class Mind:
             doubt(record)
 
     def _unmet(self, record: Record) -> None:
-        """A record was not come back to in the time that its caller said."""
+        """Note that a record had no return in the time that its caller said."""
         self.doubt(record)
         self.model.learn(record, UNMET)
         self.doubt(record)

@@ -45,10 +45,10 @@ ENDS = [*EDGES[1:], float("inf")]
 WIDTHS = [b - a for a, b in pairwise(EDGES)] + [EDGES[-1] / 2]
 
 CELL_EVENTS = 4.0
-"""C: so many returns as expected are taken for granted in every cell."""
+"""C: returns, all expected, that every cell starts with."""
 
 BIN_EVENTS = 3.0
-"""So many returns at the prior's rate are taken for granted in every bin of age."""
+"""Returns at the prior's rate that every bin of age starts with."""
 
 PRIOR = [0.3 / (edge + width / 2) for edge, width in zip(EDGES, WIDTHS, strict=True)]
 """The hazard before anything is seen: it falls with age, so that a cold start acts as LRU."""
@@ -66,10 +66,10 @@ SILENT, UNMET, NOTHING = range(NUM_FEATURES, NUM_FEATURES + 3)
 has no further feature, whose weight is 1."""
 
 MAX_FEATURES = 6
-"""So many features a record has at most."""
+"""Features of a record, at most."""
 
 EARLY = 1024
-"""So many requests are early: little is known, and each says much."""
+"""Requests of the early phase, in which little is known and each says much."""
 
 REFRESH, EARLY_REFRESH = 128, 64
 """Requests between two computations of the ranks, and as long as it is early."""
@@ -78,7 +78,7 @@ AGING, EARLY_AGING = 64, 4
 """Requests between two looks at how records have aged, and as long as it is early; they divide those."""
 
 MIN_AGING = 1024
-"""Records that age before those are dropped that nobody waits for."""
+"""Records that age before unwatched ones are dropped."""
 
 _EDGES, _WIDTHS, _PRIOR = np.array(EDGES), np.array(WIDTHS), np.array(PRIOR)
 _BINS = np.arange(NUM_BINS - 1)
@@ -106,7 +106,7 @@ class Stay(msgspec.Struct, gc=False, eq=False):
 
 
 class SharedRoot(msgspec.Struct, gc=False, eq=False):
-    """A run of blocks from the root that requests went off from: a system prompt, a document, examples.
+    """A run of blocks from the root behind which requests differ: a system prompt, a document, examples.
 
     `end`    blocks from the root to its end; `above` the shared run that it continues, `depth` how many there are
     `uses`   requests that used it, and `gap` the seconds between the last two
@@ -198,7 +198,7 @@ class Reentry:
         self._cells.extend(features + _NO_FEATURES[len(features) :])
 
     def learn(self, record: Stay, feature: int) -> None:
-        """From now on a watched record has one more feature."""
+        """Add a feature to a watched record."""
         if record.watched:
             self._patience[record.place] = self._weigh(record, (*record.cells, feature))
             self._cells[MAX_FEATURES * record.place + len(record.cells) - 1] = feature
@@ -232,7 +232,7 @@ class Reentry:
                 self.refresh()
 
     def returned(self, record: Stay, now: float) -> None:
-        """A watched record was come back to."""
+        """Note the return to a watched record."""
         if record.watched:
             self.forget(record, now)
             self._returns[bisect_right(EDGES, now - record.time) - 1] += 1
@@ -244,7 +244,7 @@ class Reentry:
                     self._weights[cell] = (returns[cell] + CELL_EVENTS) / (expected + CELL_EVENTS)
 
     def forget(self, record: Stay, now: float) -> None:
-        """Wait no longer for the return to a record; the time it was watched counts."""
+        """Stop to watch for the return to a record; the time it was watched counts."""
         if record.watched:
             record.watched = False
             self._until[record.place] = now
@@ -264,7 +264,7 @@ class Reentry:
         return ranks_by_age[age_bin], record.time + ENDS[age_bin]
 
     def _look(self, now: float) -> None:
-        """Learn from how all records have aged until now: the bins that they have left, and the one in which their wait ended."""
+        """Learn from the ages of all records: the bins that they have left, and the one in which their wait ended."""
         times, until = np.frombuffer(self._times), np.frombuffer(self._until)
         left = times.searchsorted(now - _EDGES[1:], "right")
         counts = left - self._left

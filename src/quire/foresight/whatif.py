@@ -18,11 +18,11 @@ Ratios: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 SHOWN_ERROR = 0.005
-"""A curve that is further from what was measured says so."""
+"""Distance from the measured hit rate from which a curve says so."""
 
 
 ELSEWHERE = 0.0064
-"""So much more the curve may be off at other capacities than at the present one."""
+"""Additional error of the curve at other capacities than the present one."""
 
 
 class WhatIf(msgspec.Struct, frozen=True, eq=False):
@@ -35,7 +35,7 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
     `token_hit`         at each of them, float64 [points]; straight lines between
     `num_requests`      opened since the manager was made or the curve begun anew
     `noted_requests`    of these, the latest ones, which the curve is made of
-    `measured`          what the cache itself has found of these requests, all of them; None where that is not known
+    `measured`          the cache's own hit rate over all of these requests; None where it is not known
     `num_filling`       of the noted ones, those whose prompts took the whole pool: longer ones are refused, or were cut by
                         whoever asked, and what a larger pool would have found of them is not in the curve
     """

@@ -102,7 +102,7 @@ def run_replicas(
 
 @contextmanager
 def opened_replica(wanted: Wanted, *, is_alone: bool) -> Generator["Opened"]:
-    """Open what one replica serves; events are published on loopback, where all are on one machine."""
+    """Open one replica's server; on one machine, events are published on loopback."""
     host = "127.0.0.1" if is_alone else import_module("ray.util").get_node_ip_address()
     with opened_engine(wanted, f"tcp://{host}:0") as (engine, told):
         from quire.engines.loop import AsyncEngine
@@ -125,6 +125,6 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the last line of what a replica said as it failed."""
+    """Return the last line of output of a replica that failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

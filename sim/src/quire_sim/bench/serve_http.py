@@ -93,7 +93,7 @@ class OpenLoop:
         return ServerProcess(command, vllm_environment(files.vllm))
 
     def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
-        """Ask each server everything at once, twice: this warms it up, and says what it can do."""
+        """Send each server all requests at once, twice: a warm-up, and a measurement of its capacity."""
         self._capacity = {}
         for seed in (-1, -2):
             for server in systems.values():

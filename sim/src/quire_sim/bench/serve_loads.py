@@ -51,7 +51,7 @@ class ServeLoad(NamedTuple):
 
 
 class TrafficLoad(NamedTuple):
-    """Requests of sessions, as the simulator makes them, each with so many new tokens.
+    """Requests of sessions, as the simulator makes them, with `new` generated tokens each.
 
     A later prompt has the answer that the simulator made up, not the one that was generated: so
     all systems get the same prompts.

@@ -1,4 +1,4 @@
-"""`quire calibrate`: what the steps of an engine cost, from measured ones."""
+"""`quire calibrate`: the costs of an engine's steps, fitted to measured ones."""
 
 from pathlib import Path
 from typing import Annotated

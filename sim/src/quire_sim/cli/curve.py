@@ -1,4 +1,4 @@
-"""`quire curve`: what every size of a cache would find of a trace."""
+"""`quire curve`: the hit rate of a trace for every size of a cache."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""`quire plan`: what fits on which devices, and what more memory buys."""
+"""`quire plan`: users per device, and the gain from more memory."""
 
 import re
 from pathlib import Path

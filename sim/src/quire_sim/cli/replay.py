@@ -131,7 +131,7 @@ def csv_of(rows: list[dict[str, Any]]) -> str:
 
 
 def show(console: Console, document: dict[str, Any], command: str) -> None:
-    """Print the rows, what they have in common, and the command that computes them again."""
+    """Print the rows, their common settings, and the command that computes them again."""
     console.print()
     console.print(
         Text.assemble(

@@ -1,4 +1,4 @@
-"""`quire simulate`: what users would see of a service under the load of a trace."""
+"""`quire simulate`: latencies and throughput of a service under the load of a trace."""
 
 from itertools import islice
 from math import ceil
@@ -222,7 +222,7 @@ def _show(settings: dict[str, Any], result: "ServingResult") -> None:
 
 
 def durations(result: "ServingResult", error: float | None) -> Any:
-    """Return the table of what users waited for, and how far off such times were where that was found."""
+    """Return the table of users' waiting times, with the error of the model where it is known."""
     heads = ("mean", "p50", "p90", "p99", "max")
     table = plain_table(Column("seen by users", no_wrap=True), *heads, "off by")
     for name, spread in (
@@ -238,7 +238,7 @@ def durations(result: "ServingResult", error: float | None) -> Any:
 
 
 def facts(result: "ServingResult") -> Any:
-    """Return throughput, goodput, hits and what went on inside."""
+    """Return throughput, goodput, hits and internal counts."""
     rate = (
         f"{result.requests_per_s:.3g} requests/s, {result.output_tokens_per_s:,.0f} output "
         f"tokens/s, {result.total_tokens_per_s:,.0f} tokens/s with prompts"

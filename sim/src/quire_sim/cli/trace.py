@@ -1,4 +1,4 @@
-"""`quire trace`: what a trace is like, and traces in quire's own format."""
+"""`quire trace`: facts of a trace, and conversion to quire's own format."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def make(
 
 
 def _tell(written: dict[str, Any], what: str, *, as_json: bool) -> None:
-    """Say what a trace that was written has in it."""
+    """Print the contents of a written trace."""
     target = written["target"]
     num_bytes = Path(target).expanduser().stat().st_size
     if as_json:

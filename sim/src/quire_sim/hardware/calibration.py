@@ -1,4 +1,4 @@
-"""Rates from measurements: what a machine really reaches.
+"""Rates from measurements: the real throughput of a machine.
 
 Each measured step gives one equation, and all are solved together, by least squares on relative
 errors, with rates and costs that are not negative. A step of one new token (decode) is taken for

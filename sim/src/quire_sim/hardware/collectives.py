@@ -1,4 +1,4 @@
-"""Messages between the devices that share a model: what the link between them really gives."""
+"""Messages between the devices that share a model: the real throughput of the link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as numbers: what its cache stores, what its layers compute, what its weights weigh."""
+"""A model as numbers: bytes of its cache, FLOPs of its layers, bytes of its weights."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _dense_width(config: Config) -> int:
 
 
 def _shared(config: Config, hidden: int, width: int, matrices: int) -> int:
-    """Return the parameters of what every token passes through beside its experts."""
+    """Return the parameters that every token passes through beside its experts."""
     one = config.count(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",

@@ -47,7 +47,7 @@ Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 27)]
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, gc=False):
-    """A step of an engine: what it computed, and the seconds it took."""
+    """A step of an engine: its chunks and contexts, and its seconds."""
 
     chunks: list[tuple[Tokens, Tokens]]
     contexts: list[Tokens]
@@ -55,7 +55,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """Seconds of what a step is made of; a step takes their sum.
+    """Seconds per unit of each part of a step; a step takes their sum.
 
     `step_s`         of a step whatever is in it
     `chunk_s`, `token_s`, `pair_s`  of each part of a prompt, each token of it, and each pair of tokens
@@ -107,7 +107,7 @@ class MeasuredTimes(ModelTimes, frozen=True, kw_only=True):
 
 
 def work_of(chunks: Sequence[Chunk], num_decodes: int, seen: int) -> list[float]:
-    """Return what a step is made of, in the order of `StepCosts`."""
+    """Return the parts of a step, in the order of `StepCosts`."""
     new = sum(tokens for tokens, _ in chunks)
     pairs = sum(causal_pairs(*chunk) for chunk in chunks)
     return [1.0, len(chunks), new, pairs, num_decodes, seen, min(new, FIRST_TOKENS)]

@@ -200,7 +200,7 @@ class Roofline(ModelTimes, frozen=True):
         return flops / (self.accelerator.peak_flops * self.num_gpus)
 
     def product_flops(self, num_tokens: int) -> float:
-        """Return the FLOPs of the matrix multiplications for so many tokens."""
+        """Return the FLOPs of the matrix multiplications for `num_tokens` tokens."""
         return 2.0 * self.model.active_params * num_tokens
 
     def attention_flops(self, new_tokens: int, cached_tokens: int = 0) -> float:

@@ -1,4 +1,4 @@
-"""Planning: what fits, for whom, what more memory buys, and when a tier is worth asking."""
+"""Planning: capacity in users, the gain from more memory, and the use of tiers."""
 
 from quire_sim.plan.blocks import advise
 from quire_sim.plan.crossover import crossover

@@ -42,7 +42,7 @@ class BlockChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The block size to use, why, and what the others give."""
+    """The block size to use, the reason, and the figures of the others."""
 
     recommended: int
     reasons: list[str]

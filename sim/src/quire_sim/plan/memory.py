@@ -32,7 +32,7 @@ ANY_LENGTH = range(1 << 32)
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """A model on so many devices, and what of their memory is used.
+    """A model on `num_gpus` devices, and the use of their memory.
 
     `utilization`    share of the memory that may be used at all
     `reserve_bytes`  room to compute in, all devices together; None is what steps of `step_tokens`
@@ -71,7 +71,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reserved_bytes(self) -> int:
-        """Room to compute in: what a layer makes of the largest step, logits, graphs and workspaces."""
+        """Room to compute in: activations of the largest step, logits, graphs and workspaces."""
         if self.reserve_bytes is not None:
             return self.reserve_bytes
         model, devices = self.model, self.num_gpus
@@ -117,7 +117,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of the memory, and the users for whom it suffices. All devices together.
+    """The parts of the memory, and the users that fit. All devices together.
 
     `block_bytes`   bytes of a block in layers that see the whole prefix (0: there are none)
     `num_blocks`    such blocks beside the windows and states of `users`
@@ -144,7 +144,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def budget(placement: Placement, context: int) -> Budget:
-    """Split the memory. Raises `ConfigError` when the model does not fit, with what it takes."""
+    """Split the memory. Raises `ConfigError` with the needed size when the model does not fit."""
     model = placement.model
     if placement.free_bytes <= 0:
         raise ConfigError(_does_not_fit(placement, context))

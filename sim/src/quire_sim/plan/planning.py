@@ -46,7 +46,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier: what it holds, and when fetching from it is worth it.
+    """A tier: its capacity, and the contexts for which a fetch from it pays.
 
     `sequences`  of the context that it holds
     `fetched_s`  time to the first token of new tokens after a whole context in this tier

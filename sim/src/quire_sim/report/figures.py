@@ -161,7 +161,7 @@ def draw_misses(report: Report, axes: Axes, _size: FigureSize) -> None:
 
 
 def miss_legend(report: Report) -> list[tuple[str, str, str]]:
-    """Return (key, label, placeholder) of what `draw_misses` shows, in its order."""
+    """Return (key, label, placeholder) of each part that `draw_misses` shows, in its order."""
     fates = zip(({"found": "found"} | REASON_LABELS).items(), FATES, strict=True)
     return [
         (key, label, colour)

@@ -179,7 +179,7 @@ class FirstCome(Replica):
         return tiers.fetch_s(fetched) if tiers is not None else 0.0
 
     def _give_blocks(self, request: LiveRequest) -> bool:
-        """Reference what is cached and reserve the rest of a prompt, if there is room for it."""
+        """Reference the cached part of a prompt and reserve the rest, if there is room for it."""
         manager, size = self.manager, self.limits.block_size
         request.target = request.trace.prompt_tokens + request.generated
         wanted = -(-request.target // size)

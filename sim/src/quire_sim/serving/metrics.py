@@ -156,7 +156,7 @@ class ServingResult(msgspec.Struct, frozen=True):
 
 
 class Collector:
-    """Takes what happens, in order of time, and makes a `ServingResult` of it."""
+    """Takes events in order of time, and makes a `ServingResult` of them."""
 
     def __init__(self) -> None:
         self._served: list[Served] = []

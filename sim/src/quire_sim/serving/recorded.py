@@ -1,4 +1,4 @@
-"""Recorded runs of a real engine, and what the simulator says about the same requests.
+"""Recorded runs of a real engine beside simulations of the same requests.
 
 A recorded run is a file of JSON Lines. Its first line tells the engine's settings, the others each
 a request: when it arrived, its tokens, its blocks, and the measured seconds to its first and last token.
@@ -123,7 +123,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, ttfts: Sequence[float], tpots: Sequence[float], makespan: float) -> Figures:
-        """Return the figures of so many requests."""
+        """Return the measures of requests from their times."""
         p99 = float(np.percentile(ttfts, 99))
         return cls(float(np.mean(ttfts)), p99, float(np.mean(tpots or [0.0])), makespan)
 
@@ -141,7 +141,7 @@ class Blocks(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A recorded run beside its simulation; `errors` are signed shares of what was measured."""
+    """A recorded run beside its simulation; `errors` are signed shares of the measured values."""
 
     errors: Figures
     blocks: Blocks

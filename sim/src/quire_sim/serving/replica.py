@@ -1,4 +1,4 @@
-"""Replicas: what a simulated service is made of, whatever schedules their requests."""
+"""Replicas: the parts of a simulated service, with any scheduler of their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request on its way through the simulation, and what is left of it afterwards."""
+"""A request on its way through the simulation, and its record afterwards."""
 
 from __future__ import annotations
 

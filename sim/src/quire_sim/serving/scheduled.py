@@ -116,7 +116,7 @@ class Scheduled(Replica):
         return tokens
 
     def _bring_up(self, job: Job) -> None:
-        """Fetch what pays of a job that is admitted, and note what it finds."""
+        """Fetch the blocks of an admitted job that pay, and note its hits."""
         request, known = self._requests[job], job.known()
         account, size = request.account, self.limits.block_size
         hit = self.manager.probe(known)
@@ -161,5 +161,5 @@ class Scheduled(Replica):
         return self.tiers.segments(request.key[found : min(whole, request.num_named_blocks)])
 
     def _note_lost(self, job: Job) -> None:
-        """Remember what a job had computed that is preempted, or ends."""
+        """Remember the computed tokens of a job that is preempted, or ends."""
         self._requests[job].lost = job.num_computed

@@ -85,7 +85,7 @@ def simulate(
     objective: Objective | None = None,
     observers: Iterable[Observer] = (),
 ) -> ServingResult:
-    """Serve a load and return what its users saw.
+    """Serve a load and return the latencies, throughput and hits.
 
     Virtual time only: equal arguments, equal result. At equal times arrivals come before the
     ends of runs, and replicas in their order. Raises `OutOfBlocks` before anything is simulated

@@ -1,4 +1,4 @@
-"""Tiers below the device: what it evicts goes down a link, and comes back when that pays."""
+"""Tiers below the device: evicted blocks go down a link, and come back when that pays."""
 
 from __future__ import annotations
 

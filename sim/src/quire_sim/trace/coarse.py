@@ -36,7 +36,7 @@ class CoarseTrace:
 
 
 def with_block_size(trace: Trace, block_size: int) -> Trace:
-    """Return the trace in blocks of so many tokens, a multiple of its own.
+    """Return the trace in blocks of `block_size` tokens, a multiple of its own.
 
     Raises `ConfigError` for a size that is none.
     """

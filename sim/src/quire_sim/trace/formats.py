@@ -1,4 +1,4 @@
-"""Formats of trace files: which one a file has, and what it says about all of its rows."""
+"""Formats of trace files: detection, and the facts that hold for all rows."""
 
 from __future__ import annotations
 

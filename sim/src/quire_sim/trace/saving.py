@@ -16,7 +16,7 @@ from quire_sim.trace.schemas import QuireHeader, QuireRow
 
 
 def check_ending(path: Path) -> None:
-    """Raise `ConfigError` where what a file's name asks for, zstd, is not installed."""
+    """Raise `ConfigError` if a file's name asks for zstd and zstd is not installed."""
     if path.suffix in ZSTD_ENDINGS:
         zstandard()
 

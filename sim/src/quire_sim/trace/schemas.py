@@ -97,7 +97,7 @@ class MeasuredRow(
         "duration_s": "total_s",
     },
 ):
-    """A request of a recorded run: when it came, what it was, and its measured seconds.
+    """A request of a recorded run: its arrival, its lengths, and its measured seconds.
 
     `ttft_s`      until its first token, `duration_s` until its last one
     """

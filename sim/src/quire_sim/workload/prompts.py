@@ -40,7 +40,7 @@ class Library:
         self._num_ids = 0
 
     def add(self, length: int, before: Text | None = None) -> Text:
-        """Return a new text behind another, which nobody else has."""
+        """Return a new, unique text behind another."""
         start = before.end if before is not None else 0
         end = start + length
         return Text(end, end // self._block_size - start // self._block_size, before)

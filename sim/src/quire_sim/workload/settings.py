@@ -49,7 +49,7 @@ class Texts:
         self._lengths: list[int] = []
 
     def own(self, length: Lognormal, before: Text | None = None) -> Text:
-        """Return a new text behind another, which nobody else has."""
+        """Return a new, unique text behind another."""
         return self.library.add(length.draw_tokens(self.rng), before)
 
     def popular(self, count: int, skew: float, length: Lognormal) -> tuple[int, int]:

@@ -28,10 +28,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     n: Answers = 1  # answers to one prompt, each with random numbers of its own
     best_of: Answers | None = (
-        None  # so many are made; the n likeliest per token are told at the end
+        None  # answers to make, of which the n likeliest per token are returned; None: n
     )
     max_tokens: Positive | None = 16  # new tokens; None: as many as there is room for
-    min_tokens: Count = 0  # so many come before the answer may end
+    min_tokens: Count = 0  # tokens before the answer may end
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # 0: always the likeliest token
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # the likeliest, with this share of top_k's
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0  # the k likeliest; 0 or -1: all
@@ -40,15 +40,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         1.0  # of tokens in prompt or answer
     )
     presence_penalty: Penalty = 0.0  # taken from logits of tokens in the answer
-    frequency_penalty: Penalty = 0.0  # the same, as often as they stand there
+    frequency_penalty: Penalty = 0.0  # the same, for each occurrence
     logit_bias: Mapping[Count, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # None: another each time
     stop: Text | Sequence[Text] | None = None  # texts that end the answer
     stop_token_ids: Sequence[Count] | None = None
     ignore_eos: bool = False  # the model's own end tokens do not end it
-    include_stop_str_in_output: bool = False  # what ended the answer stays in its text
-    logprobs: Count | None = None  # how many of the likeliest are told, before all of the above
-    json_schema: str | Mapping[str, Any] | None = None  # what the answer must match
+    include_stop_str_in_output: bool = False  # the stop text stays in the answer
+    logprobs: Count | None = None  # number of likeliest tokens returned, before all of the above
+    json_schema: str | Mapping[str, Any] | None = None  # schema that the answer matches
     regex: str | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True  # False: no text is made
@@ -87,7 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def num_answers(self) -> int:
-        """Answers that are made, of which n are told."""
+        """Number of answers to make, of which n are returned."""
         return self.best_of or self.n
 
     @property
