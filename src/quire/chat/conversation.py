@@ -64,7 +64,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """Messages, and what an answer to them may call; names as in OpenAI's chat completions.
+    """Messages, and the tools that an answer may call; names as in OpenAI's chat completions.
 
     documents  texts that the answer is to be found in, placed by the chat template (`documents`)
     """
@@ -115,7 +115,7 @@ class Conversation(msgspec.Struct, kw_only=True):
 def laid_out(
     reader: Any, messages: Sequence[Any], variables: Mapping[str, Any] = {}, **options: Any
 ) -> Any:
-    """Return what the chat template of a tokenizer or processor makes of messages; `options` are its own.
+    """Return the prompt that a tokenizer's or processor's chat template makes of messages; `options` are its own.
 
     Raises `ConfigError` where the model has no template, or that refuses the messages or one of the variables.
     """

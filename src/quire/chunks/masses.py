@@ -1,4 +1,4 @@
-"""Attention masses of a capture, and what Cache-Craft makes of them.
+"""Attention masses of a capture, and Cache-Craft's scores from them.
 
 Cache-Craft: Agarwal et al., SIGMOD 2025, https://doi.org/10.1145/3725273, equations 3 to 14.
 

@@ -85,7 +85,7 @@ class ChunkStore:
         return True
 
     def variants(self, scope: Scope, ids: bytes, head: bytes) -> Sequence[Variant]:
-        """Return what there is of a passage: all of its scope, and shared ones behind this very head."""
+        """Return the variants of a passage: all of its scope, and shared ones behind this very head."""
         return self.finder(scope, head)(ids)
 
     def finder(self, scope: Scope, head: bytes) -> Finder:
@@ -119,7 +119,7 @@ class ChunkStore:
         return True
 
     def purge(self, is_own: Callable[[Scope], bool]) -> list[HeldKV]:
-        """Let all variants of some scopes go, pinned or not; return what they held. Shared ones are nobody's."""
+        """Drop all variants of some scopes, pinned or not; return their KV. Shared ones belong to no scope."""
         own = [variant for (_, scope), variant in self._order.values() if is_own(scope)]
         held = [variant.kv for variant in own if variant.kv is not None]
         for variant in own:

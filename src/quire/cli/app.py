@@ -1,7 +1,7 @@
 """The commands, and the handling of their errors."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -114,7 +114,7 @@ def options(
 def _add(name: str, command: Any) -> None:
     """Add a command by its name; "bench.serve" is the command `serve` of the group `bench`."""
     group, _, last = name.rpartition(".")
-    into: typer.Typer = OWN[group] if group else app
+    into = cast("typer.Typer", OWN[group]) if group else app
     if isinstance(command, typer.Typer):
         into.add_typer(command, name=last)
     else:

@@ -19,7 +19,7 @@ from quire.slots.stats import SlotStats
 
 
 class SlotCache(Interruptible):
-    """`num_slots` slots of `max_tokens` positions each, and what every position holds.
+    """`num_slots` slots of `max_tokens` positions each, and their contents.
 
         handle = cache.open(prompt)               # handle.num_cached tokens are there already
         for copy in cache.take_copies(): ...      # do these before the next forward
@@ -213,7 +213,7 @@ class SlotCache(Interruptible):
         self.counts.computed_tokens += len(key) // TOKEN_BYTES
 
     def check_commit(self, handle: SlotHandle, token_ids: TokenIds) -> None:
-        """Raise what `commit` would; for engines that want to know before they compute."""
+        """Raise the exception that `commit` would; for engines that want to know before they compute."""
         self._checked(handle, token_ids)
 
     @mutating
@@ -243,7 +243,7 @@ class SlotCache(Interruptible):
 
     @mutating
     def close(self, handle: SlotHandle) -> None:
-        """End a request: its slot is free, and what it computed stays findable there.
+        """End a request: its slot is free, and its computed tokens stay findable there.
 
         Raises `SlotError` for a handle that is closed, or another cache's.
         """
@@ -255,13 +255,13 @@ class SlotCache(Interruptible):
 
     @mutating
     def free(self, handle: SlotHandle) -> None:
-        """End a request and forget what it computed, but for what a pin keeps. Raises as `close`."""
+        """End a request and forget its computed tokens, except pinned ones. Raises as `close`."""
         self.close(handle)
         self._forget(handle.slot)
 
     @mutating
     def clear(self) -> None:
-        """Forget the contents of all free slots, but for what pins keep."""
+        """Forget the contents of all free slots, except pinned ones."""
         self.overwritten.forget()
         for slot, handle in enumerate(self.handles):
             if handle is None:
@@ -271,7 +271,7 @@ class SlotCache(Interruptible):
     def pin(
         self, tokens: TokenIds, scope: Scope | None = None, *, media: Items[MediaItem] = ()
     ) -> SlotPin:
-        """Keep what is held of these tokens, the last one included, until the pin is closed.
+        """Keep the cached part of these tokens, the last one included, until the pin is closed.
 
         The whole slot goes to no other request meanwhile, but to one that starts with what is
         pinned. Raises `TokensError`, `ScopeError`, `MediaError`.

@@ -1,4 +1,4 @@
-"""Matches, handles of running requests, and pins: what `SlotCache` hands out."""
+"""Matches, handles of running requests, and pins: the objects that `SlotCache` returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.slots.contents import SlotContents
 
 
 class SlotMatch(NamedTuple):
-    """A slot whose first `num_tokens` positions hold what was asked for.
+    """A slot whose first `num_tokens` positions hold the prompt's.
 
     True as long as the slot's generation is `generation`, whether it is free or busy.
     """

@@ -1,4 +1,4 @@
-"""Prompts as keys: what callers ask for, checked, with media as numbers."""
+"""Prompts as keys: token ids, checked, with media as numbers."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def make_pool(
     *,
     debug_nan: bool = False,
 ) -> Pool:
-    """Return the pool that stores blocks of such a layout."""
+    """Return the pool for blocks of a layout."""
     if isinstance(layout, KVLayout):
         return KVPool(layout, num_blocks, device, debug_nan=debug_nan)
     return StatePool(layout, num_blocks, device, debug_nan=debug_nan)

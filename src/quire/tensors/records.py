@@ -152,7 +152,7 @@ class BlockCodec:
             form.unpack(rows, pool, on_device(ids[chunk], pool.device), layers)
 
     def wipe(self) -> None:
-        """Overwrite what lies between device and host with zeros."""
+        """Overwrite the staging memory between device and host with zeros."""
         self._staging.wipe()
 
     def _layers(self, layer: int | None) -> range:

@@ -1,4 +1,4 @@
-"""Rotating keys to another position: what RoPE has rotated by p, by d more.
+"""Rotating keys to another position: keys that RoPE has rotated by p, by d more.
 
 RoPE (Su et al., https://arxiv.org/abs/2104.09864) turns pairs of a key's numbers by p times a frequency
 each. Turns add up, so a key at p + d is the key at p, turned by d: the same for all tokens that move

@@ -22,7 +22,7 @@ class Staging:
         self._turn = 0
 
     def fetch(self, chunks: Iterable[tuple[torch.Tensor, Sequence[memoryview]]]) -> None:
-        """Copy rows, uint8 `[n, bytes]` on any device, each into its buffer of as many bytes."""
+        """Copy rows, uint8 `[n, bytes]` on any device, each into its buffer of the same size."""
         waiting: _Waiting | None = None
         for rows, buffers in chunks:
             if self._is_host(rows.device):

@@ -26,7 +26,7 @@ class Lane(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Have all later steps run behind what the current stream has queued so far."""
+        """Have all later steps run behind the present work of the current stream."""
 
     @abstractmethod
     def run(self, step: Callable[[], None]) -> object:

@@ -69,12 +69,12 @@ def described(option: str, value: object) -> str:
 
 
 def unquoted(error: Exception) -> str:
-    """Return what msgspec says of a wrong value, without the value, which stands in single quotes."""
+    """Return msgspec's message on a wrong value without the value, which it puts in single quotes."""
     return _QUOTED.sub(" ...", str(error))
 
 
 def without(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return what a library or a server said, without secrets, and without users and options of addresses in it."""
+    """Return a message of a library or server without secrets, and without users and options of addresses."""
     for secret in filter(None, secrets):
         text = text.replace(secret, "...")
     return _OPTIONS.sub("...", _USER.sub("...", text))

@@ -1,4 +1,4 @@
-"""Work that nobody waits for: a thread that is there only while there is something to do."""
+"""Background work: a thread that exists only while there is something to do."""
 
 from __future__ import annotations
 

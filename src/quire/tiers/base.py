@@ -155,14 +155,14 @@ class Tier(Purgeable):
         """Keep these records from making room for so long; asked of tiers in memory."""
 
     def lend(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return memory of the tier's own for as many leading records as it can.
+        """Return memory of the tier's own for the leading records, as far as it has any.
 
         What is put from there needs no copy. It stays as it is until `take_back`, kept or not.
         """
         return []
 
     def take_back(self, records: Sequence[memoryview]) -> None:
-        """Take back what `lend` gave, which nobody reads or writes any more; others are left alone."""
+        """Take back buffers of `lend` that are no longer in use; other buffers are left alone."""
 
     def delete(self, keys: Keys, timeout_s: float = 1.0) -> None:
         """Forget these keys, whether they are there or not."""
@@ -197,7 +197,7 @@ class Tier(Purgeable):
         return f"<{type(self).__name__} {self.name}: {records} records, {used} of {capacity} bytes>"
 
     def cut_off(self, call: str, error: BaseException) -> None:
-        """Mend what an exception left half-way that is no failure of the tier: Ctrl-C for instance, in `call`."""
+        """Restore order after an exception that is no failure of the tier: Ctrl-C for instance, in `call`."""
         # What tidied up behind a cut may fail.
         is_broken = isinstance(error, (InvariantError, SlotError))
         if is_broken or not isinstance(error, (QuireError, OSError)):
@@ -319,7 +319,7 @@ class Answers:
         return claims
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """Note what became of a key, and verify a `HIT`; its buffer is not written after that.
+        """Note the outcome of a key, and verify a `HIT`; its buffer is not written after that.
 
         Its bytes are in the processor's cache now: four times as fast as behind the whole call.
         """

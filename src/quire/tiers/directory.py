@@ -1,4 +1,4 @@
-"""The directory of a tier: who may read it, what in it is quire's, and how it is made anew.
+"""The directory of a tier: its rights, quire's files in it, and its renewal.
 
 A tier's directory has a marker, `quire-tier`: one line of JSON, `{"quire":"files","version":1}`, written when the tier is
 begun. Rules for all tiers in directories:

@@ -89,7 +89,7 @@ class Faulty(Wrapped):
         self._torn: dict[bytes, None] = {}
 
     def revive(self) -> None:
-        """Start a crashed tier again; what was torn is found torn. Plans with a crash count anew."""
+        """Start a crashed tier again; torn records are found torn. Plans with a crash count anew."""
         self.is_crashed = False
         self._num_written = 0
 

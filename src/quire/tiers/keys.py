@@ -93,7 +93,7 @@ class TierKey:
         return state.digest()
 
     def tag(self, tenant_tag: bytes) -> bytes:
-        """Return what stands in records' keys for a tenant tag: BLAKE2b keyed with `tenants`, 8 bytes; nobody's as it is."""
+        """Return the tag of a tenant in records' keys: BLAKE2b keyed with `tenants`, 8 bytes; no tenant's stays."""
         if not self.hides(tenant_tag):
             return tenant_tag
         return blake2b(tenant_tag, key=self.tenants, digest_size=len(tenant_tag)).digest()

@@ -303,7 +303,7 @@ class Purgeable(ABC):
 
     @abstractmethod
     def cut_off(self, call: str, error: BaseException) -> None:
-        """Mend what an exception left."""
+        """Restore order after an exception."""
 
     def _read_mark(self, name: str, timeout_s: float) -> bytes:
         """Return the mark that `_set_mark` has set last under a name; empty where there is none."""

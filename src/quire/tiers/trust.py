@@ -1,4 +1,4 @@
-"""The judgement of a stack with a tier key on what its tiers give."""
+"""The verification of records by a stack with a tier key."""
 
 from __future__ import annotations
 

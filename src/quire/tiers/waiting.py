@@ -148,7 +148,7 @@ class TimedLock:
         self._permits = Permits(1)
 
     def run(self, work: Callable[[], Result], timeout_s: float = float("inf")) -> Result:
-        """Return what `work` returns, run while nobody else has the lock. Raises `TimeoutError`."""
+        """Return the result of `work`, run under the lock. Raises `TimeoutError`."""
         permit = Permit()
         try:
             if not self._permits.take(permit, timeout_s):

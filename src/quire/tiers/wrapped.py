@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Wrapped(Tier):
-    """Does what the tier within does. Closing it closes that one."""
+    """Forwards to the tier within. Closing it closes that one."""
 
     def __init__(self, tier: Tier) -> None:
         super().__init__()

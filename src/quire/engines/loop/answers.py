@@ -1,4 +1,4 @@
-"""Requests while they run, their answers, and what is said of them; names as users of vLLM know them."""
+"""Requests while they run, and their answers; names as users of vLLM know them."""
 
 from array import array
 from collections.abc import Sequence
@@ -163,7 +163,7 @@ class EngineRequest:
 
 
 class Answer(Job):
-    """One of the n answers to a request: the job that computes it, and what is said of its tokens.
+    """One of the n answers to a request: the job that computes it, and its output so far.
 
     rules     what decides its tokens; None: each is the likeliest
     num_told  tokens that were looked at, up to the one that ends it
@@ -276,7 +276,7 @@ class AnswerBatch:
                 request.metrics = replace(request.metrics, first_token_ts=now)
 
     def take(self, sampled: Sampled) -> Sequence[Answer]:
-        """Take what was sampled for each; return the answers that may end with it."""
+        """Take the sampled tokens of each; return the answers that may end with them."""
         for answer, told in zip(self.answers, sampled.logprobs or (), strict=False):
             answer.take(told or ())
         if isinstance(sampled.tokens, list):

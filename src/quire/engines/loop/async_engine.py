@@ -95,7 +95,7 @@ class AsyncEngine(PurgeableAsync):
             self._ask(partial(self._leave, reader))
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
-        """Return what a function of the engine returns, or raise what it raises; it runs between two steps."""
+        """Run a function of the engine between two steps; return its result, or raise its exception."""
 
         def call(engine: Engine) -> _T:
             try:
@@ -108,7 +108,7 @@ class AsyncEngine(PurgeableAsync):
         return await asyncio.wrap_future(self._ask(call))
 
     def stop(self) -> None:
-        """Begin to end: when the step that runs is done, whoever waits gets `RequestFailed`."""
+        """Begin to end: after the running step, readers get `RequestFailed`."""
         self._calls.put(None)
 
     def close(self) -> None:

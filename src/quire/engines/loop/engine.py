@@ -196,7 +196,7 @@ class Engine(PurgeableEngine):
         return replace(self._stats, running=scheduler.num_running, waiting=len(scheduler.waiting))
 
     def scope(self, scope: Scope | None = None) -> Scope:
-        """Return what the manager knows a scope by: bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""
+        """Return a scope as the manager knows it, bound to the present model. Raises `ScopeError`, `ConfigError`."""
         return self._bound.scope(scope)
 
     def in_tiers(self, tokens: list[int], scope: Scope) -> dict[str, int]:
@@ -228,7 +228,7 @@ class Engine(PurgeableEngine):
             self._begin()
 
     def close(self) -> None:
-        """Abort what runs, and have tiers keep what is cached; those that were opened here are closed."""
+        """Abort running requests, write cached blocks to the tiers, and close tiers that were opened here."""
         if self._turn.cut_off:
             self.reset()
         with self._turn:

@@ -39,7 +39,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class PassagePrompt:
-    """The segments of one request, and what became of them."""
+    """The segments of one request, and the results for them."""
 
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
@@ -173,13 +173,13 @@ class EnginePassages:
                     return
 
     def clear(self) -> None:
-        """Forget all that was captured, and what waits to be."""
+        """Forget all captures, and passages that wait to be captured."""
         self._pending.clear()
         self._head, self._has_changed = None, False
         self.passages.store.clear()
 
     def purge(self, is_own: Callable[[Scope], bool]) -> int:
-        """Drop what was captured under some scopes, and what waits to be; return the captures."""
+        """Drop the captures of some scopes, and their waiting passages; return the captures."""
         self._pending = deque(each for each in self._pending if not is_own(each[0]))
         if self._head is not None:  # whose it is, nobody knows
             self._head[2].wipe()
@@ -187,7 +187,7 @@ class EnginePassages:
         return self.passages.purge(is_own)
 
     def close(self) -> None:
-        """Let go what waits to be captured, and close the warm tier."""
+        """Drop passages that wait to be captured, and close the warm tier."""
         self._pending.clear()
         self.passages.close()
 

@@ -41,7 +41,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
-    """Return what a `Job` takes of the options of a request. Raises `ConfigError`."""
+    """Return the options of a request that a `Job` takes. Raises `ConfigError`."""
     known = RequestOptions.__annotations__
     if unknown := options.keys() - known.keys():
         raise ConfigError(
@@ -89,7 +89,7 @@ def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray, S
 
 
 def check_prompt(tokens: IntArray, vocab_size: int, max_model_len: int) -> None:
-    """Raise `TokensError` for tokens that the model does not know, or so many that no answer fits behind them."""
+    """Raise `TokensError` for tokens unknown to the model, or too many to leave room for an answer."""
     if (highest := int(tokens.max(initial=0))) >= vocab_size:
         raise TokensError(
             f"token id {highest} is none of this model's, which are below {vocab_size}"

@@ -140,7 +140,7 @@ class Sampler:
         logits: Tensor,
         drafts: Sequence[IntArray] | None = None,
     ) -> Sampled:
-        """Choose what comes next in each answer, and have its rules take that.
+        """Choose the next tokens of each answer, and have its rules take them.
 
         `logits` [answers, vocab_size] are those of each one's last token. With `drafts` (int32, for each answer) a
         row for each of its drafts follows that of its last token; chosen are all drafts that would be chosen
@@ -294,10 +294,10 @@ _LONGEST = 3
 
 
 def propose(tokens: IntArray, max_drafts: int) -> IntArray:
-    """Return what may follow `tokens` (int32 [n], prompt and answer), int32, at most `max_drafts`.
+    """Return draft tokens for `tokens` (int32 [n], prompt and answer), int32, at most `max_drafts`.
 
-    What followed the longest end of them that stood before, of one to three tokens (A. Saxena, "Prompt Lookup
-    Decoding", 2023): of the places where it stood the last that `max_drafts` tokens follow, or else the first.
+    The drafts follow an earlier occurrence of the longest possible suffix of one to three tokens (A. Saxena, "Prompt
+    Lookup Decoding", 2023): the last occurrence that `max_drafts` tokens follow, or else the first.
     """
     for size in range(min(_LONGEST, len(tokens) - 1), 0, -1):
         tail = tokens[-size:]
@@ -313,6 +313,6 @@ def propose(tokens: IntArray, max_drafts: int) -> IntArray:
 
 
 def num_accepted(drafts: IntArray, sampled: IntArray) -> int:
-    """Return how many drafts are what was sampled in their place: `sampled` is longer."""
+    """Return how many leading drafts equal the sampled tokens; `sampled` is longer."""
     wrong = np.flatnonzero(drafts != sampled[: len(drafts)]) if len(drafts) else drafts
     return int(wrong[0]) if len(wrong) else len(drafts)

@@ -1,4 +1,4 @@
-"""The settings of an engine, checked, and what they come to on a model."""
+"""The settings of an engine, checked, and their values on a model."""
 
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -62,7 +62,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
         return named_groups(layout, {group.name: count for group in layout.groups})
 
     def longest(self, config: Any, groups: Sequence[LayerGroup], layout: ModelLayout) -> int:
-        """Return the most tokens of a prompt and its answer: what the model knows positions for, and blocks hold."""
+        """Return the most tokens of a prompt and its answer: limited by the model's positions and the blocks."""
         rooms = [
             g.num_blocks * self.block_size for g in groups if isinstance(g.kind, FullAttention)
         ]

@@ -40,7 +40,7 @@ class EngineTiers:
         self.store.offloading.settle_for(len(self.store.manager.sequences))
 
     def make_room(self, scheduler: Scheduler) -> None:
-        """Have copied what holds blocks that the next step may need."""
+        """Finish offload copies whose blocks the next step may need."""
         num_tokens = scheduler.limits.max_step_tokens
         if scheduler.waiting:
             num_tokens = max(num_tokens, scheduler.waiting[0].num_tokens)
@@ -48,7 +48,7 @@ class EngineTiers:
         self.store.offloading.settle_for(num_blocks)
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Learn from a step what computing costs: of its longest part, by its share of the tokens."""
+        """Learn the cost of prefill from a step: that of its longest part, by its share of the tokens."""
         if step.num_decodes < len(step.jobs):
             at = step.num_decodes + int(step.lengths[step.num_decodes :].argmax())
             start, length = int(step.starts[at]), int(step.lengths[at])

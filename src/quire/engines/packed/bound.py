@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class BoundModel:
-    """A model of transformers, its packed form, and what scopes are bound to.
+    """A model of transformers, its packed form, and the identity that scopes are bound to.
 
     `model`     the model that computes: of a `PeftModel` the one inside
     `packed`    the packed form, proven. Raises `UnsupportedModel`

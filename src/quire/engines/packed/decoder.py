@@ -70,7 +70,7 @@ def is_plain(model: Any) -> bool:
 
 
 class PlainDecoder:
-    """Computes a model that is plain, by what stays for as long as model and pools are the same.
+    """Computes a plain model, with compiled parts that live as long as model and pools are the same.
 
     On a CPU these are passes, which do not keep pools alive: memory that a pool has given up is free before the next
     step. On a GPU they are CUDA graphs of decode steps.
@@ -98,7 +98,7 @@ class PlainDecoder:
         return self._own is not None
 
     def wipe(self) -> None:
-        """Overwrite what steps before have left between layers; graphs are captured anew."""
+        """Overwrite data of earlier steps between layers; graphs are captured anew."""
         _, kept = self._kept
         if hasattr(kept, "wipe"):
             kept.wipe()

@@ -31,7 +31,7 @@ class MachineCode(msgspec.Struct, frozen=True):
 
 
 def machine_code(facts: tuple[object, ...], make: Callable[[], MachineCode]) -> MachineCode:
-    """Return what was made of these facts before, by whatever process, or else is made now.
+    """Return the machine code for these facts: kept from any process, or made now.
 
     facts  what decides the code beside the sources; each says all of itself as `repr`
     """

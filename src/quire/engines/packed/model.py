@@ -82,7 +82,7 @@ class PackedModel:
         return plans
 
     def wipe(self) -> None:
-        """Overwrite what steps before have left outside of pools."""
+        """Overwrite data of earlier steps outside of pools."""
         self._decoder.wipe()
 
     def forward(

@@ -1,4 +1,4 @@
-"""The code of products: what its functions are given, and what they do.
+"""The code of products: the inputs and the loops of its functions.
 
 Panels of 64 columns of the result take turns with chunks of rows: the weights of a panel are laid out column beside
 column (K. Goto and R. van de Geijn, Anatomy of high-performance matrix multiplication, 2008,

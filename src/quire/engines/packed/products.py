@@ -1,4 +1,4 @@
-"""Products of a decoder's rows with its weights, and what becomes of them at once, on the CPU."""
+"""Products of a decoder's rows with its weights, fused with the operations behind them, on the CPU."""
 
 # pyright: basic
 

@@ -1,4 +1,4 @@
-"""Functions that are being written: loops, memory, and what vectors need beside operators."""
+"""Functions that are being written: loops, memory, and vector operations beside operators."""
 
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # llvmlite has no types, and what can be inferred from its sources is wrong.

@@ -66,7 +66,7 @@ class PageRecords:
         return record, payload_of(record, self.payload_bytes)
 
     def seal(self, record: memoryview, key: bytes, signer: TierKey | None = None) -> None:
-        """Make a record of what lies in its payload, signed with a tier key."""
+        """Seal a record around its payload, signed with a tier key."""
         seal(record, replace(self._header, key=key), signer)
 
     def payload(self, record: memoryview | None) -> memoryview | None:
@@ -101,7 +101,7 @@ class PageStack:
         keys: Sequence[str],
         fill: Callable[[Sequence[memoryview | None]], None],
     ) -> list[bool]:
-        """Hand verified payloads to `fill`, None for what did not come; return which came."""
+        """Hand verified payloads to `fill`, None for missing ones; return which came."""
         if self._stack is None:
             return [False] * len(keys)
         names = [records.key(each) for each in keys]

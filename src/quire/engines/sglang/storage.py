@@ -264,13 +264,13 @@ class QuireStorage(HiCacheStorage):
     # Life
 
     def clear(self) -> bool:
-        """Find nothing any more that was stored before. What lies in the tiers makes room by and by."""
+        """Make all stored pages unfindable. Their records are evicted from the tiers over time."""
         self._salt = secrets.token_hex(16)
         self._name()
         return True
 
     def close(self) -> None:
-        """Write what is to be written, as long as the stack's settings allow, and close the tiers."""
+        """Write queued records, as long as the stack's settings allow, and close the tiers."""
         self._stack.close()
 
     # Names

@@ -103,7 +103,7 @@ class NameBook:
         return book
 
     def add(self, name: Name) -> None:
-        """Take over what a name says."""
+        """Add the contents of a name."""
         if isinstance(name, NamespaceName):
             self.namespaces[name.namespace.digest] = name.namespace
         elif isinstance(name, ScopeName):
@@ -148,7 +148,7 @@ class NameBook:
 
 
 class NamesFile:
-    """Appends names to a directory's file. What it cannot write it leaves out: names are for people.
+    """Appends names to a directory's file. Names that cannot be written are left out: they are for people.
 
     Each namespace and scope is written once per object; chains are written as they are given, so
     give new ones only. What one call gives goes out in one write.
@@ -160,7 +160,7 @@ class NamesFile:
         self._written: set[Name] = set()
 
     def add(self, *names: Name) -> bool:
-        """Append what is new. Returns False where the file is full or cannot be written."""
+        """Append new names. Returns False where the file is full or cannot be written."""
         fresh = [each for each in names if isinstance(each, ChainName) or each not in self._written]
         data = _lines(fresh)
         try:

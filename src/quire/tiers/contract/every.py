@@ -45,7 +45,7 @@ STORED, PRESENT, FULL = Outcome.STORED, Outcome.PRESENT, Outcome.FULL
 
 
 def read(tier: Tier, key: bytes, payload_bytes: int = 1000) -> tuple[Outcome, memoryview]:
-    """Get one record; return what became of it and the buffer."""
+    """Get one record; return its outcome and the buffer."""
     buffer = new_buffer(record_bytes(payload_bytes))
     (outcome,) = tier.get([key], [buffer], timeout_s=10)
     return outcome, buffer
@@ -63,15 +63,15 @@ class TierContract(ThreadsContract, PurgeContract, PoisonedContract):
         raise NotImplementedError
 
     def reopen(self, tier: Tier) -> Tier:
-        """Close the tier and open what it left."""
+        """Close the tier and open its remains."""
         pytest.skip(f"{tier.name} does not outlive its process")
 
     def stalled(self, tier: Tier) -> AbstractContextManager[None]:
-        """While entered, what the tier stands on does not answer."""
+        """While entered, the medium below the tier does not answer."""
         pytest.skip(f"{tier.name} waits for nobody")
 
     def broken(self, tier: Tier) -> AbstractContextManager[None]:
-        """While entered, what the tier stands on fails."""
+        """While entered, the medium below the tier fails."""
         pytest.skip(f"no way to break what {tier.name} stands on")
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""Records as somebody makes them who can write to a tier and has no key: every checksum holds."""
+"""Records of an attacker who can write to a tier and has no key: every checksum holds."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def names_another_tier_key(_: Random, attack: Attack) -> bytes:
 
 
 def is_signed_by_a_stranger(chance: Random, attack: Attack) -> bytes:
-    """Sealed as whoever has another key does; at times with the id of the key that it does not have."""
+    """Sealed with another key; at times with the id of the key that the attacker lacks."""
     made = bytearray(attack.own)
     header = read_header(attack.own)
     payload_of(memoryview(made), header.payload_bytes)[:] = chance.randbytes(header.payload_bytes)

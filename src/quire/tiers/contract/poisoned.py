@@ -1,4 +1,4 @@
-"""The contract of a tier under a stack with a tier key: what others put there is accepted by nobody."""
+"""The contract of a tier under a stack with a tier key: records of others are never accepted."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PAYLOADS = (0, 1, 64, 1000, 65_343, 65_344, 65_345, 200_000, 1 << 20, 2_000_005)
 
 
 def name_of(number: int, tag: bytes = NO_TENANT) -> bytes:
-    """Return a key of 32 bytes that nobody else uses, with a tenant tag."""
+    """Return a unique key of 32 bytes, with a tenant tag."""
     return sha256(b"contract" + number.to_bytes(8, "little") + tag).digest()[:TENANT_AT] + tag
 
 

@@ -172,7 +172,7 @@ class DiskFiles:
 
 
 class AlignedBuffers(threading.local):
-    """A page-aligned buffer for each thread, for what O_DIRECT cannot take as it lies."""
+    """A page-aligned buffer for each thread, for records that O_DIRECT cannot take in place."""
 
     def __init__(self) -> None:
         self._buffer = memoryview(b"")

@@ -157,7 +157,7 @@ class IndexFile:
         self._files.truncate(self._descriptor, (num_places + 1) * ROW_BYTES)
 
     def write(self, entries: Sequence[tuple[int, int, int, bytes]]) -> None:
-        """Say what lies in some places: place, tag, stamp and key of each. Raises `OSError`, maybe in the middle."""
+        """Write the entries of some places: place, tag, stamp and key. Raises `OSError`, maybe in the middle."""
         data = bytearray(len(entries) * ROW_BYTES)
         for at, (place, tag, stamp, key) in enumerate(entries):
             _ENTRY.pack_into(data, at * ROW_BYTES, 0, stamp, tag, place, self._size, key)
@@ -170,7 +170,7 @@ class IndexFile:
         stamps: NDArray[np.int64],
         keys: NDArray[np.uint8],
     ) -> None:
-        """Say what lies in many places, keys [n, 32]; nothing where the stamp is 0. Raises `OSError`."""
+        """Write the entries of many places, keys [n, 32]; empty where the stamp is 0. Raises `OSError`."""
         data = bytearray(len(places) * ROW_BYTES)
         words = np.frombuffer(data, _WORD).reshape(-1, ROW_BYTES // 8)
         words[:, 1], words[:, 2], words[:, 3] = stamps, tags, places | self._size << 32
@@ -183,7 +183,7 @@ class IndexFile:
         self._write_rows(sorted(places), bytes(len(places) * ROW_BYTES))
 
     def sync(self) -> None:
-        """Return when what was written would survive a loss of power."""
+        """Return when earlier writes would survive a loss of power."""
         self._files.sync(self._descriptor)
 
     @property
@@ -192,7 +192,7 @@ class IndexFile:
         return self._descriptor
 
     def is_removed(self) -> bool:
-        """Return whether somebody removed the file, so that nobody will find what it says."""
+        """Return whether another process removed the file, so that its entries are lost to later openings."""
         return self._files.is_removed(self._descriptor)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """Counts of what was found in a directory.
+    """Counts of the contents of a directory at opening.
 
     `num_records`  records that are there; each is verified when it is read
     `num_rebuilt`  of these, which an index did not tell and the records' own headers did
@@ -55,12 +55,12 @@ class Recovered(msgspec.Struct, frozen=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether the files of the indexes say what is there, and nothing else."""
+        """Whether the index files describe exactly the records that are there."""
         return not (self.num_rebuilt or self.num_lost or self.num_repeated)
 
 
 def open_slabs(slabs: Slabs, room: int) -> Recovered:
-    """Open all slabs of a directory, with indexes of what is there.
+    """Open all slabs of a directory, with indexes of their records.
 
     A slab has the places that its records need, and of the others as many as fit into `room`
     bytes: the file may be of any length, with nothing in it. Raises `OSError`, and `TierError` where a later version wrote an index.

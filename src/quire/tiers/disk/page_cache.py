@@ -34,11 +34,11 @@ class PageCache:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much waits that it is to be written out."""
+        """Whether enough waits that it is to be written out."""
         return 2 * self._waiting_bytes > self.limit_bytes
 
     def takes(self, record_bytes: int, count: int) -> bool:
-        """Return whether so many records of a size may be written to the page cache: then they count as waiting.
+        """Return whether `count` records may be written to the page cache: then they count as waiting.
 
         The caller says when it `wrote` them.
         """
@@ -58,7 +58,7 @@ class PageCache:
             self._written[record_bytes] += record_bytes * count
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether so many bytes more may wait."""
+        """Return whether `num_bytes` more may wait."""
         return self._waiting_bytes + num_bytes <= self.limit_bytes
 
     def waiting(self, record_bytes: int) -> int:

@@ -110,7 +110,7 @@ class Slab:
         return self._files.read_at(descriptor, buffers[0], offset) == num_bytes
 
     def has_cached(self, place: int, count: int) -> bool:
-        """Return whether `read_cached` finds all of so many places, from this one on, in memory."""
+        """Return whether `read_cached` finds all of `count` places, from this one on, in memory."""
         size = self.record_bytes
         return self._cache is not None and self._files.is_cached(
             self._cached, place * size, count * size
@@ -185,26 +185,26 @@ class Slab:
                 self.index.release(place)
 
     def move(self, place: int, to: int) -> None:
-        """Let a reserved place hold what another one holds, which stays reserved."""
+        """Move the record of another place into a reserved one; the other stays reserved."""
         self.index.move(place, to)
         if place in self.pins:  # until it is read nothing below it moves again
             self.moved[place] = to
 
     def retire(self, place: int) -> None:
-        """Forget a place's record; the place is free once nobody reads it."""
+        """Forget a place's record; the place is free once no thread reads it."""
         self.index.unpublish(place)
         self.moved = {was: at for was, at in self.moved.items() if at != place}
         self.release(place)
 
     def release(self, place: int) -> None:
-        """Make a reserved place free, once nobody reads it."""
+        """Make a reserved place free, once no thread reads it."""
         if place in self.pins:
             self.leaving.add(place)
         else:
             self.index.release(place)
 
     def sync(self) -> None:
-        """Return when what was written would survive a loss of power: records before their entries."""
+        """Return when earlier writes would survive a loss of power: records before their entries."""
         self._write_out(self._descriptor)
         self.index_file.sync()
 
@@ -230,7 +230,7 @@ class Slab:
         )
 
     def is_removed(self) -> bool:
-        """Return whether somebody removed one of the files, so that nobody will find what it holds."""
+        """Return whether another process removed one of the files, so that its records are lost."""
         return self._files.is_removed(self._descriptor) or self.index_file.is_removed()
 
     def remove(self) -> None:

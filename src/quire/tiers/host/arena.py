@@ -178,7 +178,7 @@ class Arena:
         self.wipe(self.capacity // size * size if size else 0, self.capacity)
 
     def release(self) -> None:
-        """Give the memory back as soon as nobody copies from it."""
+        """Give the memory back as soon as no thread copies from it."""
         self.shelves, self.free_chunks, self.chunk_bytes = {}, [], 0
         self.memory, self._map = np.zeros(0, np.uint8), mmap.mmap(-1, 1)
 

@@ -22,7 +22,7 @@ Register = Callable[[int, int], int]
 
 
 class NativeCall(Generic[Result]):
-    """A call of the library, and what it returned or raised once it `is_done`. Its caller waits until `deadline`."""
+    """A call of the library, with its result or exception once it `is_done`. Its caller waits until `deadline`."""
 
     def __init__(self, job: Callable[[], Result], deadline: float) -> None:
         self._job = job
@@ -45,7 +45,7 @@ class NativeCall(Generic[Result]):
         return self.has_begun and not self.is_done and time.monotonic() >= self._deadline
 
     def result(self) -> Result:
-        """Return what it returned. Raises what it raised."""
+        """Return the result, or raise the exception, of the call."""
         if self._error is not None:
             raise self._error
         return cast("Result", self._result)
@@ -74,12 +74,12 @@ class Caller:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has it, and nothing runs that was left behind."""
+        """Whether no thread has it, and no abandoned call runs."""
         return not is_on(self.permit) and not self._calls
 
     @property
     def is_left(self) -> bool:
-        """Whether nobody waits for its call any more, which has not ended."""
+        """Whether its call was abandoned and has not ended."""
         return not is_on(self.permit) and bool(self._calls)
 
     @property
@@ -101,7 +101,7 @@ class Caller:
             self.memory, self.address = memory, address
 
     def call(self, job: Callable[[], Result]) -> Result:
-        """Run a native call. Raises what it raises, and `TimeoutError` at the deadline: then it is left behind."""
+        """Run a native call. Raises its exception, and `TimeoutError` at the deadline: then it is abandoned."""
         call = NativeCall(job, self.deadline)
         self._calls.append(call)
         self.wake()
@@ -129,7 +129,7 @@ class Caller:
 
 
 class Callers:
-    """`count` callers: at most so many calls run or hang, and where all hang, further ones fail at once."""
+    """`count` callers: at most `count` calls run or hang, and where all hang, further ones fail at once."""
 
     def __init__(self, count: int, register: Register) -> None:
         self._is_closed = self._is_ending = self._has_ended = False

@@ -85,7 +85,7 @@ def open_store(
     config: Mapping[str, str | bool] | None,
     client_options: Mapping[str, Any] | None,
 ) -> ObjectStore:
-    """Open what a URL names; options of the HTTP client may stand in `config`, too.
+    """Open the store of a URL; options of the HTTP client may stand in `config`, too.
 
     Raises `ConfigError` for settings that cannot be.
     """
@@ -178,7 +178,7 @@ class Client:
     def gather(
         self, calls: Sequence[Callable[[], Awaitable[Result]]], deadline: float
     ) -> Iterator[tuple[int, Result | Exception]]:
-        """Run calls at once; yield (which, what it returned or raised) as they end.
+        """Run calls at once; yield (index, result or exception) as they end.
 
         Raises `TimeoutError` at the deadline, by `time.monotonic`; then the rest is cancelled.
         """
@@ -218,7 +218,7 @@ class Client:
                 loop.call_soon_threadsafe(cancel)
 
     def wait(self, call: Callable[[], Awaitable[Result]], deadline: float) -> Result:
-        """Run one call. Raises what it raises, `TimeoutError` at the deadline."""
+        """Run one call. Raises its exception, `TimeoutError` at the deadline."""
         ((_, answer),) = self.gather([call], deadline)
         if isinstance(answer, Exception):
             raise answer
@@ -302,7 +302,7 @@ class Client:
             raise TierError("the tier is closed")
 
     def close(self) -> None:
-        """Cancel what runs and end the thread. Closing twice does nothing."""
+        """Cancel running calls and end the thread. Closing twice does nothing."""
         self._is_closed = True
         if os.getpid() == self._process:
             _stop(self._loop)

@@ -66,7 +66,7 @@ class BundleIndex:
         self._num_bytes = 0
 
     def learn(self, path: str, object_bytes: int) -> BundleName | BurialName | None:
-        """Take an object's name and size into account; return what it says. Learning twice changes nothing.
+        """Add an object's name and size; return the parsed name. Learning twice changes nothing.
 
         What lies in a folder below the others is none of ours, whatever its name.
         """

@@ -46,7 +46,7 @@ class Listing:
         self._running: asyncio.Task[None] | None = None
 
     def new_id(self) -> str:
-        """Return an id that nobody else makes, not older than any that was listed."""
+        """Return a unique id, not older than any that was listed."""
         with self._lock:
             self._stamp = max(int(self._clock() * 1000), self._newest, self._stamp)
             self._count += 1
@@ -57,7 +57,7 @@ class Listing:
         return f"{PREFIX}/{name}"
 
     async def refresh(self, max_age_s: float) -> None:
-        """Learn the names that are new, unless that was begun less than `max_age_s` ago. Raises what the store raises."""
+        """Learn new names, unless a listing began less than `max_age_s` ago. Raises the store's exceptions."""
         oldest = time.monotonic() - max_age_s
         while self._listed_at < oldest:
             if self._running is None or self._running.done():

@@ -1,4 +1,4 @@
-"""Purging of an object store: all bundles of one tenant, what buries records of them, and their old versions."""
+"""Purging of an object store: all bundles of one tenant, their burials, and old versions of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ObjectsPurge:
         self._ids: set[str] = set()
 
     def run(self) -> None:
-        """Purge. Raises what the store raises."""
+        """Purge. Raises the store's exceptions."""
         for _ in range(ROUNDS):
             if not self._delete_listed():
                 break

@@ -135,7 +135,7 @@ class PlaceIndex:
         return np.flatnonzero(self.stamps)
 
     def remove(self, *places: int) -> None:
-        """Forget what places hold and make them free. Raises `SlotError` where one holds nothing."""
+        """Forget the records of places and free them. Raises `SlotError` for an empty place."""
         self.unpublish(*places)
         self.release(*places)
 
@@ -148,7 +148,7 @@ class PlaceIndex:
         return self.reserve_some(1)[0]
 
     def reserve_some(self, count: int) -> list[int]:
-        """Take as many free places, or all there are."""
+        """Take up to `count` free places."""
         before = self._num_free
         self._num_free = max(0, before - count)
         return self._free[self._num_free : before][::-1].tolist()
@@ -184,7 +184,7 @@ class PlaceIndex:
             self._num_published += 1
 
     def unpublish(self, *places: int) -> None:
-        """Forget what places hold; they stay reserved. Raises `SlotError` at the first that holds nothing."""
+        """Forget the records of places, which stay reserved. Raises `SlotError` at the first empty one."""
         for place in places:
             self._check_published(place)
             self._leases.pop(place, None)
@@ -201,7 +201,7 @@ class PlaceIndex:
             self._num_free += 1
 
     def move(self, place: int, to: int) -> None:
-        """Let a reserved place hold what another one holds, which stays reserved."""
+        """Move the record of another place into a reserved one; the other stays reserved."""
         self._check_published(place)
         key, stamp, lease = self.key_of(place), self._stamp_view[place], self._leases.get(place)
         self.unpublish(place)

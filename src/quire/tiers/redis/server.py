@@ -30,7 +30,7 @@ ANSWER_BYTES = 16 << 20
 
 @contextmanager
 def tier_errors(words: Words | None = None) -> Generator[None]:
-    """Turn what redis-py raises into `TimeoutError`, `OSError` where nobody is reached, and `TierError` for the rest.
+    """Turn redis-py's exceptions into `TimeoutError`, `OSError` for an unreachable server, else `TierError`.
 
     A server may say anything, the password of `words` among it, and then any of redis-py's parsers fails.
     """
@@ -152,7 +152,7 @@ class Server:
         self._use_one(deadline, lambda _: None)
 
     def close(self) -> None:
-        """Close what is idle; what threads have is closed when they are done."""
+        """Close idle connections; those in use are closed when their threads are done."""
         self._is_closed = True
         self._close_idle()
 

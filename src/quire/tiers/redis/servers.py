@@ -132,7 +132,7 @@ class Servers:
                 client.connection_pool.disconnect()
 
     def infos(self, deadline: float) -> list[dict[str, Any]]:
-        """Return what each server that holds keys says of itself. Raises `TierError` or `OSError`."""
+        """Return the INFO of each server that holds keys. Raises `TierError` or `OSError`."""
         infos: list[dict[str, Any]] = []
         for place in self.places():
             remaining(deadline)

@@ -24,7 +24,7 @@ Words: TypeAlias = dict[str, Any]
 
 
 def parse_server(url: str) -> tuple[Words, bool]:
-    """Return what makes connections to the server in a URL, and whether that is a node of a cluster.
+    """Return the connection options of a server's URL, and whether it is a node of a cluster.
 
     `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, `redis+cluster://` and
     `rediss+cluster://` for a cluster by any of its nodes, `unix:///path?db=1`.

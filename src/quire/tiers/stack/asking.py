@@ -142,7 +142,7 @@ class Asking:
         self._tried_at: dict[Kind, float] = {}
 
     def pays(self, saved_s: float, load_s: float, known: Callable[[], float]) -> bool:
-        """Return whether to wait for an answer: what is expected to be gained is more than the wait.
+        """Return whether to wait for an answer: the expected gain is more than the wait.
 
         `saved_s`  what having all that is asked for would save
         `load_s`   what loading it would take
@@ -156,7 +156,7 @@ class Asking:
         return self.ask_s <= CHEAP_SHARE * saved_s or max(known(), self.share) * gain_s > self.ask_s
 
     def answered(self, took_s: float, known: float, found: float) -> None:
-        """Note an answer: its seconds, and the shares of what was asked for that was known and that was found."""
+        """Note an answer: its seconds, and the shares of known and of found keys."""
         self.ask_s, self._last_s = min(self._last_s, took_s), took_s
         self._asked_at = self._now()
         if known < NEWEST:

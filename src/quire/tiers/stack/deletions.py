@@ -56,7 +56,7 @@ class Deletions:
     # The lock is held
 
     def read(self, over: Signal) -> Rise:
-        """Note a read that begins; `over` is set when it has kept what it keeps."""
+        """Note a read that begins; `over` is set when its records are kept."""
         rise = Rise(over, set[bytes]().union(*self._deleting))
         self._rises.add(rise)
         return rise

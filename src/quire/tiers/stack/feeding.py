@@ -54,7 +54,7 @@ class FeedJob:
         return self.is_over or self._feeding.do(self) or self.done.wait(timeout_s)
 
     def run(self) -> None:
-        """Do the work. Ctrl-C is raised here, and by nobody who waits."""
+        """Run the job. Ctrl-C is raised here, not in waiting threads."""
         try:
             if not self.is_over:
                 self._work()
@@ -185,7 +185,7 @@ class Feeding:
         return is_own
 
     def wait(self, timeout_s: float, keys: Keys) -> bool:
-        """Wait for what makes one of these keys; return whether it is done."""
+        """Wait for the job that makes one of these keys; return whether it is done."""
         if not (self._waiting or self._running):
             return True
         with self._shared.lock:

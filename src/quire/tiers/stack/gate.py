@@ -1,4 +1,4 @@
-"""The cost gate: load only what beats recomputing, by what loads have really cost."""
+"""The cost gate: it loads only where loading is faster than recomputing, by measured loads."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Estimate:
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The number of leading keys to load, of so many found; `refused`: tiers that have some and load none."""
+    """The number of leading keys to load, of those found; `refused`: tiers that have some and load none."""
 
     num_keys: int
     num_found: int

@@ -40,7 +40,7 @@ class Lanes:
         return Signal()
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return a new lock. Nobody waits or calls a tier while it is held."""
+        """Return a new lock. No thread waits or calls a tier while it holds one."""
         return threading.Lock()
 
     def spawn(self, name: str, work: Work) -> None:
@@ -143,7 +143,7 @@ class TierLane:
             drop()
 
     def close(self) -> None:
-        """Drop what waits, and end each thread when its job ends. Twice does nothing."""
+        """Drop queued jobs, and end each thread when its job ends. Twice does nothing."""
         with self._lock:
             self._is_closed = True
             dropped = self._take_all()
@@ -241,26 +241,26 @@ class Closable(Protocol):
         """End it."""
 
     def abandon(self) -> None:
-        """Do nothing any more: the threads and what is below belong to another process."""
+        """Become inert: the threads and tiers below belong to another process."""
 
 
 _open: WeakSet[Closable] = WeakSet()
 
 
 def close_at_exit(opened: Closable) -> None:
-    """Close it when this process ends, if nobody has done so before; one that is forked from it abandons it."""
+    """Close it when this process ends, unless it is closed; a forked process abandons it."""
     _open.add(opened)
 
 
 @atexit.register
 def close_all() -> None:
-    """Close what this process has opened."""
+    """Close everything that this process has opened."""
     for opened in list(_open):
         opened.close()
 
 
 def abandon_all() -> None:
-    """Abandon what the process has opened that this one is forked from: none of its threads is here."""
+    """Abandon everything that the parent of this fork has opened: none of its threads is here."""
     for opened in list(_open):
         opened.abandon()
     _open.clear()

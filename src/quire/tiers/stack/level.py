@@ -1,4 +1,4 @@
-"""One tier as part of a stack: its lanes, its counts, and what is known of how it answers.
+"""One tier as part of a stack: its lanes, its counts, and the statistics of its answers.
 
 And what all tiers of a stack share: settings, a lock, memory of keys, and buffers that are used again.
 """
@@ -89,7 +89,7 @@ class BufferPool:
         return buffers
 
     def give_back(self, buffers: Sequence[memoryview]) -> None:
-        """Take buffers back that nobody reads or writes any more; others are left alone."""
+        """Take back buffers that are no longer in use; other buffers are left alone."""
         with self._lock:
             for buffer in buffers:
                 pages = buffer.obj
@@ -105,7 +105,7 @@ class BufferPool:
                     self.idle_bytes += size
 
     def wipe(self) -> None:
-        """Zero what lies idle, and free it; what is lent is zeroed when it comes back."""
+        """Zero idle buffers, and free them; lent ones are zeroed when they come back."""
         with self._lock:
             self._epoch += 1
             idle, self._idle, self.idle_bytes = self._idle, {}, 0
@@ -146,7 +146,7 @@ class Shared:
         self.lender = None
 
     def give_back(self, buffers: Sequence[memoryview | None]) -> None:
-        """Take back buffers that nobody reads or writes any more."""
+        """Take back buffers that are no longer in use."""
         given = [each for each in buffers if each is not None]
         self.pool.give_back(given)
         if self.lender is not None:

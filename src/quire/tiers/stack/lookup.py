@@ -221,7 +221,7 @@ class TierLookup:
                     )
 
     def probe(self, level: Level) -> None:
-        """Load some of what a tier has, to measure it."""
+        """Load some records of a tier, to measure it."""
         self._try(level, "load", lambda: self._load_beside(level))
 
     def _try(self, level: Level, kind: Kind, trial: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ class Placing:
         return self._give(levels, keys, Chain(self._shared, records, is_prompt=True), wanted)
 
     def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
-        """Give what the device evicted to the fastest tier, and to those that should have it anyway."""
+        """Put blocks that the device evicted into the fastest tier, and into those not written `back`."""
         writing = [level for level in self._levels if level.writes]
         levels = [
             each for at, each in enumerate(writing) if not at or each.settings.write != "back"
@@ -75,7 +75,7 @@ class Placing:
         return [] if below is None else np.flatnonzero(self._lacks(below, keys)).tolist()
 
     def demote(self, above: Level, keys: list[bytes], records: list[memoryview]) -> None:
-        """Give what a tier lets go to the next one that is written, unless that has it. Copies.
+        """Put records that a tier evicts into the next written one, unless it has them. Copies.
 
         With a tier key, nothing goes on that others have put there: the next one may be this process's memory.
         """
@@ -118,7 +118,7 @@ class Placing:
 
     @property
     def is_filling(self) -> bool:
-        """Whether what waits for a tier should be written before more is made. The lock is held."""
+        """Whether queued records of a tier should be written before more are made. The lock is held."""
         return any(queue.is_filling for queue in self.queues)
 
     def drain(self, deadline: Deadline) -> bool:

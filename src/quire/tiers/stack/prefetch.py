@@ -47,13 +47,13 @@ class Prefetch:
         return self._done.wait(0)
 
     def finish(self, wait_s: float = 0.0) -> int:
-        """Wait so long at most for what is still on its way, stop, and return `num_ready`."""
+        """Wait up to `wait_s` for records on their way, stop, and return `num_ready`."""
         self._done.wait(wait_s)
         self.cancel()
         return self.num_ready
 
     def cancel(self) -> None:
-        """Stop at once; what has arrived stays. Twice does nothing."""
+        """Stop at once; records that have arrived stay. Twice does nothing."""
         with self._owner.shared.lock:
             self._is_over = True
             self._owner.active.pop(self, None)

@@ -92,7 +92,7 @@ class StackPurge:
 
 
 class PurgeableStack:
-    """The part of a stack that purges a tenant; `tenant` is what `purge` takes."""
+    """The part of a stack that purges a tenant; `tenant` is as in `purge`."""
 
     tiers: tuple[Tier, ...]
     feeding: Feeding

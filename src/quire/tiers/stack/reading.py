@@ -77,7 +77,7 @@ class Reader:
         self.end(fetch)
 
     def end(self, fetch: Fetch) -> None:
-        """Give up what has not come."""
+        """Give up the records that have not come."""
         with self._shared.lock:
             fetch.is_over = True
             tickets = list(fetch.tickets)

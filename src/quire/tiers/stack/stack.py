@@ -306,7 +306,7 @@ class TierStack(PurgeableStack):
         self._lookup.in_all_lanes(lambda tier: tier.flush(), self.settings.close_timeout_s)
 
     def close(self) -> None:
-        """Write what is queued, within `close_timeout_s`, and close all tiers. Twice does nothing.
+        """Write queued records, within `close_timeout_s`, and close all tiers. Twice does nothing.
 
         A tier that hangs is left to its lane, and closed when that comes back.
         """

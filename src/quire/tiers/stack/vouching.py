@@ -13,9 +13,10 @@ from quire.tiers.trust import Trust, check_signer
 
 
 def vouch(tiers: Sequence[Tier], key: TierKey | None) -> None:
-    """Have tiers accept only what a tier key has signed; None: all. Raises `ConfigError` where one has another key already.
+    """Have tiers accept only records that a tier key has signed; None: all records.
 
-    A tier in memory is not verified when it is read, so what is in it is verified here: the rest goes.
+    A tier in memory is not verified when it is read, so its records are verified here, and others dropped. Raises
+    `ConfigError` for a tier with another key.
     """
     if key is None:
         return

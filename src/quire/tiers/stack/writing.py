@@ -183,7 +183,7 @@ class StoreQueue:
 
     @property
     def is_filling(self) -> bool:
-        """Whether more than half of what may wait does. The lock is held."""
+        """Whether the tier is written to and its queue is more than half full. The lock is held."""
         return self._level.writing.allows and 2 * self.waiting_bytes > self._limit_bytes
 
     def has(self, keys: Keys) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Attention of one step's rows over block tables: what requests share is read once.
+"""Attention of one step's rows over block tables: blocks that requests share are read once.
 
 runs       blocks that several requests read, found from the tables
 plan       Packed, AttentionPlan: which rows read what, kept from step to step
