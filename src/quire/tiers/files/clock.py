@@ -14,7 +14,7 @@ TICK_NS = 20_000_000
 
 
 class SharedClock:
-    """A clock in the time of the file system, which is one for all who share it, whatever the own clock says.
+    """A clock in the time of the file system, which all processes that share it have in common.
 
     The time the file system gives a file sets it; in between it goes on evenly, so that a step of the own clock
     changes nothing. It never goes back, and stamps only grow.
@@ -38,7 +38,7 @@ class SharedClock:
         return self._take(0)
 
     def stamps(self, count: int) -> int:
-        """Take so many stamps, `STEP_NS` apart, all above any so far; return the newest."""
+        """Take `count` stamps, `STEP_NS` apart, all above any so far; return the newest."""
         return self._take((count + 1) * STEP_NS)
 
     def _take(self, step_ns: int) -> int:
