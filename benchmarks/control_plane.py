@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import quire
 from quire.engines.loop import Engine, SamplingParams
-from quire.engines.packed.attention import AttentionPlan
+from quire.kernels.attention import AttentionPlan
 
 CONTROL_PLANE = ("plan", "complete", "copies", "tables")
 PREFIX, OWN, NEW = 2048, 96, 128

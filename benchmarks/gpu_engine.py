@@ -16,7 +16,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig
 
 from quire import ops
 from quire.engines.loop import Engine, SamplingParams
-from quire.engines.packed.attention.plan import MIN_SAVED_TOKENS
+from quire.kernels.attention.plan import MIN_SAVED_TOKENS
 
 VOCAB = 32_000
 ROWS = {  # requests, prefixes, tokens of a prefix, own, new

@@ -16,7 +16,7 @@ import argparse
 import numpy as np
 
 from quire.foresight import Learned
-from quire.foresight.mind import Mind
+from quire.foresight.learned_state import Mind
 from quire.foresight.queues import Queues
 from quire.foresight.reentry import NUM_CLASSES, WIDTHS, Reentry
 from quire_sim.replay import replay

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
+from quire.kernels.attention import AttentionPlan, Packed, Scoring, attend
 
 BLOCK = 16
 SHAPES = {"cpu": (4, 2, 64), "cuda": (32, 8, 128)}

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from quire.core import MediaItem, Scope
-from quire.engines.tiered import weights
-from quire.engines.tiered.weights import Adapters, FileDigests, fingerprint, weight_files
+from quire.engines.models import weights
+from quire.engines.models.weights import Adapters, FileDigests, fingerprint, weight_files
 from quire.engines.vllm.parts import GroupShape, make_parts
 from quire.engines.vllm.prompts import PromptNames
 from quire.errors import ConfigError

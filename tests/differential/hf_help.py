@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 import quire
 from quire import ops
 from quire.engines.hf import PrefixCache
-from quire.engines.hf.adapters import inside
 from quire.engines.hf.pools import first_token
-from quire.engines.hf.probe import probe_model
+from quire.engines.models.adapters import inside
+from quire.engines.models.probe import probe_model
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -362,7 +362,7 @@ def same(model, cache, ids, *, attention_mask=None, scope=None, store_until=None
 
 def check_stored(model, cache, tokens, scope=None):
     """Check that the pools hold a cached prefix as a fresh forward computes it; return its length."""
-    store, making = cache.kept.store, cache._calls.making
+    store, factory = cache.kept.store, cache._calls.factory
     ids = tokens.numpy().astype("int32")
     seq = store.open(ids, cache.kept.identity.scope(scope))
     try:
@@ -370,20 +370,20 @@ def check_stored(model, cache, tokens, scope=None):
         if length == 0:
             return 0
         held = [
-            [_room(making.like(memory, 1), length - first_token(group.kind, length))]
+            [_room(factory.like(memory, 1), length - first_token(group.kind, length))]
             * memory.num_layers
-            for group, memory in making.token_groups
+            for group, memory in factory.token_groups
         ]
         held = [[(k.clone(), v.clone()) for k, v in layers] for layers in held]
         store.load(seq, length, held)
         states = store.load_states(seq) if cache.layout.is_recurrent else []
-        fresh = making.cache(tokens[None], np.zeros(1, dtype=np.int64))
+        fresh = factory.cache(tokens[None], np.zeros(1, dtype=np.int64))
         arguments = {"past_key_values": fresh, "use_cache": True}
         if "position_ids" in inspect.signature(model.forward).parameters:
             arguments["position_ids"] = torch.arange(length)[None]
         with torch.no_grad():
             model(tokens[None, :length], **arguments)
-        for (group, _), layers in zip(making.token_groups, held, strict=True):
+        for (group, _), layers in zip(factory.token_groups, held, strict=True):
             first = first_token(group.kind, length)
             for layer, kv in zip(group.layers, layers, strict=True):
                 for one, two in zip(kv, fresh.kv_layers[layer].row(0, first, length), strict=True):

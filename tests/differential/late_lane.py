@@ -48,7 +48,7 @@ LANES = {"late": LateLane, "early": EarlyLane}
 def lend(monkeypatch, kind="late"):
     """Give caches made from now on such a lane, and buffers that are overwritten when given back."""
     monkeypatch.setattr(
-        "quire.engines.hf.keeping.transfers_to", lambda _device: Transfers(LANES[kind]())
+        "quire.engines.hf.storage.transfers_to", lambda _device: Transfers(LANES[kind]())
     )
     give_back = TierStack.give_back
 

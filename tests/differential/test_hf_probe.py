@@ -26,7 +26,7 @@ from hf_wrong import (
 )
 
 from quire.engines.hf import PrefixCache
-from quire.engines.hf.battery import check_kind
+from quire.engines.models.battery import check_kind
 from quire.errors import ConfigError, UnsupportedModel
 from turns import few
 
@@ -154,7 +154,7 @@ class TestAThresholdThatCountsPadding:
 
 @pytest.mark.skipif(not (TRAINED / "config.json").exists(), reason="no trained model in assets")
 def test_the_same_kind_with_other_weights_is_not_tried_again(monkeypatch):
-    from quire.engines.hf import battery
+    from quire.engines.models import battery
 
     first = mutant(ChangesAtLength.__base__, num_hidden_layers=1)
     check_kind(first, PrefixCache, needs_twin=True)

@@ -13,8 +13,8 @@ from hf_help import ALL_FAMILIES, TRAINED, make_cache, own, prompt, same, tiny_m
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from quire.engines.hf import PrefixCache
-from quire.engines.hf.identity import Identity
-from quire.engines.hf.sight import Sight
+from quire.engines.models.identity import Identity
+from quire.engines.models.inventory import Inventory
 from quire.tiers import Files
 from turns import few
 
@@ -35,7 +35,7 @@ for folder, name in map(json.loads, models):
 
 def names_of(model):
     """The name of a model within this process, and that for every process."""
-    identity = Identity(model, "a layout", Sight(model), lambda: None)
+    identity = Identity(model, "a layout", Inventory(model), lambda: None)
     return identity.fingerprint, identity.whole()
 
 

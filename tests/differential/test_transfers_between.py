@@ -10,7 +10,7 @@ from late_lane import lend, prompt, settled, tier_tokens, warm_cache
 
 from quire.engines.hf.request import Request
 from quire.exchange import residency
-from quire.exchange.kept import all_blocks
+from quire.exchange.export import all_blocks
 from quire.exchange.restore import Restore
 from quire.tensors.copy import scatter
 from quire.tensors.pool import KVPool
@@ -149,7 +149,7 @@ def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
     start = Request.start
     calls = []
 
-    def begun(request, making, feed):
+    def begun(request, factory, feed):
         if not calls:
             calls.append(cache.kept.store.transfers.is_idle)
             if between == "save":
@@ -166,7 +166,7 @@ def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
             else:
                 cache.close()
             calls.append(cache.kept.store.transfers.is_idle)
-        return start(request, making, feed)
+        return start(request, factory, feed)
 
     monkeypatch.setattr(Request, "start", begun)
     text = same(model, cache, ids)
@@ -241,14 +241,14 @@ def test_what_fails_under_a_request_inside_another_leaves_the_other_its_blocks(h
             raise MemoryError("no room on the device")
         decode(codec, buffers, pool, blocks, layer)
 
-    def begun(request, making, feed):
+    def begun(request, factory, feed):
         if not inside:
             inside.append(request)
             failing.append("now")
             with pytest.raises(MemoryError):
                 cache.generate(prompt(4), max_new_tokens=2)
             failing.clear()
-        return start(request, making, feed)
+        return start(request, factory, feed)
 
     monkeypatch.setattr(BlockCodec, "decode", full)
     monkeypatch.setattr(Request, "start", begun)
@@ -263,11 +263,11 @@ def test_records_are_made_of_blocks_that_have_come(host, monkeypatch):
     cache = warm_cache(model, host, ids)
     tiers, start, made = cache.kept.store.tiers, Request.start, []
 
-    def begun(request, making, feed):
+    def begun(request, factory, feed):
         blocks = list(all_blocks(cache.manager))
         _, records = tiers.encode(blocks)
         made.append((len(blocks), [bytes(record) for record in records]))
-        return start(request, making, feed)
+        return start(request, factory, feed)
 
     monkeypatch.setattr(Request, "start", begun)
     cache.generate(ids, max_new_tokens=1)

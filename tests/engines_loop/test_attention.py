@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from quire.engines.packed import compiling
-from quire.engines.packed.attention import (
+from quire.errors import ConfigError
+from quire.kernels import compiling
+from quire.kernels.attention import (
     AttentionPlan,
     Packed,
     Scoring,
@@ -19,13 +20,12 @@ from quire.engines.packed.attention import (
     attend_reference,
     kernel,
 )
-from quire.engines.packed.attention import step as attention_step
-from quire.engines.packed.attention.layer import Shape
-from quire.engines.packed.attention.work import SentWork
-from quire.engines.packed.compiling import Cpu
-from quire.engines.packed.tiles import TILES
-from quire.engines.packed.vectors import HAS_PAIRS
-from quire.errors import ConfigError
+from quire.kernels.attention import step as attention_step
+from quire.kernels.attention.layer import Shape
+from quire.kernels.attention.work import SentWork
+from quire.kernels.compiling import Cpu
+from quire.kernels.tiles import TILES
+from quire.kernels.vectors import HAS_PAIRS
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
 from turns import drawn

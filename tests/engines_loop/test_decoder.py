@@ -11,19 +11,19 @@ import torch
 from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 from test_attention import TOLERANCES, Step
 
-from quire.engines.hf.sight import Sight
 from quire.engines.loop import Engine
-from quire.engines.packed.attention import AttentionPlan, Packed, Scoring, attend
-from quire.engines.packed.attention import step as attention_step
-from quire.engines.packed.attention.step import turned
-from quire.engines.packed.compiling import Program
+from quire.engines.models.inventory import Inventory
 from quire.engines.packed.decoder import is_plain
 from quire.engines.packed.model import PackedModel
-from quire.engines.packed.norms import normed
-from quire.engines.packed.products import operands, product
 from quire.engines.packed.proof import proven
-from quire.engines.packed.tiles import TILES
-from quire.engines.packed.vectors import HAS_PAIRS
+from quire.kernels.attention import AttentionPlan, Packed, Scoring, attend
+from quire.kernels.attention import step as attention_step
+from quire.kernels.attention.step import turned
+from quire.kernels.compiling import Program
+from quire.kernels.norms import normed
+from quire.kernels.products import operands, product
+from quire.kernels.tiles import TILES
+from quire.kernels.vectors import HAS_PAIRS
 from quire.tensors.pool import KVPool
 from turns import by_turns
 
@@ -93,8 +93,8 @@ def test_rows_are_multiplied_and_the_results_put_down_added_or_gated(
     monkeypatch, shape, *, dtype, bias, how, threads
 ):
     num_rows, depth, columns = shape
-    monkeypatch.setattr("quire.engines.packed.products.PAIRED", how == "paired" and HAS_PAIRS)
-    monkeypatch.setattr("quire.engines.packed.tiles.TILES", how == "tiles" and TILES)
+    monkeypatch.setattr("quire.kernels.products.PAIRED", how == "paired" and HAS_PAIRS)
+    monkeypatch.setattr("quire.kernels.tiles.TILES", how == "tiles" and TILES)
     torch.manual_seed(num_rows)
     first, second = (torch.nn.Linear(depth, n, bias, dtype=dtype) for n in (columns, columns + 3))
     up = torch.nn.Linear(depth, columns, bias, dtype=dtype)
@@ -345,7 +345,7 @@ def test_a_model_that_is_changed_is_computed_by_itself_from_then_on():
 
 def test_a_weight_read_as_another_type_where_it_lies_is_noticed():
     model = copy.deepcopy(tiny_model("llama", dtype=torch.bfloat16))
-    sight, weight = Sight(model), model.model.layers[1].mlp.up_proj.weight
+    sight, weight = Inventory(model), model.model.layers[1].mlp.up_proj.weight
     assert sight.holds(sampled=False)
     weight.data = weight.data.view(torch.float16)
     assert not sight.holds(sampled=False)

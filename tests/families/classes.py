@@ -7,7 +7,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from quire.engines.hf.twin import shrunk
+from quire.engines.models.twin import shrunk
 from quire.tensors.kinds import MEDIA_MODELS
 
 PAD, EOS = 0, 2

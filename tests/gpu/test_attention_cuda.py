@@ -14,17 +14,17 @@ sys.path.append(str(Path(__file__).parents[1] / "engines_loop"))
 
 from test_attention import SHAPES, SIGHTS, Step  # noqa: E402
 
-from quire.engines.packed.attention import (  # noqa: E402
+from quire.kernels.attention import (  # noqa: E402
     AttentionPlan,
     Packed,
     Scoring,
     attend,
     attend_reference,
 )
-from quire.engines.packed.attention.step import _runs_on_device  # noqa: E402
+from quire.kernels.attention.step import _runs_on_device  # noqa: E402
 
 if torch.cuda.is_available():
-    from quire.engines.packed.attention import device
+    from quire.kernels.attention import device
 
 pytestmark = [
     pytest.mark.gpu,

@@ -59,7 +59,7 @@ def lend(monkeypatch, make):
     def transfers(device):
         return make(device) if device.type == "cuda" else transfers_to(device)
 
-    monkeypatch.setattr("quire.engines.hf.keeping.transfers_to", transfers)
+    monkeypatch.setattr("quire.engines.hf.storage.transfers_to", transfers)
 
 
 def cuda_model(family):

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 import real_models
 from quire.cli.models import load
-from quire.engines.hf.identity import Identity
-from quire.engines.hf.sight import Sight
+from quire.engines.models.identity import Identity
+from quire.engines.models.inventory import Inventory
 
 NAME = "smollm2-135m"
 pytestmark = [pytest.mark.system(NAME), pytest.mark.slow]
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.system(NAME), pytest.mark.slow]
 
 def names_of(model):
     """The name of a model within this process, and that for every process."""
-    identity = Identity(model, "a layout", Sight(model), lambda: None)
+    identity = Identity(model, "a layout", Inventory(model), lambda: None)
     return identity.fingerprint, identity.whole()
 
 

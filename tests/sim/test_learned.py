@@ -11,8 +11,8 @@ from quire import ops
 from quire.core import CacheManager
 from quire.foresight import Learned
 from quire.foresight.learned import MAX_DEPTH
+from quire.foresight.learned_state import MAX_GHOSTS, TRIAL, TRUST, LearnedState
 from quire.foresight.lru_shadow import MIN_SLOTS
-from quire.foresight.mind import MAX_GHOSTS, TRIAL, TRUST, Mind
 from quire.foresight.reentry import NUM_CLASSES, Reentry
 from quire_sim.replay import replay
 from quire_sim.workload import Workload, parts_named
@@ -22,7 +22,7 @@ from watching import watchers
 TOKENS_PER_BLOCK = 64
 
 
-class AlwaysLru(Mind):
+class AlwaysLru(LearnedState):
     """Orders as LRU does, whatever is learned; writes down what the shadow says."""
 
     def __init__(self):
@@ -46,7 +46,7 @@ class World:
 
     def __init__(self, capacity, policy=None):
         self.now = 0.0
-        self.learned = Learned(lambda: Mind(apprentice=0))
+        self.learned = Learned(lambda: LearnedState(apprentice=0))
         self.manager = CacheManager(
             capacity + 1,
             1,
@@ -370,7 +370,10 @@ def test_with_ranks_upside_down_it_becomes_lru_and_stays_within_a_point():
         mind.model, mind.is_lru = Inverted(), False
         return mind
 
-    loose, guarded = Learned(lambda: inverted(AlwaysLru())), Learned(lambda: inverted(Mind()))
+    loose, guarded = (
+        Learned(lambda: inverted(AlwaysLru())),
+        Learned(lambda: inverted(LearnedState())),
+    )
     without, within = (100 * replay(trace, 100, each).token_hit for each in (loose, guarded))
     assert without < lru - 5
     assert guarded.mind.is_lru

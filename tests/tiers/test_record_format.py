@@ -26,7 +26,7 @@ from quire.tiers.format import (
     verify,
 )
 from quire.tiers.keys import TierKey
-from quire.tiers.stack.level import BufferPool
+from quire.tiers.stack.member import BufferPool
 
 FOLDER = Path(__file__).parent.parent / "golden" / "records"
 CASES = json.loads((FOLDER / "records.json").read_text(encoding="utf-8"))

@@ -7,7 +7,14 @@ import pytest
 from stack_help import KEYS, RECORDS, SIZE, Stacked, store, wanted
 
 from quire.tiers import Host, StackSettings, TierStack
-from quire.tiers.stack.feeding import FIRST_S, LOOK_S, MOST_S, PATIENCE_S, REST_S, SETTLED_S
+from quire.tiers.stack.background_writer import (
+    FIRST_S,
+    LOOK_S,
+    MOST_S,
+    PATIENCE_S,
+    REST_S,
+    SETTLED_S,
+)
 
 MUCH = 1000
 """Bytes that may wait."""

@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers")
 from hypothesis import strategies as st  # noqa: E402
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: E402
 
-from quire.engines.hf.twin import MAX_DISTANCE, shrunk  # noqa: E402
+from quire.engines.models.twin import MAX_DISTANCE, shrunk  # noqa: E402
 from quire.tensors.kinds import layer_kinds  # noqa: E402
 from turns import drawn  # noqa: E402
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.foresight.lru_shadow import MIN_SLOTS, LruShadow
-from quire.foresight.mind import (
+from quire.foresight.learned_state import (
     APPRENTICE,
     LEAST_PROMPTS,
     LOSS,
@@ -16,8 +15,9 @@ from quire.foresight.mind import (
     PAYS_WITHIN,
     STAKE,
     TRUST,
-    Mind,
+    LearnedState,
 )
+from quire.foresight.lru_shadow import MIN_SLOTS, LruShadow
 from quire.foresight.reentry import (
     EDGES,
     MIN_AGING,
@@ -137,7 +137,7 @@ CAPACITY = 10_000
 
 def compared(num_requests, *, asked=100):
     """Return a mind that acts, and has compared so many requests of so many blocks with LRU."""
-    mind = Mind(apprentice=0)
+    mind = LearnedState(apprentice=0)
     mind.evicted = CAPACITY
     for number in range(num_requests):
         mind.num_requests = number + 1
@@ -189,7 +189,7 @@ def test_what_is_at_stake_has_to_pay_until_the_cache_was_filled_anew_so_often():
 
 
 def test_the_stake_is_whole_when_it_leaves_lru_however_long_that_was():
-    mind = Mind()
+    mind = LearnedState()
     mind.evicted = 5 * CAPACITY
     mind.judge(0, 0, 10_000, CAPACITY)
     assert mind.is_lru
@@ -215,7 +215,7 @@ def test_what_it_lost_becomes_little_as_more_is_asked_for():
 
 @pytest.mark.parametrize("lacks", ["requests", "evictions"])
 def test_it_is_lru_as_long_as_it_has_learned_little(lacks):
-    mind = Mind()
+    mind = LearnedState()
     mind.num_requests = APPRENTICE - (lacks == "requests")
     mind.evicted = CAPACITY - (lacks == "evictions")
     judge(mind, gain=1)
@@ -224,7 +224,7 @@ def test_it_is_lru_as_long_as_it_has_learned_little(lacks):
 
 
 def test_nothing_is_decided_before_enough_is_compared():
-    mind = Mind(apprentice=0)
+    mind = LearnedState(apprentice=0)
     mind.num_requests = TRUST
     mind.judge(0, 1000, 100, CAPACITY)
     assert not mind.is_lru

@@ -122,7 +122,7 @@ def test_what_is_given_up_is_not_done_and_what_was_sent_is_waited_for(transfers,
 def test_layers_wait_before_anything_touches_their_columns():
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from quire.engines.hf.layers import WorkingLayer
+    from quire.engines.models.layers import WorkingLayer
 
     one = torch.ones(2, 1, 1, 4)
     touches = {

@@ -164,7 +164,7 @@ def serve(
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
     from quire.chunks import Chunks, named_selector
-    from quire.engines.tiered.weights import default_kept_at
+    from quire.engines.models.weights import default_kept_at
 
     kept = None
     if chunks is not None:

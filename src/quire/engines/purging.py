@@ -22,12 +22,12 @@ from quire.tensors.pool import KVPool, Pool
 if TYPE_CHECKING:
     from quire.engines.hf.chunks.passages import Passages
     from quire.engines.hf.chunks.warm import WarmPassages
-    from quire.engines.hf.keeping import KeptBlocks
-    from quire.engines.hf.turns import Turn
+    from quire.engines.hf.storage import KeptBlocks
     from quire.engines.loop.answers import EngineRequest, FinishReason
     from quire.engines.loop.computing import Forward
     from quire.engines.loop.passages import EnginePassages
     from quire.engines.loop.tiers import EngineTiers
+    from quire.engines.thread_guard import ThreadGuard
     from quire.tiers.purging import Purged
     from quire.tiers.stack.stack import TierStack
 
@@ -91,7 +91,7 @@ class PurgeableEngine:
 
     manager: CacheManager
     tiers: TierStack | None
-    _turn: Turn
+    _guard: ThreadGuard
     _forward: Forward
     _below: EngineTiers | None
     _passages: EnginePassages | None
@@ -107,7 +107,7 @@ class PurgeableEngine:
         with nothing changed, from within a step or while another thread has its turn.
         """
         scope = scope_of(tenant)
-        with self._turn, self.barring(scope):
+        with self._guard, self.barring(scope):
             told = self.purge_device(scope, timeout_s)
             return replace(told, tiers=self.purge_tiers(scope, timeout_s))
 
@@ -118,8 +118,8 @@ class PurgeableEngine:
     def purge_device(self, scope: Scope, timeout_s: float) -> PurgeReport:
         """Purge what the engine itself holds, between two steps and within `barring`."""
         is_own = of_tenant(scope)
-        with self._turn:
-            if self._turn.is_stepping:
+        with self._guard:
+            if self._guard.is_stepping:
                 raise CacheBusy(
                     "purge was called from within a step, which goes on to write K and V of its requests: call it "
                     "between two steps"
@@ -179,7 +179,7 @@ class PurgeableCache:
     kept: KeptBlocks
     tiers: TierStack | None
     passages: Passages | None
-    _turn: Turn
+    _guard: ThreadGuard
 
     def purge(self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeReport:
         """Delete and overwrite all that the cache and its tiers hold of a tenant; return the counts.
@@ -191,7 +191,7 @@ class PurgeableCache:
         scope = scope_of(tenant)
         is_own = of_tenant(scope)
         warm = None if self.passages is None else self.passages.warm
-        with self._turn:
+        with self._guard:
             manager, store = self.kept.manager, self.kept.store
             if count := len(sequences_of(manager, is_own)):
                 raise CacheBusy(

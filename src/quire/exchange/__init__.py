@@ -2,9 +2,9 @@
 
 from quire.exchange.digests import Digests, digests_of
 from quire.exchange.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventLog
+from quire.exchange.export import Prefix, all_blocks, blocks_of, prefixes
 from quire.exchange.hashing import block_hashes
-from quire.exchange.kept import Prefix, all_blocks, blocks_of, prefixes
-from quire.exchange.resident import Residency, required_blocks, residency
+from quire.exchange.residency import Residency, required_blocks, residency
 from quire.exchange.restore import Restore, hold, restore
 from quire.exchange.spill import NamedBlock, Spill
 

@@ -42,7 +42,7 @@ from quire.core.tokens import (
     key_of,
 )
 from quire.errors import ConfigError, CopyError, InvariantError, OutOfBlocks, SequenceError
-from quire.exchange.resident import held_places, required_blocks, room_beside
+from quire.exchange.residency import held_places, required_blocks, room_beside
 from quire.interrupts import mutating
 from quire.media import MediaItem
 from quire.scope import Scope

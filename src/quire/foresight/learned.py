@@ -11,7 +11,7 @@ from quire.core.policy import Capacity, Policy, Tick
 from quire.core.sequence import Sequence
 from quire.core.stats import Missed
 from quire.core.tokens import Key
-from quire.foresight.mind import TRIAL, Mind, Walk
+from quire.foresight.learned_state import TRIAL, LearnedState, Walk
 from quire.foresight.queues import Queues
 from quire.foresight.reentry import EDGES, Record, SharedRoot, Stay, bucket
 from quire.foresight.trail import Trail
@@ -44,7 +44,7 @@ class Learned(Watcher):
 
     needs = (Trail,)
 
-    def __init__(self, make_mind: Callable[[], Mind] = Mind) -> None:
+    def __init__(self, make_mind: Callable[[], LearnedState] = LearnedState) -> None:
         self._make_mind = make_mind
         self._tick: Tick | None = None
 

@@ -11,7 +11,7 @@ from quire.core.node import Node
 from quire.core.policies import Lru
 from quire.core.policy import ENDLESS, Capacity, Entry, Tick
 from quire.foresight.forecasts import BELIEVED
-from quire.foresight.mind import Mind
+from quire.foresight.learned_state import LearnedState
 from quire.foresight.reentry import NUM_CLASSES, Record, SharedRoot
 from quire.heaps import LazyHeap
 
@@ -37,7 +37,7 @@ class Queues(Lru):
     `_doubtful` names the queues to look at again.
     """
 
-    def __init__(self, tick: Tick, capacity: Capacity, mind: Mind) -> None:
+    def __init__(self, tick: Tick, capacity: Capacity, mind: LearnedState) -> None:
         super().__init__(tick, capacity)
         self._mind = mind
         mind.doubts.append(self._doubt)

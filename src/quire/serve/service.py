@@ -13,9 +13,9 @@ from quire.engines.loop import AsyncEngine
 from quire.errors import ConfigError, RequestFailed
 from quire.observe.prometheus import CacheCollector, RequestTimes
 from quire.serve.protocol import Ids, PromptRequest
+from quire.web.concurrency import ConcurrencyLimit
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
-from quire.web.places import Places
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class ServedModel:
         self.times = RequestTimes(self.registry)
         self.max_model_len = running.engine.max_model_len
         self.reader = PromptReader(running.engine.tokenizer, self.max_model_len)
-        self.places = Places(bounds.max_inflight, keys.names)
+        self.places = ConcurrencyLimit(bounds.max_inflight, keys.names)
         self.is_ending = False
         self._created = int(time.time())
 
@@ -79,7 +79,7 @@ class ServedModel:
 
     @contextmanager
     def admitted(self, tenant: str | None, count: int) -> Generator[None]:
-        """Hold places for so many sequences of a tenant. Raises what `Places.hold` does, and `ApiError` when the server ends."""
+        """Hold places for so many sequences of a tenant. Raises what `ConcurrencyLimit.hold` does, and `ApiError` when the server ends."""
         ending = ApiError(
             503,
             "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another",

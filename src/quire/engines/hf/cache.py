@@ -12,22 +12,22 @@ import msgspec
 from quire import ops
 from quire.core import CacheManager, Scope, Stats
 from quire.core.terms import RequestTerms
-from quire.engines.hf.battery import check_kind
-from quire.engines.hf.calls import NO_REPORT, Calls
 from quire.engines.hf.chunks.passages import asked_for, passages_of
 from quire.engines.hf.inputs import read_plan, taken_terms
-from quire.engines.hf.keeping import Capacity, KeptBlocks, Settings, check_settings
-from quire.engines.hf.making import Making
 from quire.engines.hf.media import Named
 from quire.engines.hf.memory import GroupMemory, used_words
-from quire.engines.hf.models import ModelFace, checked_model
-from quire.engines.hf.probe import probe_model
+from quire.engines.hf.model_calls import NO_REPORT, Calls
 from quire.engines.hf.request import brought_home, recorded, returned
-from quire.engines.hf.sight import Sight
-from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.hf.storage import Capacity, KeptBlocks, Settings, check_settings
 from quire.engines.hf.verify import FirstCalls
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.battery import check_kind
+from quire.engines.models.cache_factory import CacheFactory
+from quire.engines.models.inventory import Inventory
+from quire.engines.models.probe import probe_model
+from quire.engines.models.supported import ModelFace, checked_model
+from quire.engines.models.working_cache import WorkingCache
 from quire.engines.purging import PurgeableCache
+from quire.engines.thread_guard import ThreadGuard, guarded
 from quire.ops import Explanation, Pin
 
 if TYPE_CHECKING:
@@ -95,22 +95,22 @@ class PrefixCache(PurgeableCache, ModelFace):
         self._given, model = model, checked_model(model, "PrefixCache")
         check_settings(capacity, settings)
         self._model = model
-        self._turn = Turn(wait_s=settings.get("wait_s"))
-        verify, before = settings.get("verify", "probe"), Sight(model)
+        self._guard = ThreadGuard(wait_s=settings.get("wait_s"))
+        verify, before = settings.get("verify", "probe"), Inventory(model)
         kinds, computed = probe_model(model, block_size)
         twin = verify != "first"
         below = None if verify is None else check_kind(model, PrefixCache, needs_twin=twin)
         computed = computed.with_interval(settings.get("snapshot_interval"))
         self.kept = KeptBlocks(model, computed, capacity, settings, before, given=self._given)
         debug = settings.get("debug", False)
-        making = Making(kinds, computed, model.device, debug_nan=debug, padded_below=below)
+        factory = CacheFactory(kinds, computed, model.device, debug_nan=debug, padded_below=below)
         first = FirstCalls(model, kinds) if verify == "first" else None
-        self._calls = Calls(model, self.kept, making, first, settings.get("clock", time.monotonic))
+        self._calls = Calls(model, self.kept, factory, first, settings.get("clock", time.monotonic))
         self.layout, self.tiers = self.kept.layout, self.kept.tiers
         self.last = NO_REPORT
-        self.passages = passages_of(self.kept, kinds, self._turn, settings.get("chunks"))
+        self.passages = passages_of(self.kept, kinds, self._guard, settings.get("chunks"))
 
-    @in_turn
+    @guarded
     def generate(
         self,
         input_ids: Any = None,
@@ -159,11 +159,11 @@ class PrefixCache(PurgeableCache, ModelFace):
         if calls.first is not None:
             calls.first.admit(found)
         with calls.opened(prompts, found, scope, terms) as request:
-            making = calls.making.for_call(plan.room, plan.eos)
+            factory = calls.factory.for_call(plan.room, plan.eos)
             if plan.assisted and ("position_ids" not in calls.signatures.forward or found.items):
-                past = request.start_empty(making)  # its loop feeds the whole prompt, unseen
+                past = request.start_empty(factory)  # its loop feeds the whole prompt, unseen
             else:
-                past = request.start(making, calls.feed(plan.chunk))
+                past = request.start(factory, calls.feed(plan.chunk))
             if asked is not None:
                 asked.fill(calls, request, past, plan)
             if plan.expand > 1:
@@ -217,21 +217,21 @@ class PrefixCache(PurgeableCache, ModelFace):
         placeholder that it does not name is not kept. Models whose positions depend on media
         (M-RoPE) keep an offset of their own between calls: they are refused; use `generate`.
         """
-        with self._turn:
+        with self._guard:
             calls, started = self._calls, self._calls.clock()
             prompts, declared = calls.for_session(input_ids, attention_mask, media)
             with calls.opened(prompts, declared, scope, terms) as request:
-                past = request.start(calls.making, calls.feed(None))
+                past = request.start(calls.factory, calls.feed(None))
                 self.kept.store.transfers.join()
                 is_same = calls.is_same_model(request)
                 recorder = calls.recorder(request, past, is_same)
                 try:
-                    with recorder, calls.watched.lending(), self._turn.lending():
+                    with recorder, calls.watched.lending(), self._guard.lending():
                         yield past
                 finally:
                     self.last = calls.end(request, recorder, recorded(past), started, is_same)
 
-    @in_turn
+    @guarded
     def explain(
         self,
         input_ids: Any,
@@ -251,7 +251,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         in_tiers = [] if below is None else list(below.held(*asked).items())
         return msgspec.structs.replace(explained, in_tiers=in_tiers)
 
-    @in_turn
+    @guarded
     def pin(
         self,
         input_ids: Any,
@@ -271,7 +271,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         bound = self.kept.identity.scope(scope)
         return ops.pin(self.manager, tokens, bound, media=spans, ttl_s=ttl_s)
 
-    @in_turn
+    @guarded
     def prefetch(
         self,
         input_ids: Any,
@@ -300,7 +300,7 @@ class PrefixCache(PurgeableCache, ModelFace):
     @property
     def manager(self) -> CacheManager:
         """The manager of all blocks; in a thread whose turn it is not, only to look at counters."""
-        with self._turn.if_free() as is_ours:
+        with self._guard.if_free() as is_ours:
             if is_ours:
                 self.kept.store.settle()
         return self.kept.manager
@@ -323,7 +323,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         """The distance of K and V in tiers from the pools', by layer group; empty without tiers."""
         return self.kept.tier_error()
 
-    @in_turn
+    @guarded
     def end_session(self, session_id: str, scope: Scope | None = None) -> int:
         """End the session of `Hint(session_id=...)` in a scope, under the adapters that are active now.
 
@@ -331,7 +331,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         """
         return self.manager.end_session(session_id, self.kept.identity.scope(scope))
 
-    @in_turn
+    @guarded
     def clear(self) -> int:
         """Drop all cached blocks and return their number; tiers keep their records.
 
@@ -341,7 +341,7 @@ class PrefixCache(PurgeableCache, ModelFace):
             self.passages.store.clear()
         return self.kept.clear()
 
-    @in_turn
+    @guarded
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write all that is cached into a directory, for `load`; return how many records that were.
 
@@ -351,7 +351,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         """
         return self.kept.save(path)
 
-    @in_turn
+    @guarded
     def load(self, path: str | os.PathLike[str]) -> "Loaded":
         """Load a saved cache as far as there is room, the most recently used blocks first.
 
@@ -360,7 +360,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         """
         return self.kept.load(path)
 
-    @in_turn
+    @guarded
     def close(self) -> None:
         """Write the blocks that are due (all cached ones with write-back) to the tiers; leave the tiers."""
         self.kept.close()
@@ -377,12 +377,12 @@ class PrefixCache(PurgeableCache, ModelFace):
         """Return the memory of each layer group: blocks, their states and bytes."""
         return self.kept.memory()
 
-    @in_turn
+    @guarded
     def snapshot(self) -> dict[str, Any]:
         """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
         return ops.snapshot(self.manager) | {"memory": [asdict(group) for group in self.memory()]}
 
-    @in_turn
+    @guarded
     def rebalance(self) -> bool:
         """Move memory from layer groups with room to spare to those that lacked it; whether any was.
 

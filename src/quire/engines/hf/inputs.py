@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from quire.config import nearest
 from quire.core.terms import RequestTerms
-from quire.engines.hf.models import num_embeddings
+from quire.engines.models.supported import num_embeddings
 from quire.errors import ConfigError, TokensError
 
 _REFUSED = {

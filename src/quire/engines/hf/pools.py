@@ -17,7 +17,7 @@ from quire.core import (
 )
 from quire.core.groups import Kind
 from quire.core.terms import RequestTerms
-from quire.engines.hf.states import RowStates, Snapshot
+from quire.engines.models.states import RowStates, Snapshot
 from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
 from quire.groups import ChunkedAttention, SlidingWindow, checkpoint

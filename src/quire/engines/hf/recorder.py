@@ -5,11 +5,11 @@ from typing import Any, Self
 
 import torch
 
-from quire.engines.hf.ledger import TokenLedger
 from quire.engines.hf.media import Media
 from quire.engines.hf.verify import Check
-from quire.engines.hf.watched import Watched
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.column_tokens import TokenLedger
+from quire.engines.models.interception import Watched
+from quire.engines.models.working_cache import WorkingCache
 
 _HARMLESS = frozenset(
     {"input_ids", "past_key_values", "use_cache", "return_dict", "output_attentions"}

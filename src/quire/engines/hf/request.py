@@ -12,10 +12,10 @@ from quire import ops
 from quire.core import Scope, Sequence
 from quire.core.terms import RequestTerms
 from quire.engines.hf.inputs import Plan, Prompts
-from quire.engines.hf.making import Making, stacked
 from quire.engines.hf.media import Media
 from quire.engines.hf.pools import HfStore, Tokens, first_token, media_before
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.cache_factory import CacheFactory, stacked
+from quire.engines.models.working_cache import WorkingCache
 from quire.engines.tiered.store import Onboarded
 from quire.groups import stops
 from quire.tensors.copy import KV
@@ -68,7 +68,7 @@ class Request:
             self.close()
             raise
 
-    def start(self, making: Making, feed: Feed) -> WorkingCache:
+    def start(self, factory: CacheFactory, feed: Feed) -> WorkingCache:
         """Return a working cache of all rows that ends at the same column in each.
 
         Full attention can start anywhere in what is cached, but inside no item of media. A window or
@@ -80,19 +80,21 @@ class Request:
         pads, rows = self.prompts.pads, range(len(self._sequences))
         ends = [int(pad) + seq.num_cached for pad, seq in zip(pads, self._sequences, strict=True)]
         if self._store.layout.is_full_attention:
-            return self._loaded(rows, self.media.cut(min(ends)), making)
+            return self._loaded(rows, self.media.cut(min(ends)), factory)
         last, is_recurrent = self.prompts.ids.shape[1] - 1, self._store.layout.is_recurrent
         upto = self.media.cut(last)
         if not is_recurrent:
             upto = self.media.beyond(self._column([seq.num_cached for seq in self._sequences]))
             if upto > last:
-                return self.start_empty(making)  # the prompt ends in an item that others go on from
+                return self.start_empty(
+                    factory
+                )  # the prompt ends in an item that others go on from
             if upto == 0 or set(ends) == {upto}:
-                return self._loaded(rows, upto, making)
+                return self._loaded(rows, upto, factory)
         caches: list[WorkingCache] = []
         for row, seq in enumerate(self._sequences):
             prompt, media = self.prompts.row(row), self.media.row(row)
-            cache = self._row_loaded(row, making)
+            cache = self._row_loaded(row, factory)
             for stop in stops(self._store.manager, seq) if is_recurrent else ():
                 if media.cut(stop) == stop:
                     feed(prompt, media, cache, stop)
@@ -103,44 +105,44 @@ class Request:
         if len(rows) == 1 and pads[0] == 0:
             return caches[0]
         column = self._column([cache.ledger.length for cache in caches])
-        return stacked(caches, self.prompts, column, making)
+        return stacked(caches, self.prompts.ids, self.prompts.pads, column, factory)
 
-    def start_empty(self, making: Making) -> WorkingCache:
+    def start_empty(self, factory: CacheFactory) -> WorkingCache:
         """Return a working cache of all rows without columns: everything is computed."""
         self.num_reused = 0
-        return making.cache(self.prompts.ids, self.prompts.pads)
+        return factory.cache(self.prompts.ids, self.prompts.pads)
 
     def _column(self, lengths: Items[int]) -> int:
         """Return the last column at which a row of `lengths[r]` tokens ends; 0 where none has any."""
         pads = self.prompts.pads
         return max((int(p) + n for p, n in zip(pads, lengths, strict=True) if n), default=0)
 
-    def _row_loaded(self, row: int, making: Making) -> WorkingCache:
+    def _row_loaded(self, row: int, factory: CacheFactory) -> WorkingCache:
         """Return a working cache of one row, without its padding, up to its cached end."""
         seq, prompt = self._sequences[row], self.prompts.row(row)
         states = None
         if self._store.layout.is_recurrent and seq.num_cached:
             states = self._store.load_states(seq)
             if states is None:
-                return making.cache(prompt.ids, prompt.pads)
-        cache = self._loaded([row], seq.num_cached, making, prompt)
+                return factory.cache(prompt.ids, prompt.pads)
+        cache = self._loaded([row], seq.num_cached, factory, prompt)
         if states is not None:
-            cache.fill_states([states], making.state_names)
+            cache.fill_states([states], factory.state_names)
         return cache
 
     def _loaded(
-        self, rows: Items[int], column: int, making: Making, prompts: Prompts | None = None
+        self, rows: Items[int], column: int, factory: CacheFactory, prompts: Prompts | None = None
     ) -> WorkingCache:
         """Return a working cache of `rows` with their cached tokens up to a column."""
         prompts = prompts or self.prompts
-        cache = making.cache(prompts.ids, prompts.pads, column)
+        cache = factory.cache(prompts.ids, prompts.pads, column)
         self.num_reused += int(np.maximum(column - prompts.pads, 0).sum())
         if column == 0:
             return cache
-        groups = making.token_groups
+        groups = factory.token_groups
         views = [
             [
-                cache.kv_layers[layer].start_with(column, making.like(memory, len(rows)))
+                cache.kv_layers[layer].start_with(column, factory.like(memory, len(rows)))
                 for layer in group.layers
             ]
             for group, memory in groups

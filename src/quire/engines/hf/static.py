@@ -9,13 +9,13 @@ from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache, StaticLayer
 
 from quire.core import Scope
-from quire.engines.hf.distance import limit_for, relative
-from quire.engines.hf.identity import Identity
 from quire.engines.hf.inputs import Prompts, Signatures, read_plan, read_prompts
-from quire.engines.hf.models import ModelFace, checked_model, num_embeddings
-from quire.engines.hf.probe import probe_model
-from quire.engines.hf.sight import Sight
-from quire.engines.hf.turns import Turn, in_turn
+from quire.engines.models.distance import limit_for, relative
+from quire.engines.models.identity import Identity
+from quire.engines.models.inventory import Inventory
+from quire.engines.models.probe import probe_model
+from quire.engines.models.supported import ModelFace, checked_model, num_embeddings
+from quire.engines.thread_guard import ThreadGuard, guarded
 from quire.errors import ConfigError, TokensError, UnsupportedModel
 from quire.slots import SlotCache, SlotHandle, SlotStats
 from quire.tensors.kinds import decoder_config, model_type
@@ -74,21 +74,21 @@ class SlotSession:
         handle: SlotHandle,
         layers: list[SlotLayer],
         forward: Callable[..., Any],
-        turn: Turn,
+        guard: ThreadGuard,
     ) -> None:
         self.handle = handle
         self.past = Cache(layers=list(layers))
         self._layers = layers
         self._slots = slots
         self._forward = forward
-        self._turn = turn
+        self._guard = guard
 
     @property
     def computed(self) -> int:
         """Tokens that need no compute any more."""
         return self.handle.computed
 
-    @in_turn
+    @guarded
     def feed(self, ids: torch.Tensor) -> torch.Tensor:
         """Compute the next tokens `[1, n]` and return their logits `[1, n, vocab]`.
 
@@ -145,8 +145,8 @@ class SlotPrefixCache(ModelFace):
         wait_s: float | None = None,
     ) -> None:
         self._given, model = model, checked_model(model, type(self).__name__)
-        self._turn = Turn(wait_s=wait_s)
-        before = Sight(model)
+        self._guard = ThreadGuard(wait_s=wait_s)
+        before = Inventory(model)
         self._model = model
         self.slots = SlotCache(num_slots, max_tokens)
         self.layout = slot_layout(model)
@@ -168,7 +168,7 @@ class SlotPrefixCache(ModelFace):
         """Counters: hit rate, misses by reason, copies."""
         return self.slots.stats
 
-    @in_turn
+    @guarded
     def generate(
         self,
         input_ids: torch.Tensor,
@@ -219,9 +219,9 @@ class SlotPrefixCache(ModelFace):
         `generate`.
         """
         with (
-            self._turn,
+            self._guard,
             self._opened(self._prompts(input_ids, None, {}), scope) as session,
-            self._turn.lending(),
+            self._guard.lending(),
         ):
             yield session
 
@@ -234,7 +234,7 @@ class SlotPrefixCache(ModelFace):
             self.pool.forget(handle.slot, handle.num_cached)
             memory, num_cached = self.pool.slot(handle.slot), handle.num_cached
             layers = [SlotLayer(k, v, num_cached) for k, v in memory]
-            yield SlotSession(self.slots, handle, layers, self._forward, self._turn)
+            yield SlotSession(self.slots, handle, layers, self._forward, self._guard)
             if not self.slots.interrupted:
                 self.slots.close(handle)
         except BaseException:  # also one that comes between two lines

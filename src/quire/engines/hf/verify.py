@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from quire.engines.hf.distance import limit_for, of_logits
 from quire.engines.hf.inputs import Prompts
 from quire.engines.hf.media import Media, moved
-from quire.engines.hf.quantized import rounds_activations, why_far
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.distance import limit_for, of_logits
+from quire.engines.models.quantized import rounds_activations, why_far
+from quire.engines.models.working_cache import WorkingCache
 from quire.errors import ConfigError, UnsupportedModel
 from quire.scope import ScopePart
 from quire.tensors.kinds import LayerKind, model_type

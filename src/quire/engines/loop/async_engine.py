@@ -134,7 +134,7 @@ class AsyncEngine(PurgeableAsync):
 
     def _run(self, begun: Future[None]) -> None:
         try:
-            with self.engine.turn:
+            with self.engine.guard:
                 begun.set_result(None)
                 self._serve()
         except CacheBusy as error:

@@ -11,11 +11,11 @@ import torch
 
 from quire.core import CacheManager, Scope, Sequence
 from quire.core.tokens import INT32, IndexArray, IntArray
-from quire.engines.hf.sight import Sight
-from quire.engines.packed.attention import AttentionPlan, Packed
-from quire.engines.packed.bound import BoundModel
+from quire.engines.models.inventory import Inventory
+from quire.engines.packed.bound_model import BoundModel
 from quire.engines.packed.model import PackedModel
 from quire.errors import ConfigError
+from quire.kernels.attention import Packed, Plans
 from quire.ops import blocks_at
 from quire.scheduling import Job, Step
 from quire.tensors.copy import apply_plan
@@ -80,13 +80,13 @@ class Forward:
 
         Raises `ConfigError` where the model is another one meanwhile.
         """
-        scope, seen = cast("Scope", step.jobs[0].scope), bound.identity.sight
+        scope, seen = cast("Scope", step.jobs[0].scope), bound.identity.inventory
         logits = bound.computed(scope, partial(self._logits, step), seen)
         if logits is None:
             raise ConfigError("the model was changed while the step was computed")
         return logits
 
-    def rows(self, seq: Sequence, tokens: IntArray, rows: Ints, seen: Sight) -> None:
+    def rows(self, seq: Sequence, tokens: IntArray, rows: Ints, seen: Inventory) -> None:
         """Write K and V of some rows (positions, rising) of a sequence's tokens, over all that stand in its blocks."""
         if not rows.size:
             return
@@ -97,7 +97,7 @@ class Forward:
             plan.update(Packed(tables, first, length, rows))
         self._computed(tokens[rows], rows[:0], plans, seen)
 
-    def _logits(self, step: Step, seen: Sight) -> torch.Tensor:
+    def _logits(self, step: Step, seen: Inventory) -> torch.Tensor:
         """Compute a step, which may be done again: its rows come into the same places."""
         self.copy()
         starts, lengths = step.starts.astype(np.int64), step.lengths.astype(np.int64)
@@ -109,7 +109,7 @@ class Forward:
         return self._computed(step.tokens, step.logit_rows, self._plans, seen)
 
     def _computed(
-        self, tokens: IntArray, asked: IndexArray, plans: list[AttentionPlan], seen: Sight | None
+        self, tokens: IntArray, asked: IndexArray, plans: Plans, seen: Inventory | None
     ) -> torch.Tensor:
         """Compute the rows of plans; return the logits of those that are asked for."""
         device = self.model.device

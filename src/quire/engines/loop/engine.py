@@ -9,9 +9,7 @@ from typing import Any, Unpack, cast
 
 from quire.chat.text import TextStream
 from quire.core import CacheManager, Scope
-from quire.engines.hf.keeping import stack_of, watchers_of
-from quire.engines.hf.models import num_embeddings
-from quire.engines.hf.turns import Turn, in_turn, one_step, undivided
+from quire.engines.hf.storage import stack_of, watchers_of
 from quire.engines.loop.answers import (
     Answer,
     AnswerBatch,
@@ -33,9 +31,11 @@ from quire.engines.loop.requests import (
 )
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings
-from quire.engines.packed.bound import BoundModel
+from quire.engines.models.supported import num_embeddings
+from quire.engines.packed.bound_model import BoundModel
 from quire.engines.packed.model import eos_ids
 from quire.engines.purging import PurgeableEngine
+from quire.engines.thread_guard import ThreadGuard, guarded, one_step, undivided
 from quire.errors import ConfigError, QuireError, RequestFailed
 from quire.scheduling import Job, Scheduler
 
@@ -81,11 +81,11 @@ class Engine(PurgeableEngine):
 
                 fingerprint = self._bound.identity.fingerprint
                 self._below = EngineTiers(self.tiers, self._forward, fingerprint)
-            self._turn = Turn("engine")
+            self._guard = ThreadGuard("engine")
             self._passages = None
             if settings.chunks is not None:
                 self._passages = EnginePassages(
-                    self._forward, self._bound, self._turn, settings.chunks
+                    self._forward, self._bound, self._guard, settings.chunks
                 )
                 opened.callback(self._passages.close)
             self._vocab_size = num_embeddings(model)
@@ -112,7 +112,7 @@ class Engine(PurgeableEngine):
 
     # -- requests --------------------------------------------------------------------------
 
-    @in_turn
+    @guarded
     def add_request(
         self,
         prompt: Prompt,
@@ -174,7 +174,7 @@ class Engine(PurgeableEngine):
         self._stats.requests += 1
         self._stats.prompt_tokens += len(request.prompt_ids)
 
-    @in_turn
+    @guarded
     def abort(self, request_id: str) -> None:
         """End a request at once, without further output; an ended or unknown one is ignored."""
         if (request := self._requests.get(request_id)) is not None:
@@ -218,7 +218,7 @@ class Engine(PurgeableEngine):
 
         After `Interrupted` it is the only call left, beside `close`.
         """
-        with self._turn.mending():
+        with self._guard.mending():
             if self._below is not None:
                 self._below.recover()
             if self._passages is not None:
@@ -229,9 +229,9 @@ class Engine(PurgeableEngine):
 
     def close(self) -> None:
         """Abort running requests, write cached blocks to the tiers, and close tiers that were opened here."""
-        if self._turn.cut_off:
+        if self._guard.cut_off:
             self.reset()
-        with self._turn:
+        with self._guard:
             for request_id in list(self._requests):
                 self.abort(request_id)
             self._is_closed = True
@@ -245,9 +245,9 @@ class Engine(PurgeableEngine):
         return self._below is None or self._below.is_settled
 
     @property
-    def turn(self) -> Turn:
-        """The engine's lock: within `with engine.turn` other threads are refused."""
-        return self._turn
+    def guard(self) -> ThreadGuard:
+        """The engine's lock: within `with engine.guard` other threads are refused."""
+        return self._guard
 
     def when_computing(self, call: Callable[[], object]) -> None:
         """Call a function whenever the model begins a step, as other threads have time then.
@@ -258,7 +258,7 @@ class Engine(PurgeableEngine):
 
     # -- steps -----------------------------------------------------------------------------
 
-    @in_turn
+    @guarded
     @undivided()
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the requests that have news, each from its beginning.
@@ -269,7 +269,7 @@ class Engine(PurgeableEngine):
         news, self._news = self._news, {}
         return [request.output() for request in news.values()]
 
-    @in_turn
+    @guarded
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -295,7 +295,7 @@ class Engine(PurgeableEngine):
             while self._passages is not None and self._passages.is_pending:
                 self._advance()
         finally:
-            if not self._turn.cut_off:
+            if not self._guard.cut_off:
                 for request_id in {*self._requests, *self._news} - others:
                     self.abort(request_id)
         return [request.output() for request in requests]

@@ -23,12 +23,12 @@ from quire.engines.hf.chunks.blending import Blending, moved_rows
 from quire.engines.hf.chunks.capture import ChunkKV, captured, grow
 from quire.engines.hf.chunks.passages import Passages
 from quire.engines.hf.chunks.runs import Runs
-from quire.engines.hf.sight import Sight
-from quire.engines.hf.turns import Turn
-from quire.engines.hf.working import WorkingCache
 from quire.engines.loop.computing import Forward
-from quire.engines.packed.bound import BoundModel
+from quire.engines.models.inventory import Inventory
+from quire.engines.models.working_cache import WorkingCache
+from quire.engines.packed.bound_model import BoundModel
 from quire.engines.packed.model import locked
+from quire.engines.thread_guard import ThreadGuard
 from quire.errors import ConfigError, NotRelocatable
 from quire.scheduling import Job
 from quire.tensors.copy import KV, gather_into, scatter
@@ -65,7 +65,7 @@ class EnginePassages:
         self,
         forward: Forward,
         bound: BoundModel,
-        turn: Turn,
+        guard: ThreadGuard,
         settings: Chunks,
     ) -> None:
         if settings.capture == "contextual":
@@ -82,9 +82,9 @@ class EnginePassages:
         self._settings = settings
         self._refusal = _refusal(forward)
         self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque()
-        self._head: tuple[Sight, bytes, ChunkKV] | None = None
+        self._head: tuple[Inventory, bytes, ChunkKV] | None = None
         self._has_changed = False
-        self.passages = Passages(self._runs, bound.scope, bound.computed, turn, settings)
+        self.passages = Passages(self._runs, bound.scope, bound.computed, guard, settings)
 
     def bring_up(self, job: Job) -> None:
         """Plan a prompt before its blocks are looked up.
@@ -216,7 +216,7 @@ class EnginePassages:
         self._manager.reserve(seq, stop - start)
         self._forward.copy()
 
-        def placed(seen: Sight) -> Rows:
+        def placed(seen: Inventory) -> Rows:
             past, rows = self._blended(job, plan)
             scatter(self._forward.pools[0], seq.block_ids(0), start, _rows(past, start, stop))
             self._forward.rows(seq, plan.segments.tokens, rows, seen)
@@ -245,13 +245,13 @@ class EnginePassages:
         return past, blending.begin(past, plan, stop)
 
     def _captured(
-        self, segments: Segments, passages: Sequence[Tokens], seen: Sight
+        self, segments: Segments, passages: Sequence[Tokens], seen: Inventory
     ) -> list[Variant]:
         """Return captures of passages behind a head."""
         return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
 
-    def _head_of(self, head: Tokens, seen: Sight) -> ChunkKV | None:
-        """Return K and V of a head, computed once under a sight of the model, for passages that are captured one by one."""
+    def _head_of(self, head: Tokens, seen: Inventory) -> ChunkKV | None:
+        """Return K and V of a head, computed once under an inventory of the model, for passages that are captured one by one."""
         text = head.tobytes()
         if not text:
             return None

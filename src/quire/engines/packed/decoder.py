@@ -15,10 +15,10 @@ from weakref import ref
 
 import torch
 
-from quire.engines.hf.folded import is_folded
-from quire.engines.hf.sight import Sight, only_looks
-from quire.engines.packed.attention import AttentionPlan
-from quire.engines.packed.attention.step import runs_on_device
+from quire.engines.models.folded import is_folded
+from quire.engines.models.inventory import Inventory, only_looks
+from quire.kernels.attention import AttentionPlan
+from quire.kernels.attention.step import runs_on_device
 from quire.tensors.pool import KVPool
 
 _log = logging.getLogger(__name__)
@@ -81,19 +81,19 @@ class PlainDecoder:
         self._kept: tuple[Any, Any] = (), None
         self._turns: list[torch.Tensor] = []
         self._captures = True
-        self._own: Sight | None = None
-        self._seen: Sight | None = None
+        self._own: Inventory | None = None
+        self._seen: Inventory | None = None
 
-    def is_plain(self, seen: Sight | None) -> bool:
+    def is_plain(self, seen: Inventory | None) -> bool:
         """Whether the model still is plain, as `is_plain` says.
 
-        `seen`: a sight of the model that holds now, as far as is known.
+        `seen`: an inventory of the model that holds now, as far as is known.
         """
         if self._own is None or (
             (seen is None or seen is not self._seen) and not self._own.holds(sampled=False)
         ):
             self._kept, self._turns = ((), None), []
-            self._own = Sight(self._model).forget_tensors() if is_plain(self._model) else None
+            self._own = Inventory(self._model).forget_tensors() if is_plain(self._model) else None
         self._seen = seen
         return self._own is not None
 
@@ -185,7 +185,7 @@ class PlainDecoder:
         places: Mapping[Any, tuple[int, int]],
     ) -> Any:
         """Return passes over the pools with room for the rows of a step: those of steps before, if these fit."""
-        from quire.engines.packed.passes import Passes  # noqa: PLC0415 - loads the compiler
+        from quire.engines.packed.decoder_passes import Passes  # noqa: PLC0415 - loads the compiler
 
         held = [each for pool in pools for each in (pool.k, pool.v)]
         key, passes = self._kept

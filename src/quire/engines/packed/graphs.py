@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quire.engines.packed.attention import AttentionPlan, Scoring
-from quire.engines.packed.attention.device import attend_sent, num_threads
-from quire.engines.packed.attention.work import SentWork, Shapes
+from quire.kernels.attention import AttentionPlan, Scoring
+from quire.kernels.attention.device import attend_sent, num_threads
+from quire.kernels.attention.work import SentWork, Shapes
 from quire.tensors.pool import KVPool
 
 _capturing = Lock()

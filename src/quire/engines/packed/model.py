@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from quire.engines.hf.probe import probe_model
-from quire.engines.hf.sight import Sight
-from quire.engines.packed.attention import AttentionPlan, Scoring, attend
+from quire.engines.models.inventory import Inventory
+from quire.engines.models.probe import probe_model
 from quire.engines.packed.decoder import PlainDecoder
 from quire.errors import UnsupportedModel
 from quire.groups import ChunkedAttention, SlidingWindow
+from quire.kernels.attention import AttentionPlan, Scoring, attend
 from quire.tensors.kinds import KVShape, LayerKind, decoder_config, model_type
 from quire.tensors.layout import KVLayout
 from quire.tensors.model import ModelLayout
@@ -93,13 +93,13 @@ class PackedModel:
         plans: Sequence[AttentionPlan],
         pools: Sequence[KVPool],
         *,
-        seen: Sight | None = None,
+        seen: Inventory | None = None,
     ) -> torch.Tensor:
         """Return the logits `[len(rows), vocab]` of some rows, None: of all, and write all K and V to the pools.
 
         ids, positions  int64 [N], the rows of the first request, then those of the next one
         plans, pools    one for each layer group
-        seen            a sight of the model that holds now; None: it is looked at here
+        seen            an inventory of the model that holds now; None: it is looked at here
         """
 
         def of_pools(

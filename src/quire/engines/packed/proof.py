@@ -7,15 +7,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from quire.engines.hf.battery import twin_of
-from quire.engines.hf.distance import limit_for, relative
-from quire.engines.hf.models import num_embeddings
-from quire.engines.hf.quantized import rounds_activations, why_far
-from quire.engines.hf.twin import MAX_DISTANCE, distances
-from quire.engines.packed.attention import Packed
+from quire.engines.models.battery import twin_of
+from quire.engines.models.distance import limit_for, relative
+from quire.engines.models.quantized import rounds_activations, why_far
+from quire.engines.models.supported import num_embeddings
+from quire.engines.models.twin import MAX_DISTANCE, distances
 from quire.engines.packed.decoder import is_plain
 from quire.engines.packed.model import PackedModel, locked
 from quire.errors import QuireError, UnsupportedModel
+from quire.kernels.attention import Packed
 from quire.tensors.kinds import model_type
 from quire.tensors.pool import KVPool
 

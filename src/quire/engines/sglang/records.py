@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from quire.engines.models.weights import fingerprint
 from quire.engines.tiered.opening import open_free
-from quire.engines.tiered.weights import fingerprint
 from quire.exchange.hashing import NO_TENANT
 from quire.tiers.base import Outcome
 from quire.tiers.format import (

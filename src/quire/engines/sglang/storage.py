@@ -19,9 +19,9 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from quire.engines.models.weights import FileDigests, default_kept_at, weight_files
 from quire.engines.sglang.pages import HostPages
 from quire.engines.sglang.records import PageRecords, PageStack, pieces
-from quire.engines.tiered.weights import FileDigests, default_kept_at, weight_files
 from quire.errors import ConfigError
 
 OURS = ("tiers", "settings", "weights")

@@ -6,7 +6,7 @@ from quire.core import CacheManager
 from quire.core import Sequence as Running
 from quire.core.node import Node
 from quire.exchange import hold
-from quire.tiers.stack.feeding import FeedJob
+from quire.tiers.stack.background_writer import FeedJob
 from quire.tiers.stack.stack import TierStack
 
 PUT_OFF_SHARE = 0.5

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from quire.core.tokens import IntArray
 from quire.engines.tiered.store import TieredStore
 from quire.errors import ConfigError, QuireError, TierError
-from quire.exchange.kept import all_blocks, prefixes
+from quire.exchange.export import all_blocks, prefixes
 from quire.media import MediaItem
 from quire.scope import Scope
 from quire.tiers.base import Outcome

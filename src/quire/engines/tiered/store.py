@@ -36,7 +36,7 @@ from quire.tensors.quant import QuantError
 from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
 from quire.tiers.stack.gate import Estimate
-from quire.tiers.stack.placing import Bits
+from quire.tiers.stack.placement import Bits
 from quire.tiers.stack.prefetch import Prefetch
 from quire.tiers.stack.stack import TierStack
 

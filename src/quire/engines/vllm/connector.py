@@ -24,14 +24,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from quire.config import parse_bytes
 from quire.core import MediaItem, Scope
-from quire.engines.tiered.opening import open_free
-from quire.engines.tiered.weights import (
+from quire.engines.models.weights import (
     Adapters,
     FileDigests,
     default_kept_at,
     fingerprint,
     weight_files,
 )
+from quire.engines.tiered.opening import open_free
 from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.engines.vllm.parts import GroupShape, make_parts

@@ -17,6 +17,7 @@ from quire.config import parse_bytes
 from quire.errors import RecordError, TierError
 from quire.tiers.addresses import directory_of
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
+from quire.tiers.deadlines import in_time
 from quire.tiers.directory import (
     MARKER,
     InTheWay,
@@ -40,7 +41,6 @@ from quire.tiers.files.room import (
 )
 from quire.tiers.files.unfinished import Unfinished
 from quire.tiers.format import HEADER_BYTES, read_header
-from quire.tiers.in_time import in_time
 from quire.tiers.purging import ROUNDS, Purge
 
 STALE_S = 3600.0

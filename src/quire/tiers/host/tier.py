@@ -16,11 +16,11 @@ from quire.config import parse_bytes
 from quire.errors import TierError
 from quire.interrupts import mutating
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome
+from quire.tiers.deadlines import in_time
 from quire.tiers.host.arena import Arena, Shelf
 from quire.tiers.host.busy import BusyKeys, wait_for
 from quire.tiers.host.lending import Lending
 from quire.tiers.host.wiping import ArenaTier
-from quire.tiers.in_time import in_time
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from quire.errors import ConfigError
 from quire.tiers.base import Keys, Outcome, check_keys
 from quire.tiers.format import HEADER_BYTES, MAX_RECORD_BYTES
 from quire.tiers.stack.lanes import Deadline
-from quire.tiers.stack.level import Level, Shared
+from quire.tiers.stack.member import Shared, StackMember
 
 
 class ChunkState(Enum):
@@ -82,7 +82,9 @@ class Chunk:
         "tickets",
     )
 
-    def __init__(self, owner: Fetch, level: Level, indices: list[int], deadline: Deadline) -> None:
+    def __init__(
+        self, owner: Fetch, level: StackMember, indices: list[int], deadline: Deadline
+    ) -> None:
         self.owner = owner
         self.level = level
         self.keys = [owner.keys[index] for index in indices]

@@ -10,7 +10,7 @@ from quire.tiers.base import Keys, Outcome, Tier
 from quire.tiers.format import tag_of_key
 from quire.tiers.stack.asking import PROBE_S, Kind
 from quire.tiers.stack.lanes import Deadline, TierLane
-from quire.tiers.stack.level import Level, Shared, guarded
+from quire.tiers.stack.member import Shared, StackMember, guarded
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class LaneCall(Generic[T]):
 class TierLookup:
     """Finds the tier of each key, and probes suspended tiers in the background."""
 
-    def __init__(self, shared: Shared, levels: Sequence[Level]) -> None:
+    def __init__(self, shared: Shared, levels: Sequence[StackMember]) -> None:
         self._shared = shared
         self._levels = levels
         self._num_probes = 0
@@ -107,7 +107,7 @@ class TierLookup:
         )
 
     def _is_asked(
-        self, level: Level, first: Keys, num_questions: int, saved_s: float, num_bytes: int
+        self, level: StackMember, first: Keys, num_questions: int, saved_s: float, num_bytes: int
     ) -> bool:
         """Return whether to wait for the answers of a tier, of which these are the first; else it is tried beside."""
         with self._shared.lock:
@@ -126,12 +126,12 @@ class TierLookup:
             self._try(level, "lookup", lambda: self._look_beside(level, first))
         return False
 
-    def _known(self, level: Level, keys: Keys) -> float:
+    def _known(self, level: StackMember, keys: Keys) -> float:
         """Return the share of keys that a tier is known to have had. The lock is held."""
         bits = self._shared.whereabouts.get(keys)
         return float((bits >> level.index & 1).mean())
 
-    def _ask(self, level: Level, keys: Keys, deadline: Deadline) -> list[bool]:
+    def _ask(self, level: StackMember, keys: Keys, deadline: Deadline) -> list[bool]:
         """Return the keys that a tier has, bool per key; nothing where it does not say so in time."""
         shared, left_s = self._shared, deadline.left_s
         if any(other.reading.allows for other in self._levels[level.index + 1 :]):
@@ -151,7 +151,7 @@ class TierLookup:
         return answers or []
 
     def _look(
-        self, level: Level, keys: Keys, timeout_s: float, began_s: float
+        self, level: StackMember, keys: Keys, timeout_s: float, began_s: float
     ) -> list[bool] | None:
         """Ask a tier on this thread and note its answer, empty for a failure; None where it did not come in time."""
         shared = self._shared
@@ -220,11 +220,11 @@ class TierLookup:
                         level, "lookup", lambda level=level: self._look_beside(level, keys[:1])
                     )
 
-    def probe(self, level: Level) -> None:
+    def probe(self, level: StackMember) -> None:
         """Load some records of a tier, to measure it."""
         self._try(level, "load", lambda: self._load_beside(level))
 
-    def _try(self, level: Level, kind: Kind, trial: Callable[[], None]) -> None:
+    def _try(self, level: StackMember, kind: Kind, trial: Callable[[], None]) -> None:
         """Run a trial in a lane where one is due."""
         with self._shared.lock:
             if not level.asking.take_trial(kind):
@@ -240,13 +240,13 @@ class TierLookup:
 
         level.loads.submit(self, run, end)
 
-    def _look_beside(self, level: Level, keys: Keys) -> None:
+    def _look_beside(self, level: StackMember, keys: Keys) -> None:
         lanes, timeout_s = self._shared.lanes, self._shared.settings.lookup_timeout_s
         if self._look(level, keys, timeout_s, lanes.now()) is None:
             with self._shared.lock:
                 level.hung(timeout_s)
 
-    def _load_beside(self, level: Level) -> None:
+    def _load_beside(self, level: StackMember) -> None:
         """Ask for some of the sample and load it; where it is not there any more, there is none from now on."""
         shared, settings = self._shared, self._shared.settings
         with shared.lock:
@@ -278,7 +278,7 @@ class TierLookup:
         shared.pool.give_back(buffers)
 
 
-def _asked(level: Level, keys: Keys, timeout_s: float) -> tuple[list[bool], list[Outcome]]:
+def _asked(level: StackMember, keys: Keys, timeout_s: float) -> tuple[list[bool], list[Outcome]]:
     """Return what a tier says that it has, and its failures."""
     try:
         return level.tier.lookup(keys, timeout_s)
@@ -286,7 +286,7 @@ def _asked(level: Level, keys: Keys, timeout_s: float) -> tuple[list[bool], list
         return [], [Outcome.ERROR]
 
 
-def _windows(level: Level, missing: list[int], *, contiguous: bool) -> list[list[int]]:
+def _windows(level: StackMember, missing: list[int], *, contiguous: bool) -> list[list[int]]:
     """Return the keys to ask a tier for, in one question or in growing ones.
 
     Looking for thousands of keys that no one has is what a cold prompt must not cost.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quire.tiers.base import Keys, Outcome
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.lanes import Deadline, TierLane
-from quire.tiers.stack.level import Level, Shared
+from quire.tiers.stack.member import Shared, StackMember
 from quire.tiers.stack.reading import Reader
 
 CHUNKS = 4
@@ -111,7 +111,7 @@ class Prefetching:
     What is read is kept in the fastest tier by the reader, as every read of a slower tier is.
     """
 
-    def __init__(self, shared: Shared, reader: Reader, levels: Sequence[Level]) -> None:
+    def __init__(self, shared: Shared, reader: Reader, levels: Sequence[StackMember]) -> None:
         self.shared = shared
         self.reader = reader
         self.top = levels[0]

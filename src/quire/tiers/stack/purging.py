@@ -14,10 +14,10 @@ from quire.tiers.contents.names import purge_names
 from quire.tiers.format import tag_of_key
 from quire.tiers.keys import stored_tag
 from quire.tiers.purging import PURGE_TIMEOUT_S, Purged, Writes
-from quire.tiers.stack.feeding import Feeding
+from quire.tiers.stack.background_writer import BackgroundWriter
 from quire.tiers.stack.lanes import Deadline
-from quire.tiers.stack.level import Level, Shared
 from quire.tiers.stack.lookup import LaneCall
+from quire.tiers.stack.member import Shared, StackMember
 
 LOOK_S = 0.002
 """How often a purge looks whether writes of its tenant have ended."""
@@ -33,7 +33,9 @@ class StackPurge:
     made before it ended is left out later, too: a queue may hold it, or a read be about to keep it.
     """
 
-    def __init__(self, shared: Shared, levels: Sequence[Level], feeding: Feeding) -> None:
+    def __init__(
+        self, shared: Shared, levels: Sequence[StackMember], feeding: BackgroundWriter
+    ) -> None:
         self._shared = shared
         self._levels = levels
         self._feeding = feeding
@@ -79,7 +81,7 @@ class StackPurge:
             pause.wait(LOOK_S)
         return True
 
-    def _purge(self, level: Level, tag: bytes, deadline: Deadline) -> Purged:
+    def _purge(self, level: StackMember, tag: bytes, deadline: Deadline) -> Purged:
         """Purge a tier behind all that waits to be written to it."""
         if level.settings.read_only or self._shared.settings.read_only:
             return Purged(is_complete=False, reason="the stack only reads this tier")
@@ -95,9 +97,9 @@ class PurgeableStack:
     """The part of a stack that purges a tenant; `tenant` is as in `purge`."""
 
     tiers: tuple[Tier, ...]
-    feeding: Feeding
+    feeding: BackgroundWriter
     _shared: Shared
-    _levels: list[Level]
+    _levels: list[StackMember]
 
     @contextmanager
     def barring(self, tenant: Scope | ScopePart) -> Generator[None]:
@@ -142,7 +144,7 @@ class PurgeableStack:
         """Return what stands for a tenant in the keys of records."""
         return stored_tag(tenant_tag(scope_of(tenant)), self._shared.settings.key)
 
-    def _purge_names(self, level: Level, path: Path, tag: bytes) -> Purged:
+    def _purge_names(self, level: StackMember, path: Path, tag: bytes) -> Purged:
         """Purge names behind all that waits to be written of them."""
         call = LaneCall(self._shared, level.stores, partial(purge_names, path, tag), self)
         call.wait(NAMES_TIMEOUT_S)

@@ -13,7 +13,7 @@ from quire.errors import InvariantError
 from quire.tiers.base import Outcome
 from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
 from quire.tiers.stack.lanes import RESOLUTION_S, Deadline
-from quire.tiers.stack.level import Level, Shared, guarded
+from quire.tiers.stack.member import Shared, StackMember, guarded
 
 CHUNK_KEYS = 256
 
@@ -30,8 +30,8 @@ class Reader:
     def __init__(
         self,
         shared: Shared,
-        levels: Sequence[Level],
-        keep: Callable[[Level, list[bytes], list[memoryview], int], None],
+        levels: Sequence[StackMember],
+        keep: Callable[[StackMember, list[bytes], list[memoryview], int], None],
     ) -> None:
         self._shared = shared
         self._levels = levels
@@ -127,7 +127,7 @@ class Reader:
         if chunks:
             fetch.signal.set()
 
-    def _tickets(self, fetch: Fetch, level: Level, indices: list[int]) -> list[Chunk]:
+    def _tickets(self, fetch: Fetch, level: StackMember, indices: list[int]) -> list[Chunk]:
         """Join the chunks that are on their way, and return new ones for the rest."""
         deadline, idle_s = self._shares(fetch, level)
         left_s = deadline.left_s
@@ -164,7 +164,7 @@ class Reader:
         ticket.chunk.tickets.append(ticket)
         ticket.fetch.tickets.append(ticket)
 
-    def _shares(self, fetch: Fetch, level: Level) -> tuple[Deadline, float]:
+    def _shares(self, fetch: Fetch, level: StackMember) -> tuple[Deadline, float]:
         """Return a tier's deadline, and how long nothing may come: half of what is left where a slower one may help."""
         left_s, idle_s = fetch.deadline.left_s, fetch.idle_s
         if fetch.is_patient or level.in_memory:

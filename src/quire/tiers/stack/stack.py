@@ -14,13 +14,13 @@ import numpy as np
 
 from quire.errors import ConfigError, InvariantError
 from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_keys
-from quire.tiers.stack.feeding import Feeding
+from quire.tiers.stack.background_writer import BackgroundWriter
 from quire.tiers.stack.fetching import Fetch, check_sizes
 from quire.tiers.stack.gate import CostGate
 from quire.tiers.stack.lanes import Deadline, Lanes, Work, close_at_exit
-from quire.tiers.stack.level import Level, Shared, tier_names
 from quire.tiers.stack.lookup import TierLookup, patience_s
-from quire.tiers.stack.placing import Bits, Placing
+from quire.tiers.stack.member import Shared, StackMember, tier_names
+from quire.tiers.stack.placement import Bits, Placer
 from quire.tiers.stack.prefetch import Prefetch, Prefetching
 from quire.tiers.stack.purging import PurgeableStack
 from quire.tiers.stack.reading import Reader
@@ -69,17 +69,17 @@ class TierStack(PurgeableStack):
         vouch(tiers, self.settings.key)
         shared = self._shared = Shared(lanes or Lanes(), self.settings)
         self._levels = [
-            Level(shared, index, tier, name)
+            StackMember(shared, index, tier, name)
             for index, (tier, name) in enumerate(zip(tiers, self.names, strict=True))
         ]
         top = self._levels[0]
         if top.in_memory and top.writes and top.settings.write == "through":
             shared.lender = top.tier
-        self._placing = Placing(shared, self._levels)
+        self._placing = Placer(shared, self._levels)
         self._reader = Reader(shared, self._levels, self._placing.promote)
         self._lookup = TierLookup(shared, self._levels)
         self._prefetching = Prefetching(shared, self._reader, self._levels)
-        self.feeding = Feeding(shared, self._placing)
+        self.feeding = BackgroundWriter(shared, self._placing)
         self.gate = CostGate(
             [level.estimate for level in self._levels], self.settings.load_timeout_s, shared.lock
         )
@@ -331,7 +331,7 @@ class TierStack(PurgeableStack):
         for level in self._levels:
             level.loads.close()
             level.stores.close()
-        for level in filter(Level.begins_to_close, self._levels):
+        for level in filter(StackMember.begins_to_close, self._levels):
             # In threads of their own: what they close may hang.
             try:
                 shared.lanes.spawn(f"quire {level.name} closing", partial(self._close_tier, level))
@@ -385,12 +385,12 @@ class TierStack(PurgeableStack):
     def __str__(self) -> str:
         return str(self.stats())
 
-    def _ends(self, level: Level) -> list[Signal]:
+    def _ends(self, level: StackMember) -> list[Signal]:
         """Return the signals after which nobody can call a tier any more."""
         levels = self._levels if level.in_memory else [level]
         return [lane.ended for each in levels for lane in (each.loads, each.stores)]
 
-    def _close_tier(self, level: Level) -> None:
+    def _close_tier(self, level: StackMember) -> None:
         """Close a tier when no call can reach it any more: its lanes have ended, or, in memory, all have."""
         for signal in self._ends(level):
             signal.wait()

@@ -14,7 +14,7 @@ from quire.tiers.base import Buffers, Keys, Outcome
 from quire.tiers.format import tag_of_key
 from quire.tiers.purging import Write
 from quire.tiers.stack.lanes import Deadline
-from quire.tiers.stack.level import Level, Shared, guarded
+from quire.tiers.stack.member import Shared, StackMember, guarded
 
 CHUNK_KEYS = 256
 STORE_TIMEOUT_S = 10.0
@@ -68,7 +68,7 @@ class Chain:
 
 
 def write(
-    shared: Shared, level: Level, chain: Chain, indices: Sequence[int], keys: Keys
+    shared: Shared, level: StackMember, chain: Chain, indices: Sequence[int], keys: Keys
 ) -> list[Outcome]:
     """Write records of a chain to a tier, on this thread, but none that was purged since they were made.
 
@@ -93,7 +93,7 @@ def write(
 
 
 def _write(
-    shared: Shared, level: Level, chain: Chain, indices: Sequence[int], keys: Keys
+    shared: Shared, level: StackMember, chain: Chain, indices: Sequence[int], keys: Keys
 ) -> list[Outcome]:
     if level.index in chain.broken_at:
         outcomes = [Outcome.SKIPPED] * len(indices)
@@ -131,7 +131,7 @@ def _write(
     return outcomes
 
 
-def _put(level: Level, keys: list[bytes], records: list[memoryview]) -> list[Outcome]:
+def _put(level: StackMember, keys: list[bytes], records: list[memoryview]) -> list[Outcome]:
     """Put what the tier does not have. Where others write too it is asked first: that is cheaper."""
     tier, timeout_s = level.tier, STORE_TIMEOUT_S
     if tier.is_local:
@@ -161,7 +161,7 @@ class StoreQueue:
     `waiting_bytes` is the sum over the records in `_waiting`, what is being written included.
     """
 
-    def __init__(self, shared: Shared, level: Level) -> None:
+    def __init__(self, shared: Shared, level: StackMember) -> None:
         self._shared = shared
         self._level = level
         self._limit_bytes = int(level.settings.queue_bytes or shared.settings.queue_bytes)

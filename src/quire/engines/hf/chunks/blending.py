@@ -12,7 +12,7 @@ from quire.chunks.selectors import Rows
 from quire.engines.hf.chunks.capture import ChunkKV, grow, place
 from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.rows import Choose, Positions, RowForward
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.working_cache import WorkingCache
 from quire.errors import ConfigError, InvariantError, NotRelocatable
 from quire.tensors.kinds import LayerKind
 

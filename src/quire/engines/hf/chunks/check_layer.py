@@ -15,7 +15,7 @@ from quire.engines.hf.chunks.blending import Blending
 from quire.engines.hf.chunks.capture import ChunkKV, captured, grow, place
 from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.runs import Runs
-from quire.engines.hf.models import num_embeddings
+from quire.engines.models.supported import num_embeddings
 
 LEAST_AGREEMENT, MOST_KL = 0.98, 0.01
 """When answers are repaired well enough: next tokens as in the full forward, and nats between the distributions."""

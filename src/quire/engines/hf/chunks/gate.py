@@ -25,8 +25,8 @@ from quire.engines.hf.chunks.check_layer import check_layer
 from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.rows import RowForward
 from quire.engines.hf.chunks.runs import Runs
-from quire.engines.hf.distance import limit_for, relative
-from quire.engines.hf.models import num_embeddings
+from quire.engines.models.distance import limit_for, relative
+from quire.engines.models.supported import num_embeddings
 from quire.errors import NotRelocatable, UnsupportedModel
 from quire.tensors.kinds import LayerKind, decoder_config, model_type
 from quire.tensors.rotary import Pairs, Rotation, rotate_into

@@ -14,8 +14,8 @@ from quire.engines.hf.chunks.gate import relocation_of
 from quire.engines.hf.chunks.relocation import Relocation
 from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.weighing import masses_of
-from quire.engines.hf.models import checked_model
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.supported import checked_model
+from quire.engines.models.working_cache import WorkingCache
 from quire.errors import TokensError
 from quire.tensors.kinds import layer_kinds
 

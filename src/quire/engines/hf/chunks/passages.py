@@ -21,7 +21,6 @@ from quire.chunks import (
 )
 from quire.chunks.segments import Given, Tokens
 from quire.core import Scope
-from quire.engines.hf.calls import CallReport, Calls
 from quire.engines.hf.chunks.blending import Blending
 from quire.engines.hf.chunks.capture import ChunkKV, captured
 from quire.engines.hf.chunks.gate import relocation_of
@@ -30,12 +29,13 @@ from quire.engines.hf.chunks.remembered import GateMemory
 from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.warm import WarmPassages
 from quire.engines.hf.chunks.weighing import masses_of
-from quire.engines.hf.identity import Computed
 from quire.engines.hf.inputs import Plan as HowToGenerate
-from quire.engines.hf.keeping import KeptBlocks
+from quire.engines.hf.model_calls import CallReport, Calls
 from quire.engines.hf.request import Request
-from quire.engines.hf.turns import Turn, in_turn
-from quire.engines.hf.working import WorkingCache
+from quire.engines.hf.storage import KeptBlocks
+from quire.engines.models.identity import Computed
+from quire.engines.models.working_cache import WorkingCache
+from quire.engines.thread_guard import ThreadGuard, guarded
 from quire.errors import ConfigError, NotRelocatable
 from quire.tensors.kinds import LayerKind
 from quire.tiers.keys import TierKey
@@ -63,7 +63,7 @@ class Passages:
         runs: Runs,
         bind: Callable[[Scope | None], Scope],
         computed: Computed,
-        turn: Turn,
+        guard: ThreadGuard,
         settings: Chunks,
     ) -> None:
         self.settings = settings
@@ -71,7 +71,7 @@ class Passages:
         self.runs = runs
         self._bind = bind
         self._computed = computed
-        self._turn = turn
+        self._guard = guard
         self._warm = None
         if settings.warm is not None:
             file, shared = settings.warm_key, settings.share_isolated
@@ -81,7 +81,7 @@ class Passages:
         self._gates = None if settings.gates is None else GateMemory(settings.gates)
         self._tried: dict[tuple[object, object], Blending | NotRelocatable] = {}
 
-    @in_turn
+    @guarded
     def relocation(self, scope: Scope | None = None) -> Relocation:
         """Return the relocation gate's result for the model as it is now.
 
@@ -92,7 +92,7 @@ class Passages:
             raise found
         return found.relocation
 
-    @in_turn
+    @guarded
     def capture(
         self, passages: Iterable[Given], head: Given = (), scope: Scope | None = None
     ) -> int:
@@ -313,13 +313,13 @@ class AskedSegments:
 
 
 def passages_of(
-    kept: KeptBlocks, kinds: Sequence[LayerKind], turn: Turn, settings: Chunks | None
+    kept: KeptBlocks, kinds: Sequence[LayerKind], guard: ThreadGuard, settings: Chunks | None
 ) -> Passages | None:
     """Return the passages of a cache, where its settings ask for them."""
     if settings is None:
         return None
     identity = kept.identity
-    return Passages(Runs(kept.model, kinds), identity.scope, identity.computed, turn, settings)
+    return Passages(Runs(kept.model, kinds), identity.scope, identity.computed, guard, settings)
 
 
 def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> AskedSegments | None:

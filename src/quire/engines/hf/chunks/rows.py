@@ -20,8 +20,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from quire.engines.hf.chunks.attention import register
 from quire.engines.hf.chunks.shadow import Given, Look, shadow_of
-from quire.engines.hf.layers import WorkingLayer
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.layers import WorkingLayer
+from quire.engines.models.working_cache import WorkingCache
 from quire.errors import InvariantError, UnsupportedModel
 from quire.tensors.copy import KV
 from quire.tensors.kinds import LayerKind, model_type

@@ -9,9 +9,9 @@ import torch
 
 from quire.chunks import Masses, Segments, Variant
 from quire.engines.hf.chunks.capture import ChunkKV, captured, grow, place
-from quire.engines.hf.ledger import TokenLedger
-from quire.engines.hf.making import make_layers
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.cache_factory import make_layers
+from quire.engines.models.column_tokens import TokenLedger
+from quire.engines.models.working_cache import WorkingCache
 from quire.tensors.kinds import LayerKind
 
 Ids = npt.NDArray[np.integer[Any]]

@@ -8,7 +8,7 @@ import torch
 
 from quire.chunks import Masses, Measured
 from quire.engines.hf.chunks.rows import RowForward
-from quire.engines.hf.working import WorkingCache
+from quire.engines.models.working_cache import WorkingCache
 from quire.errors import UnsupportedModel
 from quire.tensors.kinds import model_type
 

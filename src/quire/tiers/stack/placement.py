@@ -1,0 +1,182 @@
+"""Placement of records in tiers: write policies, promotion, demotion, nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.tiers.base import Buffers, Keys, Outcome
+from quire.tiers.stack.lanes import Deadline
+from quire.tiers.stack.member import Shared, StackMember
+from quire.tiers.stack.writing import Chain, StoreQueue, write
+
+Bits: TypeAlias = NDArray[np.uint8]
+"""A bit per tier for each key, uint8 [keys]."""
+
+HEAD_KEYS = 8
+"""So many of a prompt's keys are looked for first."""
+
+SECOND = 2
+"""Uses from which on `second_use` writes."""
+
+_WORTH = (Outcome.STORED, Outcome.PRESENT, Outcome.FULL)
+"""Outcomes from the best down, for a key that several tiers were given; then any other."""
+
+
+class Placer:
+    """Decides for every record which tiers get it, and hands it to them.
+
+    A tier gets a record only if it is not known to have it, and has no such record waiting.
+    """
+
+    def __init__(self, shared: Shared, levels: Sequence[StackMember]) -> None:
+        self._shared = shared
+        self._levels = levels
+        self.queues = [StoreQueue(shared, level) for level in levels]
+        self.counts_uses = any(level.settings.write == "second_use" for level in levels)
+
+    def wanted(self, keys: Keys) -> Bits:
+        """Return the tiers that would take each key now, a bit for each tier."""
+        bits = np.zeros(len(keys), np.uint8)
+        for level, queue in zip(self._levels, self.queues, strict=True):
+            if not level.writes or level.settings.write == "back":
+                continue
+            # Without its head a tail is of no use: who has none of the head is given all.
+            is_all = (
+                level.settings.write == "through" and self._lacks(level, keys[:HEAD_KEYS]).all()
+            )
+            lacks = np.ones(len(keys), np.bool_) if is_all else self._lacks(level, keys)
+            if not level.in_memory:
+                with self._shared.lock:
+                    room = queue.room
+                lacks[np.flatnonzero(lacks)[room:]] = False
+            bits |= lacks.astype(np.uint8) << np.uint8(level.index)
+        return bits
+
+    def store(self, keys: Keys, records: Buffers, wanted: Bits | None = None) -> list[Outcome]:
+        """Give a prompt's records to all tiers that are written at once, or to those that want them."""
+        levels = [each for each in self._levels if each.settings.write != "back"]
+        return self._give(levels, keys, Chain(self._shared, records, is_prompt=True), wanted)
+
+    def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
+        """Put blocks that the device evicted into the fastest tier, and into those not written `back`."""
+        writing = [level for level in self._levels if level.writes]
+        levels = [
+            each for at, each in enumerate(writing) if not at or each.settings.write != "back"
+        ]
+        return self._give(levels, keys, Chain(self._shared, records))
+
+    def lacking_below(self, above: StackMember, keys: list[bytes]) -> list[int]:
+        """Return the indices of the victims of a tier that the next written one lacks."""
+        below = self._below(above, keys)
+        return [] if below is None else np.flatnonzero(self._lacks(below, keys)).tolist()
+
+    def demote(self, above: StackMember, keys: list[bytes], records: list[memoryview]) -> None:
+        """Put records that a tier evicts into the next written one, unless it has them. Copies.
+
+        With a tier key, nothing goes on that others have put there: the next one may be this process's memory.
+        """
+        trust = above.tier.trust
+        if trust is not None and not above.in_memory:
+            own = [at for at, record in enumerate(records) if trust.judge(record) is Outcome.HIT]
+            keys, records = [keys[at] for at in own], [records[at] for at in own]
+        below = self._below(above, keys)
+        if below is not None and keys:
+            self._give([below], keys, Chain(self._shared, records, is_lent=True))
+
+    def _below(self, above: StackMember, gone: list[bytes]) -> StackMember | None:
+        """Return the next tier that is written; what is gone from above is known to be."""
+        if not above.answers_at_once:
+            with self._shared.lock:
+                self._shared.whereabouts.clear(gone, above.index)
+        return next((each for each in self._levels[above.index + 1 :] if each.writes), None)
+
+    def promote(
+        self, below: StackMember, keys: list[bytes], records: list[memoryview], epoch: int
+    ) -> None:
+        """Copy records that a read found in a slower tier into the fastest one.
+
+        `epoch` is that in which the read began. The records stay the caller's.
+        """
+        top = self._levels[0]
+        if below.index and top.writes and self._shared.settings.promote:
+            self._give([top], keys, Chain(self._shared, records, is_lent=True, epoch=epoch))
+
+    def count_use(self, keys: Keys) -> None:
+        """Count a use of each key, and tell the tiers."""
+        if self.counts_uses:
+            with self._shared.lock:
+                self._shared.uses.count(keys)
+        for level, queue in zip(self._levels, self.queues, strict=True):
+            if level.answers_at_once:
+                level.tier.touch(keys)
+            else:
+                queue.touch(keys)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether queued records of a tier should be written before more are made. The lock is held."""
+        return any(queue.is_filling for queue in self.queues)
+
+    def drain(self, deadline: Deadline) -> bool:
+        """Return whether nothing waits to be written any more, now or before the deadline."""
+        return all(queue.wait(deadline) for queue in self.queues)
+
+    def _lacks(self, level: StackMember, keys: Keys) -> NDArray[np.bool_]:
+        """Return the gaps of a tier: keys that it should have, has not as far as is known, and is not about to get."""
+        # A tier that answers at once knows what it has; nothing is remembered of it.
+        there = np.array(level.tier.contains(keys), np.bool_) if level.answers_at_once else None
+        with self._shared.lock:
+            if there is None:
+                lacks = ~_has_bit(level, self._shared.whereabouts.get(keys))
+            else:
+                lacks = ~there
+            if self.queues[level.index].waiting_bytes:
+                lacks &= ~np.array(self.queues[level.index].has(keys), np.bool_)
+            if level.settings.write == "second_use":
+                lacks &= self._shared.uses.get(keys) >= SECOND
+        return lacks
+
+    def _give(
+        self, levels: Sequence[StackMember], keys: Keys, chain: Chain, wanted: Bits | None = None
+    ) -> list[Outcome]:
+        outcomes = [Outcome.SKIPPED] * len(keys)
+        # The fastest last: what it lets go to make room is then on its way to the others already.
+        for level in reversed(levels):
+            if not level.writes or self._shared.is_closed:
+                continue
+            lacks = self._lacks(level, keys) if wanted is None else _has_bit(level, wanted)
+            indices: list[int] = np.flatnonzero(lacks).tolist()
+            if wanted is None and level.settings.write != "second_use":
+                for index in np.flatnonzero(~lacks).tolist():
+                    outcomes[index] = _better(outcomes[index], Outcome.PRESENT)
+            if indices:
+                for index, outcome in zip(
+                    indices, self._write(level, chain, indices, keys), strict=True
+                ):
+                    outcomes[index] = _better(outcomes[index], outcome)
+        chain.let_go()
+        return outcomes
+
+    def _write(
+        self, level: StackMember, chain: Chain, indices: list[int], keys: Keys
+    ) -> list[Outcome]:
+        if not level.in_memory:
+            return self.queues[level.index].offer(chain, indices, keys)
+        return write(self._shared, level, chain, indices, keys)
+
+
+def _has_bit(level: StackMember, bits: Bits) -> NDArray[np.bool_]:
+    return (bits >> np.uint8(level.index)) & np.uint8(1) != 0
+
+
+def _better(one: Outcome, other: Outcome) -> Outcome:
+    if one is Outcome.SKIPPED:
+        return other
+    for outcome in _WORTH:
+        if outcome in (one, other):
+            return outcome
+    return other
