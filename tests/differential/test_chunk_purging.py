@@ -53,7 +53,7 @@ class OfEngine:
 
     def __init__(self, model, chunks):
         self.purged = Engine(model, num_blocks=400, chunks=chunks)
-        self.passages = self.purged._passages.passages
+        self.passages = self.purged._companions[-1].passages
         self.scope = self.purged.scope
 
     def ask(self, scope, segments):
@@ -183,12 +183,12 @@ def test_passages_that_wait_to_be_captured_are_forgotten_and_so_is_the_head_befo
         while not variants(holder, MINE):
             engine.step()
         assert len(variants(holder, MINE)) == 1
-        head = [each for layer in engine._passages._head[2].layers for each in layer]
+        head = [each for layer in engine._companions[-1]._head[2].layers for each in layer]
         assert all(each.any() for each in head)
         told = engine.purge("acme")
         assert (told.passages, told.tiers["passages"].count) == (1, 1)
         assert not any(each.any() for each in head)
-        while engine.has_unfinished() or engine._passages.is_pending:
+        while engine.has_unfinished() or engine._companions[-1].is_pending:
             engine.step()
         assert [len(variants(holder, each)) for each in TEXTS] == [0, 0, 3]
         assert found_in_files(tmp_path / "warm", tenant_tag(MINE)) == []

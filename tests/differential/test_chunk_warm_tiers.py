@@ -242,7 +242,7 @@ def test_on_a_full_file_system_requests_are_computed_and_told_why(model, plain, 
         with closing(Engine(model, num_blocks=400, chunks=chunks_of(spec))) as engine:
             ask(engine, [0, 1])
             fill(system)
-            passages, told = engine._passages.passages, []
+            passages, told = engine._companions[-1].passages, []
             for order in ([2, 0, 3], [3, 2, 1], [0, 3, 1]):
                 passages.store.clear()
                 report, answer = ask(engine, order)

@@ -100,7 +100,7 @@ def test_blocks_hold_what_a_working_cache_would(model, selector, is_plain):
     (output,) = engine.step()
     (job,) = engine._requests[output.request_id].answers
     end = other.spans[-1][1]
-    store, text = engine._passages.passages.store, other.head.tobytes()
+    store, text = engine._companions[-1].passages.store, other.head.tobytes()
     held = [store.variants(scope, ids, text)[0] for ids in other.passage_texts]
     blended = chunks_of("llama").blend(other, held, selector)
     wanted = [blended.past.kv_layers[at].row(0, 0, end) for at in sorted(blended.past.kv_layers)]
@@ -194,7 +194,7 @@ def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
     for _ in range(2):
         ((answer, _),) = asked(engine, segments)
         assert answer == plain(model, segments)
-    assert 0 < engine._passages.passages.store.stats.variants < len(segments.passages)
+    assert 0 < engine._companions[-1].passages.store.stats.variants < len(segments.passages)
 
 
 def test_tenants_share_no_passages(model):
@@ -252,7 +252,7 @@ def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):
     engine.add_request({"segments": [segments.head, *segments.passages, segments.question]}, GREEDY)
     while not any(output.finished for output in engine.step()):
         pass
-    store = engine._passages.passages.store
+    store = engine._companions[-1].passages.store
     assert engine.has_unfinished()  # passages wait
     before = store.stats.variants
     weight = mine.model.layers[0].self_attn.k_proj.weight
@@ -275,7 +275,7 @@ class Changing:
         self.engines = [engine_of(self.model, NoRows()) for _ in range(2)]
         self.engines[1]._forward.model.plain = False
         for engine in self.engines:
-            passages, packed = engine._passages, engine._forward.model
+            passages, packed = engine._companions[-1], engine._forward.model
             passages._runs.feed = self.counted(passages._runs.feed)
             passages._blended = self.counted(passages._blended)
             packed.forward = self.counted(packed.forward)
@@ -310,7 +310,7 @@ class Changing:
     def check(self, texts):
         """Compare all K and V that would be found now with what the model computes as it is now."""
         for engine in self.engines:
-            bound, passages = engine.scope(), engine._passages
+            bound, passages = engine.scope(), engine._companions[-1]
             for (_, scope), variant in passages.passages.store._order.values():
                 if scope == bound:
                     text = np.frombuffer(variant.before + variant.ids, np.int32)
@@ -370,7 +370,7 @@ def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(d
                 assert world.is_answer(segments.tokens, output.outputs[0].token_ids)
         world.due = []
         ops.check(engine.manager)
-        engine._passages.passages.store.check()
+        engine._companions[-1].passages.store.check()
         assert engine.manager.num_active == 0
         for _ in range(2):
             world.check(texts)

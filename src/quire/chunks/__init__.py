@@ -13,7 +13,6 @@ report     the account of a call
 from quire.chunks.masses import Masses, Measured
 from quire.chunks.planning import ChunkPlan, PassagePlace, Reach, make_plan
 from quire.chunks.report import ChunkReport, PassageReport, report_of
-from quire.chunks.segments import Segments
 from quire.chunks.selectors import (
     AllRows,
     CacheCraft,
@@ -29,6 +28,7 @@ from quire.chunks.selectors import (
 from quire.chunks.settings import Chunks
 from quire.chunks.store import ChunkStore
 from quire.chunks.variants import Variant
+from quire.engines.segments import Segments
 
 __all__ = [
     "AllRows",

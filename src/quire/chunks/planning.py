@@ -7,11 +7,11 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from quire.chunks.segments import Segments
 from quire.chunks.selectors import Moved, Rows, Selector
 from quire.chunks.settings import Chunks
 from quire.chunks.store import ChunkStore
 from quire.chunks.variants import Variant
+from quire.engines.segments import Segments
 from quire.scope import Scope
 
 MOVE_ROWS = 0.02

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from quire.chunks.selectors import KVDeviation, Selector
 from quire.config import parse_bytes
@@ -57,3 +57,20 @@ class Chunks:
             raise ConfigError(f"worth={self.worth}; it is a share of a plain prefill, above 0")
         if self.min_tokens < 1:
             raise ConfigError(f"min_tokens={self.min_tokens}; a passage has at least 1 token")
+
+    @property
+    def outlives(self) -> bool:
+        """Whether captures outlive the process."""
+        return self.warm is not None
+
+    def in_engine(self, forward: Any, bound: Any, guard: Any) -> Any:
+        """Return the passages of an engine. Raises `ConfigError` for settings that it cannot keep."""
+        from quire.engines.loop.passages import EnginePassages  # noqa: PLC0415 - planning needs no torch
+
+        return EnginePassages(forward, bound, guard, self)
+
+    def in_cache(self, kept: Any, kinds: Any, guard: Any) -> Any:
+        """Return the passages of a `PrefixCache`."""
+        from quire.engines.hf.chunks.passages import CachePassages  # noqa: PLC0415
+
+        return CachePassages(kept, kinds, guard, self)

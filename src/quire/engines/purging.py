@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,13 +20,10 @@ from quire.scope import ScopePart
 from quire.tensors.pool import KVPool, Pool
 
 if TYPE_CHECKING:
-    from quire.engines.hf.chunks.passages import Passages
-    from quire.engines.hf.chunks.warm import WarmPassages
+    from quire.engines.companions import CacheCompanion, EngineCompanion
     from quire.engines.hf.storage import KeptBlocks
     from quire.engines.loop.answers import EngineRequest, FinishReason
     from quire.engines.loop.computing import Forward
-    from quire.engines.loop.passages import EnginePassages
-    from quire.engines.loop.tiers import EngineTiers
     from quire.engines.thread_guard import ThreadGuard
     from quire.tiers.purging import Purged
     from quire.tiers.stack.stack import TierStack
@@ -93,8 +90,7 @@ class PurgeableEngine:
     tiers: TierStack | None
     _guard: ThreadGuard
     _forward: Forward
-    _below: EngineTiers | None
-    _passages: EnginePassages | None
+    _companions: list[EngineCompanion]
     _requests: dict[str, EngineRequest]
     _end: Callable[[EngineRequest, FinishReason, RequestFailed], None]
 
@@ -113,7 +109,7 @@ class PurgeableEngine:
 
     def barring(self, scope: Scope) -> ExitStack:
         """Have no tier take or give anything of a tenant until the end of a block; any thread may."""
-        return barring(scope, self.tiers, self._warm)
+        return barring(scope, self._with_tiers)
 
     def purge_device(self, scope: Scope, timeout_s: float) -> PurgeReport:
         """Purge what the engine itself holds, between two steps and within `barring`."""
@@ -130,20 +126,18 @@ class PurgeableEngine:
                 why = f"request {request.request_id!r} ended: its tenant was purged"
                 self._end(request, "error", RequestFailed(why))
             self._forward.copy()
-            if self._below is not None:
-                self._below.store.purge(scope, timeout_s)
+            passages = sum(each.purge(scope, is_own, timeout_s) for each in self._companions)
             told = purge_blocks(self.manager, self._forward.pools, is_own, before)
             self._forward.model.wipe()
-            passages = 0 if self._passages is None else self._passages.purge(is_own)
             return replace(told, requests=len(own), passages=passages)
 
     def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
         """Purge the tiers, within `barring`; any thread may."""
-        return purge_tiers(scope, timeout_s, self.tiers, self._warm)
+        return purge_tiers(scope, timeout_s, self._with_tiers)
 
     @property
-    def _warm(self) -> WarmPassages | None:
-        return None if self._passages is None else self._passages.passages.warm
+    def _with_tiers(self) -> list[_WithTiers]:
+        return [*([] if self.tiers is None else [_Stack(self.tiers)]), *self._companions]
 
 
 class _Purgeable(Protocol):
@@ -178,7 +172,7 @@ class PurgeableCache:
 
     kept: KeptBlocks
     tiers: TierStack | None
-    passages: Passages | None
+    passages: CacheCompanion | None
     _guard: ThreadGuard
 
     def purge(self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeReport:
@@ -190,7 +184,8 @@ class PurgeableCache:
         """
         scope = scope_of(tenant)
         is_own = of_tenant(scope)
-        warm = None if self.passages is None else self.passages.warm
+        companions = [] if self.passages is None else [self.passages]
+        with_tiers = [*([] if self.tiers is None else [_Stack(self.tiers)]), *companions]
         with self._guard:
             manager, store = self.kept.manager, self.kept.store
             if count := len(sequences_of(manager, is_own)):
@@ -198,14 +193,14 @@ class PurgeableCache:
                     f"{count} rows of sessions or calls of this tenant are open, and would keep what they compute: "
                     "end them, then purge"
                 )
-            with barring(scope, self.tiers, warm):
+            with barring(scope, with_tiers):
                 before = free_blocks(manager)
                 store.transfers.join()
                 if store.tiers is not None:
                     store.tiers.purge(scope, timeout_s)
                 told = purge_blocks(manager, self.kept.pools, is_own, before)
-                passages = 0 if self.passages is None else self.passages.purge(is_own)
-                tiers = purge_tiers(scope, timeout_s, self.tiers, warm)
+                passages = sum(each.purge(scope, is_own, timeout_s) for each in companions)
+                tiers = purge_tiers(scope, timeout_s, with_tiers)
                 return replace(told, passages=passages, tiers=tiers)
 
 
@@ -220,13 +215,31 @@ def of_tenant(scope: Scope) -> IsOwn:
     return lambda other: tenant_tag(other) == tag
 
 
-def barring(scope: Scope, stack: TierStack | None, warm: WarmPassages | None) -> ExitStack:
+class _WithTiers(Protocol):
+    """Has tiers, or may have."""
+
+    def barring(self, scope: Scope) -> AbstractContextManager[object]: ...
+    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]: ...
+
+
+class _Stack:
+    """The tiers of an engine or a cache."""
+
+    def __init__(self, stack: TierStack) -> None:
+        self._stack = stack
+
+    def barring(self, scope: Scope) -> AbstractContextManager[object]:
+        return self._stack.barring(scope)
+
+    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
+        return self._stack.purge(scope, timeout_s)
+
+
+def barring(scope: Scope, parties: Sequence[_WithTiers]) -> ExitStack:
     """Have tiers take and give nothing of a tenant until the end of a block."""
     with ExitStack() as opened:
-        if stack is not None:
-            opened.enter_context(stack.barring(scope))
-        if warm is not None:
-            opened.enter_context(warm.tier.writes.barring(warm.tag(scope)))
+        for each in parties:
+            opened.enter_context(each.barring(scope))
         return opened.pop_all()
 
 
@@ -257,11 +270,9 @@ def wipe_unused(manager: CacheManager, pools: Sequence[Pool]) -> None:
                 pool.wipe(seq.block_ids(group))
 
 
-def purge_tiers(
-    scope: Scope, timeout_s: float, stack: TierStack | None, warm: WarmPassages | None
-) -> dict[str, Purged]:
-    """Purge a stack, and the tier of passages as "passages"; return their results by name."""
-    told = {} if stack is None else stack.purge(scope, timeout_s)
-    if warm is not None:
-        told["passages"] = warm.tier.purge(warm.tag(scope), timeout_s)
+def purge_tiers(scope: Scope, timeout_s: float, parties: Sequence[_WithTiers]) -> dict[str, Purged]:
+    """Purge a stack, and the tiers of companions; return their results by name."""
+    told: dict[str, Purged] = {}
+    for each in parties:
+        told |= each.purge_tiers(scope, timeout_s)
     return told

@@ -12,8 +12,7 @@ import msgspec
 from quire import ops
 from quire.core import CacheManager, Scope, Stats
 from quire.core.terms import RequestTerms
-from quire.engines.hf.chunks.passages import asked_for, passages_of
-from quire.engines.hf.inputs import read_plan, taken_terms
+from quire.engines.hf.inputs import read_plan, taken_segments, taken_terms
 from quire.engines.hf.media import Named
 from quire.engines.hf.memory import GroupMemory, used_words
 from quire.engines.hf.model_calls import NO_REPORT, Calls
@@ -108,7 +107,8 @@ class PrefixCache(PurgeableCache, ModelFace):
         self._calls = Calls(model, self.kept, factory, first, settings.get("clock", time.monotonic))
         self.layout, self.tiers = self.kept.layout, self.kept.tiers
         self.last = NO_REPORT
-        self.passages = passages_of(self.kept, kinds, self._guard, settings.get("chunks"))
+        own = settings.get("chunks")
+        self.passages = None if own is None else own.in_cache(self.kept, kinds, self._guard)
 
     @guarded
     def generate(
@@ -148,7 +148,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         """
         self._follow_settings()
         calls, started = self._calls, self._calls.clock()
-        terms, asked = taken_terms(arguments), asked_for(self.passages, arguments)
+        terms, asked = taken_terms(arguments), taken_segments(self.passages, arguments)
         if asked is not None:
             input_ids, attention_mask = asked.prompt(input_ids, attention_mask, media)
         prompts = calls.prompts(input_ids, attention_mask, arguments)
@@ -338,7 +338,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         After `Interrupted` this starts the cache anew: counters start again, and 0 is returned.
         """
         if self.passages is not None:
-            self.passages.store.clear()
+            self.passages.clear()
         return self.kept.clear()
 
     @guarded

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from quire.config import nearest
 from quire.core.terms import RequestTerms
+from quire.engines.companions import AskedCompanion, CacheCompanion
 from quire.engines.models.supported import num_embeddings
 from quire.errors import ConfigError, TokensError
 
@@ -196,6 +197,28 @@ def taken_terms(arguments: dict[str, Any]) -> RequestTerms:
 _CALLBACKS = ("stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn")
 _KNOWN_STREAMERS = ("transformers.", "quire.")
 """Modules whose streamers look at tokens alone."""
+
+
+def taken_segments(
+    passages: CacheCompanion | None, arguments: dict[str, Any]
+) -> AskedCompanion | None:
+    """Take `segments` and `selector` out of a call's arguments; None where it has no segments.
+
+    Raises `ConfigError` where the cache keeps no passages, `TokensError` for segments that are none.
+    """
+    parts, selector = arguments.pop("segments", None), arguments.pop("selector", None)
+    if parts is None:
+        if selector is not None:
+            raise ConfigError(
+                "selector is given without segments, and chooses rows of their passages"
+            )
+        return None
+    if passages is None:
+        raise ConfigError(
+            "segments are given, and this cache reuses no chunks, which is approximate: make it with "
+            "PrefixCache(model, chunks=quire.chunks.Chunks('1GiB')), or pass the whole prompt"
+        )
+    return passages.asked(parts, selector)
 
 
 def _inferred_pad_id(model: Any, arguments: Mapping[str, Any]) -> int | None:

@@ -9,10 +9,10 @@ import torch
 
 from quire import ops
 from quire.budget import EXPECTED_TOKENS
-from quire.chunks import Chunks
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Watcher
 from quire.core.blocks import BlockPool
+from quire.engines.companions import PassageSettings
 from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.pools import HfStore
 from quire.engines.hf.whole import WholeMedia
@@ -52,7 +52,7 @@ class Settings(TypedDict, total=False):
     tiers: "Tiers | None"
     tier_dtype: str | None
     verify: Verify
-    chunks: Chunks | None
+    chunks: PassageSettings | None
     wait_s: float | None
 
 
@@ -66,7 +66,7 @@ def check_settings(capacity: Capacity, settings: Settings) -> None:
     if not isinstance(capacity, Mapping):
         parse_bytes(capacity)
     chunks = cast("object", settings.get("chunks"))
-    if chunks is not None and not isinstance(chunks, Chunks):
+    if chunks is not None and not isinstance(chunks, PassageSettings):
         raise ConfigError(f"chunks={chunks!r}; give quire.chunks.Chunks('1GiB'), or nothing")
     verify, allowed = settings.get("verify", "probe"), ("probe", "first", None)
     if verify not in allowed:
@@ -121,7 +121,7 @@ class KeptBlocks:
         )
         # What is kept beyond this process is named by all of the weights.
         chunks = settings.get("chunks")
-        read = checksum if self.tiers or (chunks and chunks.warm) else None
+        read = checksum if self.tiers or (chunks and chunks.outlives) else None
         verify = lambda: probe_model(model, self.layout.block_size)  # noqa: E731
         self.identity = Identity(model, self.layout, before, verify, read, given=given)
         transfers = transfers_to(model.device)

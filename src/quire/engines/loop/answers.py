@@ -4,21 +4,18 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from quire.chat.text import TextStream
-from quire.chunks import ChunkReport
 from quire.core import Scope
 from quire.core.tokens import INT32
+from quire.engines.companions import PassageReport
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled
 from quire.errors import QuireError
 from quire.scheduling import Job
-
-if TYPE_CHECKING:
-    from quire.engines.loop.passages import PassagePrompt
 
 NO_TOKEN = -1
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -85,7 +82,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     error: QuireError | None = None
-    chunks: ChunkReport | None = None
+    chunks: PassageReport | None = None
 
 
 @dataclass(slots=True)
@@ -101,6 +98,15 @@ class EngineStats:
     preemptions: int = 0
     running: int = 0
     waiting: int = 0
+
+
+class PromptInSegments(Protocol):
+    """The segments of a request, as the companion that takes them has them."""
+
+    @property
+    def report(self) -> PassageReport | None:
+        """What is said of them, once they were planned."""
+        ...
 
 
 class EngineRequest:
@@ -129,7 +135,7 @@ class EngineRequest:
         self.num_ended = 0
         self.metrics = RequestMetrics(now)
         self.error: QuireError | None = None
-        self.passages: PassagePrompt | None = None
+        self.passages: PromptInSegments | None = None
 
     @property
     def finished(self) -> bool:
@@ -147,7 +153,7 @@ class EngineRequest:
             self.finished,
             self.metrics,
             self.error,
-            self.passages and self.passages.report,
+            None if self.passages is None else self.passages.report,
         )
 
     def _told(self) -> list[CompletionOutput]:

@@ -9,6 +9,7 @@ from typing import Any, Unpack, cast
 
 from quire.chat.text import TextStream
 from quire.core import CacheManager, Scope
+from quire.engines.companions import EngineCompanion
 from quire.engines.hf.storage import stack_of, watchers_of
 from quire.engines.loop.answers import (
     Answer,
@@ -20,7 +21,6 @@ from quire.engines.loop.answers import (
 )
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.passages import EnginePassages, PassagePrompt
 from quire.engines.loop.requests import (
     Prompt,
     RequestOptions,
@@ -56,8 +56,9 @@ class Engine(PurgeableEngine):
 
     def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
         settings = EngineSettings(**options)
-        warm = settings.chunks is not None and settings.chunks.warm is not None
-        self._bound = BoundModel(model, settings.block_size, outlives=bool(settings.tiers) or warm)
+        chunks = settings.chunks
+        outlives = bool(settings.tiers or (chunks and chunks.outlives))
+        self._bound = BoundModel(model, settings.block_size, outlives=outlives)
         packed, model = self._bound.packed, self._bound.model
         groups = settings.groups(packed.layout)
         self.tokenizer = tokenizer
@@ -75,19 +76,17 @@ class Engine(PurgeableEngine):
                 clock=settings.clock,
             )
             self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
-            self._below = None
+            self._guard = ThreadGuard("engine")
+            self._companions: list[EngineCompanion] = []
             if self.tiers is not None:
                 from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
 
                 fingerprint = self._bound.identity.fingerprint
-                self._below = EngineTiers(self.tiers, self._forward, fingerprint)
-            self._guard = ThreadGuard("engine")
-            self._passages = None
-            if settings.chunks is not None:
-                self._passages = EnginePassages(
-                    self._forward, self._bound, self._guard, settings.chunks
-                )
-                opened.callback(self._passages.close)
+                self._companions.append(EngineTiers(self.tiers, self._forward, fingerprint))
+            if chunks is not None:
+                self._companions.append(chunks.in_engine(self._forward, self._bound, self._guard))
+            for each in self._companions:
+                opened.callback(each.close)
             self._vocab_size = num_embeddings(model)
             self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
             self._settings, self._clock = settings, settings.clock
@@ -102,9 +101,9 @@ class Engine(PurgeableEngine):
         self.scheduler = Scheduler(
             self.manager,
             self._settings,
-            bring_up=self._bring_up,
-            opened=self._passages and self._passages.opened,
-            keep=self._below and self._below.keep,
+            bring_up=self._each("bring_up"),
+            opened=self._each("opened"),
+            keep=self._each("keep"),
         )
         self._requests: dict[str, EngineRequest] = {}
         self._news: dict[str, EngineRequest] = {}
@@ -161,8 +160,9 @@ class Engine(PurgeableEngine):
         for rules in self._sampler.rules(params, ids):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, rules, stream, **job))
-        if segments is not None and self._passages is not None:
-            request.passages = PassagePrompt(segments)
+        if segments is not None:
+            for each in self._companions:
+                each.segmented(request, segments)
         self._enter(request)
         return request_id
 
@@ -187,8 +187,7 @@ class Engine(PurgeableEngine):
 
     def has_unfinished(self) -> bool:
         """Whether some requests have not ended, or ended with news that `step` has not told, or passages wait."""
-        waits = self._passages is not None and self._passages.is_pending
-        return bool(self._requests or self._news) or waits
+        return bool(self._requests or self._news) or self._is_pending
 
     def stats(self) -> EngineStats:
         """Return a copy of the counters."""
@@ -204,7 +203,7 @@ class Engine(PurgeableEngine):
 
         `scope`: a bound one.
         """
-        return {} if self._below is None else self._below.held(tokens, scope)
+        return {k: n for each in self._companions for k, n in each.held(tokens, scope).items()}
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar of a later request, on any thread. Raises `ConfigError`.
@@ -219,10 +218,8 @@ class Engine(PurgeableEngine):
         After `Interrupted` it is the only call left, beside `close`.
         """
         with self._guard.mending():
-            if self._below is not None:
-                self._below.recover()
-            if self._passages is not None:
-                self._passages.clear()
+            for each in self._companions:
+                each.recover()
             self.manager.reset()
             self._forward.reset()
             self._begin()
@@ -235,14 +232,12 @@ class Engine(PurgeableEngine):
             for request_id in list(self._requests):
                 self.abort(request_id)
             self._is_closed = True
-            if self._below is not None:
-                self._below.close()
             self._opened.close()
 
     @property
     def is_settled(self) -> bool:
         """Whether no block of a request that has ended is held: tiers have copied all that they were given."""
-        return self._below is None or self._below.is_settled
+        return all(each.is_settled for each in self._companions)
 
     @property
     def guard(self) -> ThreadGuard:
@@ -292,7 +287,7 @@ class Engine(PurgeableEngine):
                     self._advance()
                 if request.error is not None:
                     raise request.error
-            while self._passages is not None and self._passages.is_pending:
+            while self._is_pending:
                 self._advance()
         finally:
             if not self._guard.cut_off:
@@ -309,10 +304,8 @@ class Engine(PurgeableEngine):
         for answer in self._batch.speculating:
             if answer.state == "running":
                 answer.drafts = propose(answer.known(), answer.request.params.speculation)
-        if self._below is not None:
-            self._below.make_room(self.scheduler)
-        if self._passages is not None and not self.scheduler.waiting:
-            self._passages.capture_next()
+        for each in self._companions:
+            each.before_step(self.scheduler)
         step = self.scheduler.plan(self._clock())
         given_up, self.scheduler.given_up = self.scheduler.given_up, []
         for job, error in given_up:
@@ -323,8 +316,8 @@ class Engine(PurgeableEngine):
             self._batch = AnswerBatch(cast("list[Answer]", step.sampled))
         begun_s = perf_counter()
         try:
-            if self._passages is not None:
-                self._passages.check_unchanged()
+            for each in self._companions:
+                each.before_forward()
             logits = self._forward.logits(step, self._bound)
             if step.spread is not None:
                 logits = logits[step.spread]
@@ -332,8 +325,8 @@ class Engine(PurgeableEngine):
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             self._fail((job.request for job in cast("list[Answer]", step.jobs)), error)
             return
-        if self._below is not None:
-            self._below.observe(step, perf_counter() - begun_s)
+        for each in self._companions:
+            each.observe(step, perf_counter() - begun_s)
         self.scheduler.complete(step, sampled.tokens)
         self._stats.steps += 1
         new = sampled.tokens
@@ -347,12 +340,19 @@ class Engine(PurgeableEngine):
             elif answer.finish_reason is None and answer.ends():
                 self._finish(answer)
 
-    def _bring_up(self, job: Job) -> None:
-        """Have tiers bring back what they have of a job that is admitted, and its passages planned."""
-        if self._below is not None:
-            self._below.bring_up(job)
-        if self._passages is not None:
-            self._passages.bring_up(job)
+    def _each(self, hook: str) -> Callable[[Job], None] | None:
+        """Return a hook of the scheduler that calls that of each companion; None where there is none."""
+        calls = [getattr(each, hook) for each in self._companions]
+
+        def every(job: Job) -> None:
+            for call in calls:
+                call(job)
+
+        return every if calls else None
+
+    @property
+    def _is_pending(self) -> bool:
+        return any(each.is_pending for each in self._companions)
 
     def _end_outdated(self) -> None:
         """End the requests that came to a model which has changed since: what they have computed is none of its own."""
@@ -395,6 +395,6 @@ class Engine(PurgeableEngine):
             self._stats.cached_tokens += answer.num_found
         if request.finished:
             request.metrics = replace(request.metrics, last_token_ts=self._clock())
-            if self._passages is not None and request.passages is not None and not request.error:
-                self._passages.ended(request.passages, request.scope)
+            for each in self._companions:
+                each.ended(request)
             del self._requests[request.request_id]

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -16,24 +17,27 @@ from quire.chunks import (
     Variant,
     report_of,
 )
-from quire.chunks.segments import Tokens
 from quire.chunks.selectors import Rows
 from quire.core import Scope
+from quire.engines.companions import EngineCompanion
 from quire.engines.hf.chunks.blending import Blending, moved_rows
 from quire.engines.hf.chunks.capture import ChunkKV, captured, grow
 from quire.engines.hf.chunks.passages import Passages
 from quire.engines.hf.chunks.runs import Runs
+from quire.engines.loop.answers import EngineRequest
 from quire.engines.loop.computing import Forward
 from quire.engines.models.inventory import Inventory
 from quire.engines.models.working_cache import WorkingCache
 from quire.engines.packed.bound_model import BoundModel
 from quire.engines.packed.model import locked
+from quire.engines.segments import Tokens
 from quire.engines.thread_guard import ThreadGuard
 from quire.errors import ConfigError, NotRelocatable
-from quire.scheduling import Job
+from quire.scheduling import Job, Scheduler
 from quire.tensors.copy import KV, gather_into, scatter
 from quire.tensors.kinds import KVShape, kv_shapes, layer_kinds, model_type
 from quire.tensors.layout import KVLayout
+from quire.tiers.purging import Purged
 
 _NONE = np.empty(0, np.int64)
 
@@ -52,7 +56,7 @@ class PassagePrompt:
         self.report = replace(report_of(plan, rows), captured=self.num_lacking)
 
 
-class EnginePassages:
+class EnginePassages(EngineCompanion):
     """The passages of an engine; `bring_up` and `opened` are a scheduler's hooks.
 
     A prompt in segments is planned when it is admitted; if chunks are reused, its K and V are computed and placed at
@@ -132,14 +136,26 @@ class EnginePassages:
             self.passages.store.use(each)
         prompt.tell(plan, rows)
 
-    def check_unchanged(self) -> None:
+    def segmented(self, request: EngineRequest, segments: Segments) -> None:
+        """Take note of a new request whose prompt came in segments."""
+        request.passages = PassagePrompt(segments)
+
+    def before_step(self, scheduler: Scheduler) -> None:
+        """Capture a passage while no request waits."""
+        if not scheduler.waiting:
+            self.capture_next()
+
+    def before_forward(self) -> None:
         """Raise `ConfigError`, once, where the model was changed while passages of a step were placed."""
         changed, self._has_changed = self._has_changed, False
         if changed:
             raise ConfigError("the model was changed while passages were placed")
 
-    def ended(self, prompt: PassagePrompt, scope: Scope) -> None:
+    def ended(self, request: EngineRequest) -> None:
         """Note that the passages of an answered prompt may be captured."""
+        prompt, scope = cast("PassagePrompt | None", request.passages), request.scope
+        if prompt is None or request.error:
+            return
         if self._settings.capture == "isolated" and not isinstance(
             self._tried(scope), NotRelocatable
         ):
@@ -172,19 +188,27 @@ class EnginePassages:
                 if found:
                     return
 
-    def clear(self) -> None:
+    def recover(self) -> None:
         """Forget all captures, and passages that wait to be captured."""
         self._pending.clear()
         self._head, self._has_changed = None, False
         self.passages.store.clear()
 
-    def purge(self, is_own: Callable[[Scope], bool]) -> int:
+    def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
         """Drop the captures of some scopes, and their waiting passages; return the captures."""
         self._pending = deque(each for each in self._pending if not is_own(each[0]))
         if self._head is not None:  # whose it is, nobody knows
             self._head[2].wipe()
             self._head = None
-        return self.passages.purge(is_own)
+        return self.passages.purge(scope, is_own, timeout_s)
+
+    def barring(self, scope: Scope) -> AbstractContextManager[object]:
+        """Have the warm tier take and give nothing of a tenant until the end of a block."""
+        return self.passages.barring(scope)
+
+    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
+        """Purge the warm tier, as "passages", within `barring`."""
+        return self.passages.purge_tiers(scope, timeout_s)
 
     def close(self) -> None:
         """Drop passages that wait to be captured, and close the warm tier."""

@@ -6,10 +6,10 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
-from quire.chunks import Segments
 from quire.core import Hint, Scope
 from quire.core.tokens import IntArray, array_of, key_of
 from quire.engines.loop.params import SamplingParams
+from quire.engines.segments import Segments
 from quire.errors import ConfigError, TokensError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

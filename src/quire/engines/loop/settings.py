@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from quire.chunks import Chunks
 from quire.config import check_count, format_bytes, parse_bytes
 from quire.core import FullAttention, LayerGroup, Watcher
 from quire.core.policy import PolicyFactory
+from quire.engines.companions import PassageSettings
 from quire.engines.hf.memory import named_groups, split_layout
 from quire.errors import ConfigError
 from quire.scheduling import Limits
@@ -40,7 +40,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     watchers: Sequence[Watcher] = ()
     tiers: "Tiers | None" = None
     clock: Callable[[], float] = monotonic
-    chunks: Chunks | None = None
+    chunks: PassageSettings | None = None
     debug_nan: bool = False
 
     def __post_init__(self) -> None:

@@ -1,7 +1,10 @@
 """Tiers below an engine: prefixes come back as jobs are admitted, and go down as jobs give their blocks back."""
 
+from collections.abc import Callable
+
 from quire.core import Scope
 from quire.core.tokens import array_of, key_of
+from quire.engines.companions import EngineCompanion
 from quire.engines.loop.computing import Forward
 from quire.engines.tiered.parts import Origin
 from quire.engines.tiered.store import TieredStore
@@ -9,7 +12,7 @@ from quire.scheduling import Job, Scheduler, Step
 from quire.tiers.stack.stack import TierStack
 
 
-class EngineTiers:
+class EngineTiers(EngineCompanion):
     """The tiers of an engine; `bring_up` and `keep` are hooks of its scheduler.
 
     stack   the tiers; its opener closes it
@@ -39,7 +42,7 @@ class EngineTiers:
         self.store.offload_later(job.open_seq)
         self.store.offloading.settle_for(len(self.store.manager.sequences))
 
-    def make_room(self, scheduler: Scheduler) -> None:
+    def before_step(self, scheduler: Scheduler) -> None:
         """Finish offload copies whose blocks the next step may need."""
         num_tokens = scheduler.limits.max_step_tokens
         if scheduler.waiting:
@@ -64,6 +67,11 @@ class EngineTiers:
         """Whether no block is held any more: those that are copied are let go."""
         self.store.offloading.settle_for(0)
         return self.store.offloading.is_settled
+
+    def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
+        """Drop a tenant's blocks on their way to or from the tiers."""
+        self.store.purge(scope, timeout_s)
+        return 0
 
     def recover(self) -> None:
         """Abandon blocks that are being onboarded; finish the copies of those being offloaded.

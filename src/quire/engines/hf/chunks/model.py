@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from quire.chunks import ChunkPlan, NoRows, PassagePlace, Segments, Selector, Variant
-from quire.chunks.segments import Given
 from quire.chunks.selectors import Rows
 from quire.engines.hf.chunks.blending import Blending
 from quire.engines.hf.chunks.gate import relocation_of
@@ -16,6 +15,7 @@ from quire.engines.hf.chunks.runs import Runs, contextual
 from quire.engines.hf.chunks.weighing import masses_of
 from quire.engines.models.supported import checked_model
 from quire.engines.models.working_cache import WorkingCache
+from quire.engines.segments import Given
 from quire.errors import TokensError
 from quire.tensors.kinds import layer_kinds
 

@@ -1,6 +1,7 @@
 """Passages of a `PrefixCache`: captured, kept, and placed in prompts that are given in segments."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,8 +20,8 @@ from quire.chunks import (
     make_plan,
     report_of,
 )
-from quire.chunks.segments import Given, Tokens
 from quire.core import Scope
+from quire.engines.companions import CacheCompanion, Purgeable
 from quire.engines.hf.chunks.blending import Blending
 from quire.engines.hf.chunks.capture import ChunkKV, captured
 from quire.engines.hf.chunks.gate import relocation_of
@@ -35,16 +36,18 @@ from quire.engines.hf.request import Request
 from quire.engines.hf.storage import KeptBlocks
 from quire.engines.models.identity import Computed
 from quire.engines.models.working_cache import WorkingCache
+from quire.engines.segments import Given, Tokens
 from quire.engines.thread_guard import ThreadGuard, guarded
 from quire.errors import ConfigError, NotRelocatable
 from quire.tensors.kinds import LayerKind
 from quire.tiers.keys import TierKey
 from quire.tiers.opening import open_tiers
+from quire.tiers.purging import Purged
 
 _NONE = np.empty(0, np.int64)
 
 
-class Passages:
+class Passages(Purgeable):
     """The K and V of passages beside a prefix cache, and the model's relocation by its identity.
 
     runs      plain forwards of the model
@@ -175,12 +178,22 @@ class Passages:
         """The warm tier, where there is one."""
         return self._warm
 
-    def purge(self, is_own: Callable[[Scope], bool]) -> int:
+    def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
         """Drop what was captured under some scopes, and overwrite it; return the captures."""
         gone = self.store.purge(is_own)
         for each in gone:
             cast("ChunkKV", each).wipe()
         return len(gone)
+
+    def barring(self, scope: Scope) -> AbstractContextManager[object]:
+        """Have the warm tier take and give nothing of a tenant until the end of a block."""
+        warm = self._warm
+        return nullcontext() if warm is None else warm.tier.writes.barring(warm.tag(scope))
+
+    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
+        """Purge the warm tier, as "passages", within `barring`."""
+        warm = self._warm
+        return {} if warm is None else {"passages": warm.tier.purge(warm.tag(scope), timeout_s)}
 
     def close(self) -> None:
         """Close the warm tier, where there is one."""
@@ -312,37 +325,29 @@ class AskedSegments:
         return any(each.before == before for each in there)
 
 
-def passages_of(
-    kept: KeptBlocks, kinds: Sequence[LayerKind], guard: ThreadGuard, settings: Chunks | None
-) -> Passages | None:
-    """Return the passages of a cache, where its settings ask for them."""
-    if settings is None:
-        return None
-    identity = kept.identity
-    return Passages(Runs(kept.model, kinds), identity.scope, identity.computed, guard, settings)
+class CachePassages(Passages, CacheCompanion):
+    """The passages of a `PrefixCache`."""
 
+    def __init__(
+        self, kept: KeptBlocks, kinds: Sequence[LayerKind], guard: ThreadGuard, settings: Chunks
+    ) -> None:
+        identity = kept.identity
+        runs = Runs(kept.model, kinds)
+        super().__init__(runs, identity.scope, identity.computed, guard, settings)
 
-def asked_for(passages: Passages | None, arguments: dict[str, Any]) -> AskedSegments | None:
-    """Take `segments` and `selector` out of a call's arguments; None where it has no segments.
+    def asked(self, segments: Any, selector: Any) -> AskedSegments:
+        """Return what fills the working cache of a call with segments.
 
-    Raises `ConfigError` where the cache keeps no passages, `TokensError` for segments that are none.
-    """
-    parts, selector = arguments.pop("segments", None), arguments.pop("selector", None)
-    if parts is None:
+        Raises `ConfigError` for what is no selector, `TokensError` for segments that are none.
+        """
+        settings = self.settings
         if selector is not None:
-            raise ConfigError(
-                "selector is given without segments, and chooses rows of their passages"
-            )
-        return None
-    if passages is None:
-        raise ConfigError(
-            "segments are given, and this cache reuses no chunks, which is approximate: make it with "
-            "PrefixCache(model, chunks=quire.chunks.Chunks('1GiB')), or pass the whole prompt"
-        )
-    settings = passages.settings
-    if selector is not None:
-        if not isinstance(selector, Selector):
-            raise ConfigError(f"selector={selector!r}; give a selector such as Epic(16)")
-        settings = replace(settings, selector=selector)
-    segments = parts if isinstance(parts, Segments) else Segments.of(parts)
-    return AskedSegments(passages, segments, settings)
+            if not isinstance(selector, Selector):
+                raise ConfigError(f"selector={selector!r}; give a selector such as Epic(16)")
+            settings = replace(settings, selector=selector)
+        read = segments if isinstance(segments, Segments) else Segments.of(segments)
+        return AskedSegments(self, read, settings)
+
+    def clear(self) -> None:
+        """Drop all captures."""
+        self.store.clear()
