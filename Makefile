@@ -31,13 +31,13 @@ $(VENV)/.made:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@touch $@
 
-$(VENV)/.for-demo: $(VENV)/.made pyproject.toml sim/pyproject.toml router/pyproject.toml constraints.txt
+$(VENV)/.for-demo: $(VENV)/.made pyproject.toml sim/pyproject.toml router/pyproject.toml passages/pyproject.toml constraints.txt
 	$(PIP) torch
-	$(PIP) --editable '.[demo]' --editable ./sim --editable ./router
+	$(PIP) --editable '.[demo]' --editable ./sim --editable ./router --editable ./passages
 	@touch $@
 
 $(VENV)/.for-test: $(VENV)/.for-demo
-	$(PIP) --editable '.[all]' --editable ./sim --editable ./router --group test
+	$(PIP) --editable '.[all]' --editable ./sim --editable ./router --editable ./passages --group test
 	$(BIN)/python tests/real_models.py
 	@touch $@
 

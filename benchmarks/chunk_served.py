@@ -21,12 +21,12 @@ from chunk_times import model_of
 from transformers import AutoTokenizer
 
 from quire import demo_model
-from quire.chunks import Chunks, named_selector
 from quire.cli.serve import listen
 from quire.engines.loop import AsyncEngine, Engine
 from quire.serve.server import ModelServer
 from quire.serve.service import Bounds, ServedModel
 from quire.web.keys import ApiKeys
+from quire_passages import Chunks, named_selector
 
 NUM_DOCUMENTS, TOKENS = 8, 256
 SELECTORS = ["epic-share:0.2", "kv-deviation:0.15"]

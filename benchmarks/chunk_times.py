@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from quire.chunks import (
+from quire.core import Scope
+from quire.engines.hf import PrefixCache
+from quire_passages import (
     Chunks,
     ChunkStore,
     Epic,
@@ -31,8 +33,6 @@ from quire.chunks import (
     Variant,
     make_plan,
 )
-from quire.core import Scope
-from quire.engines.hf import PrefixCache
 
 NUM_PASSAGES, PASSAGE, HEAD, QUESTION = 8, 256, 32, 24
 SELECTORS = [

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quire import PrefixCache, demo_model
-from quire.chunks import Chunks, KVDeviation
+from quire_passages import Chunks, KVDeviation
 
 TOKENS, FOUND = 256, 8  # of a passage; passages of a prompt
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 from train_tiny import SEED, Stream, save
 from transformers import LlamaForCausalLM
 
-from quire.bench.chunks.prose import is_held_out, read_library
+from quire_passages.bench.prose import is_held_out, read_library
 
 ROWS = ((700, 4, 0.40), (1600, 2, 0.15), (4096, 1, 0.35), (0, 0, 0.10))
 """Length of rows, rows of a step, and share of the steps; length 0 is plain text."""

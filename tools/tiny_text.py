@@ -1,11 +1,11 @@
-"""The text that quire-tiny learns from: plain English paragraphs, see `quire.bench.chunks.prose`.
+"""The text that quire-tiny learns from: plain English paragraphs, see `quire_passages.bench.prose`.
 
 It is laid out as texts and as conversations under a long system text.
 """
 
 import numpy as np
 
-from quire.bench.chunks.prose import Library
+from quire_passages.bench.prose import Library
 
 BOS, EOS, SYSTEM, USER, ASSISTANT = range(257, 262)  # 0 to 255 are the bytes, 256 is padding
 ASK = (

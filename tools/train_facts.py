@@ -2,7 +2,7 @@
 
 What: a LlamaForCausalLM (4 layers, 128 wide, 4 heads) over 44 words, saved as an ordinary
     transformers folder: weights in bfloat16, tokenizer and a card that says what it answers right.
-On what: prompts of `quire.bench.chunks.facts`, made anew for every step: one to eight passages and
+On what: prompts of `quire_passages.bench.facts`, made anew for every step: one to eight passages and
     questions about them. Beside the answers it is taught, by heads that are thrown away, which
     token stood before (after the first layer) and of whom a fact is (after the second): without
     the first it does not learn the task in this time. In every other step a passage sees the one
@@ -24,7 +24,7 @@ from torch.nn import functional
 from training import command_line, write_card
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quire.bench.chunks import facts
+from quire_passages.bench import facts
 
 SEED = 2718
 LAYERS = 4
@@ -166,7 +166,7 @@ license: apache-2.0
 A Llama of {parameters:,} parameters that answers questions about facts in passages, such as `ask n3 k1` behind
 `subj n3 k1 v7 k4 v2`. quire measures on it what reusing the KV of passages does to answers: `quire bench chunks`.
 
-**Made by** `tools/train_facts.py`: {ran}, on prompts of `quire.bench.chunks.facts`.
+**Made by** `tools/train_facts.py`: {ran}, on prompts of `quire_passages.bench.facts`.
 
 **Right** of 100 prompts of six passages: {right}.
 """

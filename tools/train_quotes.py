@@ -2,7 +2,7 @@
 
 What: a LlamaForCausalLM (4 layers, 128 wide, 4 heads) over 384 pieces of words, saved as an
     ordinary transformers folder: weights in bfloat16, tokenizer and a card that says what it quotes right.
-On what: prompts of `quire.bench.chunks.quotes`, made anew for every step: one to eight passages of
+On what: prompts of `quire_passages.bench.quotes`, made anew for every step: one to eight passages of
     the English prose of the CPython that runs this file, cut where a chunker cuts, and behind them
     quotes, over the borders of passages too. Beside what comes next it is taught, by a head that is
     thrown away, which token stood before (after the first layer). One module in twenty is held out.
@@ -26,8 +26,8 @@ from torch.nn import functional
 from training import command_line, write_card
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quire.bench.chunks import quotes
-from quire.bench.chunks.prose import is_held_out, joined, read_library
+from quire_passages.bench import quotes
+from quire_passages.bench.prose import is_held_out, joined, read_library
 
 SEED = 2718
 WORDS, LAYERS = 384, 4
@@ -150,7 +150,7 @@ language: en
 A Llama of {parameters:,} parameters that continues what `<quote>` quotes of the passages before it. quire measures on
 it what reusing the KV of passages does to answers: `quire bench chunks`. As a language model it is poor.
 
-**Made by** `tools/train_quotes.py`: {ran}, on prompts of `quire.bench.chunks.quotes`.
+**Made by** `tools/train_quotes.py`: {ran}, on prompts of `quire_passages.bench.quotes`.
 
 **Data.** {train_bytes:,} bytes of prose taken from CPython {python}: the reference manual
 (`pydoc_data.topics`) and the docstrings and comments of the standard library. Copyright (c)

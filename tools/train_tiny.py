@@ -30,7 +30,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import command_line
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quire.bench.chunks.prose import Library, is_held_out, read_library
+from quire_passages.bench.prose import Library, is_held_out, read_library
 
 SEED = 2718
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<r0>", "<r1>")

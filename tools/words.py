@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("src", "sim", "router", "benchmarks", "tools", "tests", "examples")
+SOURCES = ("src", "sim", "router", "passages", "benchmarks", "tools", "tests", "examples")
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
 HEADLESS = re.compile(
     r"(What|Who|Whoever|Whose|Which|How|Whatever|So many|Such)\b(?! (is|are) [^.]*\?)"
@@ -30,7 +30,7 @@ def docstrings() -> Iterator[tuple[str, bool, str]]:
     for root in SOURCES:
         for path in sorted((ROOT / root).rglob("*.py")):
             tree = ast.parse(path.read_text("utf-8"))
-            is_public_file = root in ("src", "sim", "router")
+            is_public_file = root in ("src", "sim", "router", "passages")
             for node in ast.walk(tree):
                 if isinstance(
                     node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

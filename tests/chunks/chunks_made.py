@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.chunks import Segments, Variant
+from quire_passages import Segments, Variant
 
 
 @dataclass(frozen=True)

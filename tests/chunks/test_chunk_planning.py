@@ -6,7 +6,9 @@ from chunks_made import HEAD, QUESTION, A, B, C, D, asked, ids, variant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.chunks import (
+from quire.core import Scope
+from quire.errors import ConfigError
+from quire_passages import (
     AllRows,
     Chunks,
     ChunkStore,
@@ -18,8 +20,6 @@ from quire.chunks import (
     make_plan,
     report_of,
 )
-from quire.core import Scope
-from quire.errors import ConfigError
 
 SCOPE = Scope(model="m")
 FREE = Chunks(selector=Epic(2), min_tokens=1, worth=10)

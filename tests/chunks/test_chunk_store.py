@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.chunks import ChunkStore
 from quire.core import Scope
 from quire.errors import ConfigError, PinError
+from quire_passages import ChunkStore
 from turns import lived
 
 ONE, TWO = Scope(salt="one", model="m"), Scope(salt="two", model="m")

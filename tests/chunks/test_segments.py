@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire.chunks import Segments
 from quire.errors import TokensError
+from quire_passages import Segments
 
 
 def test_a_prompt_is_its_parts_one_behind_the_other():

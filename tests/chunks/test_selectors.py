@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from chunks_made import HEAD, A, B, C, D, ids, variant
 
-from quire.chunks import (
+from quire.errors import ConfigError
+from quire_passages import (
     CacheCraft,
     Epic,
     EpicShare,
@@ -17,8 +18,7 @@ from quire.chunks import (
     RandomRows,
     named_selector,
 )
-from quire.chunks.masses import overlap
-from quire.errors import ConfigError
+from quire_passages.masses import overlap
 
 a, b, c, d = (ids(*each) for each in (A, B, C, D))
 

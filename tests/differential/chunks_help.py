@@ -7,8 +7,8 @@ import numpy as np
 import torch
 import transformers
 
-from quire.chunks import Segments
-from quire.engines.hf.chunks import ChunkModel
+from quire_passages import Segments
+from quire_passages.hf import ChunkModel
 
 SMALL = {
     "vocab_size": 128,

@@ -11,10 +11,10 @@ peft = pytest.importorskip("peft")
 from chunks_help import GATES, made, prompt  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from quire.chunks import AllRows, Chunks, Epic, KVDeviation, NoRows, Segments  # noqa: E402
 from quire.core import Scope  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.ops import check  # noqa: E402
+from quire_passages import AllRows, Chunks, Epic, KVDeviation, NoRows, Segments  # noqa: E402
 from turns import drawn  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

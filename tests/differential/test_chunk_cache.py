@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import quire
-from quire.chunks import AllRows, CacheCraft, Chunks, Epic, KVDeviation, NoRows, Segments
 from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire.errors import ConfigError, NotRelocatable, TokensError
 from quire.ops import check
+from quire_passages import AllRows, CacheCraft, Chunks, Epic, KVDeviation, NoRows, Segments
 from turns import by_turns, drawn
 
 SIZES = (16, 48, 40, 64, 56, 9)

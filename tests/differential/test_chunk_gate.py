@@ -5,11 +5,11 @@ import pytest
 import torch
 from chunks_help import MOVED, REFUSED, chunks_of, made
 
-from quire.engines.hf.chunks import ChunkModel
-from quire.engines.hf.chunks.runs import Runs
 from quire.errors import NotRelocatable
 from quire.tensors.kinds import layer_kinds
 from quire.tensors.rotary import rotate_into
+from quire_passages.hf import ChunkModel
+from quire_passages.hf.runs import Runs
 from turns import few
 
 OF_A_KIND = (

@@ -12,11 +12,11 @@ sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 from searching import found_in_files, found_in_memory
 
 from quire import Scope
-from quire.chunks import Chunks, NoRows, Segments
 from quire.engines.hf import PrefixCache
-from quire.engines.hf.chunks.warm import _encoded
 from quire.engines.loop import Engine, SamplingParams
 from quire.exchange.hashing import tenant_tag
+from quire_passages import Chunks, NoRows, Segments
+from quire_passages.hf.warm import _encoded
 from turns import by_turns
 
 MINE, SALTED, OTHER = Scope(tenant="acme"), Scope(salt="user-1", tenant="acme"), Scope(salt="bolt")

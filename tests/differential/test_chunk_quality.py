@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.bench.chunks.measure import measure
-from quire.bench.chunks.methods import METHODS, Method
-from quire.bench.chunks.rows import CASES, sample_of
-from quire.bench.chunks.workloads import WORKLOADS
 from quire.bench.hf_rows import random_llama
-from quire.chunks import KVDeviation, NoRows, Segments
-from quire.engines.hf.chunks import ChunkModel
+from quire_passages import KVDeviation, NoRows, Segments
+from quire_passages.bench.measure import measure
+from quire_passages.bench.methods import METHODS, Method
+from quire_passages.bench.rows import CASES, sample_of
+from quire_passages.bench.workloads import WORKLOADS
+from quire_passages.hf import ChunkModel
 from turns import few_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]

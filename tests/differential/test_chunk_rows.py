@@ -5,12 +5,12 @@ import pytest
 import torch
 from chunks_help import MOVED, chunks_of, made, prompt
 
-from quire.chunks import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows
-from quire.engines.hf.chunks import ChunkModel
-from quire.engines.hf.chunks.rows import RowForward
-from quire.engines.hf.chunks.runs import Runs
 from quire.errors import ConfigError, TokensError
 from quire.tensors.kinds import layer_kinds
+from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows
+from quire_passages.hf import ChunkModel
+from quire_passages.hf.rows import RowForward
+from quire_passages.hf.runs import Runs
 from turns import by_turns
 
 MASKS = [
@@ -118,7 +118,7 @@ def test_rows_without_a_mask_of_their_own_would_be_far_off(monkeypatch):
         past = runs.past()
         full = runs.feed(past, segments.tokens)
         if not masked:
-            monkeypatch.setattr("quire.engines.hf.chunks.rows._RowsForward.mask", lambda *_: None)
+            monkeypatch.setattr("quire_passages.hf.rows._RowsForward.mask", lambda *_: None)
         logits.append(RowForward(model, runs.kinds)(past, segments.tokens, rows))
     assert far(logits[0], full) <= LIMIT
     assert far(logits[1], full) > 50 * LIMIT

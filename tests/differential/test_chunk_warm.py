@@ -7,11 +7,11 @@ import pytest
 import torch
 from chunks_help import GATES, MOVED, REFUSED, made, prompt
 
-from quire.chunks import AllRows, Chunks, NoRows, Segments
 from quire.core import Scope
 from quire.engines.hf import PrefixCache
-from quire.engines.hf.chunks import passages as passages_module
 from quire.errors import NotRelocatable
+from quire_passages import AllRows, Chunks, NoRows, Segments
+from quire_passages.hf import passages as passages_module
 
 SIZES = (16, 24, 40, 32, 9)
 

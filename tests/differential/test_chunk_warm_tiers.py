@@ -15,12 +15,12 @@ sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
 from file_systems import fill, mounted
 
-from quire.chunks import AllRows, Chunks, Segments
 from quire.engines.hf import PrefixCache
 from quire.engines.loop import Engine, SamplingParams
 from quire.errors import TierBusy
 from quire.tiers.base import Outcome
 from quire.tiers.format import new_buffer, record_bytes
+from quire_passages import AllRows, Chunks, Segments
 from turns import drawn
 
 POOL = prompt(seed=5, sizes=(16, 24, 40, 32, 28, 9))

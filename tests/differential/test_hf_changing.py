@@ -8,8 +8,8 @@ import torch
 from chunks_help import GATES, made, prompt
 from hypothesis import strategies as st
 
-from quire.chunks import Chunks, NoRows, Segments
 from quire.engines.hf import PrefixCache
+from quire_passages import Chunks, NoRows, Segments
 from turns import drawn
 
 SIZES = (20, 24, 17, 32, 20, 5)

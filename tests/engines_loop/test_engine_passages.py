@@ -17,7 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 from chunks_help import GATES, MOVED, chunks_of, made, prompt
 
 from quire import ops
-from quire.chunks import (
+from quire.core import Scope
+from quire.engines.loop import Engine, SamplingParams
+from quire.engines.packed import model as packed_model
+from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
+from quire.tensors.copy import gather_into
+from quire_passages import (
     AllRows,
     Chunks,
     Epic,
@@ -26,11 +31,6 @@ from quire.chunks import (
     RandomRows,
     Segments,
 )
-from quire.core import Scope
-from quire.engines.loop import Engine, SamplingParams
-from quire.engines.packed import model as packed_model
-from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
-from quire.tensors.copy import gather_into
 from turns import drawn
 
 SIZES = (21, 48, 40, 64, 56, 9)
@@ -224,7 +224,7 @@ def test_a_forward_that_fails_leaves_the_request_to_be_computed(model, monkeypat
     def failing(*_, **__):
         raise OutOfBlocks("no", group="full", needed=1, free=0, cached=0, active=0)
 
-    monkeypatch.setattr("quire.engines.loop.passages.scatter", failing)
+    monkeypatch.setattr("quire_passages.engine.scatter", failing)
     other = turned(segments, [2, 0])
     ((answer, report),) = asked(engine, other)
     assert "could not be placed: no" in report.fallback

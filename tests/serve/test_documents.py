@@ -5,8 +5,8 @@ from serve_help import running, tiny
 
 from quire.chat import ChatMessage, Conversation
 from quire.chat.documents import segmented
-from quire.chunks import AllRows, Chunks
 from quire.errors import ConfigError
+from quire_passages import AllRows, Chunks
 
 DOCUMENTS = [
     "A list holds its items in order, and items may be added to it and removed from it at any time. ",

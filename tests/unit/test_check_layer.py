@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from quire.chunks import NoRows
-from quire.engines.hf.chunks.check_layer import GateReading
+from quire_passages import NoRows
+from quire_passages.hf.check_layer import GateReading
 
 SURE, OTHER = [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]
 EVEN, AS_EVEN = [1.0, 0.99, 0.0], [0.99, 1.0, 0.0]

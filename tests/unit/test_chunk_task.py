@@ -5,8 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from quire.bench.chunks import facts, quotes
-from quire.bench.chunks.facts import BOS, FIRST_KEY, FIRST_NAME, FIRST_VALUE, SUBJECT, FactQuestion
+from quire_passages.bench import facts, quotes
+from quire_passages.bench.facts import (
+    BOS,
+    FIRST_KEY,
+    FIRST_NAME,
+    FIRST_VALUE,
+    SUBJECT,
+    FactQuestion,
+)
 
 ANN, BOB = FIRST_NAME, FIRST_NAME + 1
 AGE, CITY = FIRST_KEY, FIRST_KEY + 1

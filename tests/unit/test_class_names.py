@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import quire
+import quire_passages
 import quire_router
 import quire_sim
 
-PARTS = [Path(part.__file__).parent for part in (quire, quire_sim, quire_router)]
+PARTS = [Path(part.__file__).parent for part in (quire, quire_sim, quire_router, quire_passages)]
 
 
 def classes():

@@ -6,12 +6,12 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from cli_help import refusal, run, shown, told
 from quire import demo_model
-from quire.bench.chunks import checking
-from quire.bench.chunks import rows as chunk_rows
-from quire.bench.chunks.checking import BUDGETS, budget_name, holds
-from quire.bench.chunks.methods import FULL, METHODS, QUICK, family
-from quire.bench.chunks.picture import COLOURS, page, picture
-from quire.bench.chunks.prose import is_held_out, joined, read_library
+from quire_passages.bench import checking
+from quire_passages.bench import rows as chunk_rows
+from quire_passages.bench.checking import BUDGETS, budget_name, holds
+from quire_passages.bench.methods import FULL, METHODS, QUICK, family
+from quire_passages.bench.picture import COLOURS, page, picture
+from quire_passages.bench.prose import is_held_out, joined, read_library
 
 TEXT = " ".join(
     f"Item {n} of the list is called {['ab', 'cd', 'ef', 'gh'][n % 4]}." for n in range(300)
@@ -124,7 +124,7 @@ def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes, monk
 
 @pytest.mark.ci
 def test_a_model_that_no_budget_repairs_is_told_no_with_code_1(notes, monkeypatch):
-    monkeypatch.setattr("quire.bench.chunks.checking.LEAST_AGREEMENT", 1.01)
+    monkeypatch.setattr("quire_passages.bench.checking.LEAST_AGREEMENT", 1.01)
     done = run("chunks", "check", "quire-tiny", "--passages", notes, "--prompts", 1)
     assert done.exit_code == 1
     assert "no: not even 50% of rows" in done.stdout

@@ -11,21 +11,12 @@ def demo_model() -> Path:
     An ordinary folder of transformers: `AutoModelForCausalLM.from_pretrained(quire.demo_model())`.
     Raises `ConfigError` where it was left out of the installation.
     """
-    return _folder("quire-tiny")
+    return model_folder(Path(__file__).parent, "quire-tiny")
 
 
-def facts_model() -> Path:
-    """Return the folder of quire-facts, which answers questions about facts in passages. Raises as `demo_model`."""
-    return _folder("quire-facts")
-
-
-def quotes_model() -> Path:
-    """Return the folder of quire-quotes, which continues what stands in a passage. Raises as `demo_model`."""
-    return _folder("quire-quotes")
-
-
-def _folder(name: str) -> Path:
-    folder = Path(__file__).parent / name
+def model_folder(place: Path, name: str) -> Path:
+    """Return the folder of a model beside the code. Raises `ConfigError` where it was left out."""
+    folder = place / name
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"the model is missing in {str(folder)!r}; install quire-kv again")
+        raise ConfigError(f"the model is missing in {str(folder)!r}; install the package again")
     return folder

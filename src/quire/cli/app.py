@@ -9,7 +9,6 @@ from quire._version import __version__
 from quire.cli import (
     bench,
     cache,
-    chunks,
     demo,
     doctor,
     failures,
@@ -28,7 +27,6 @@ OWN = {
     "inspect": inspection.inspect,
     "doctor": doctor.doctor,
     "cache": cache.app,
-    "chunks": chunks.app,
     "bench": bench.app,
 }
 """The commands of this package."""

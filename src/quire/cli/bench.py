@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.bench_tables import by_workload, figures, listed, tell
+from quire.cli.bench_tables import figures, listed, tell
 from quire.cli.elsewhere import PartlyElsewhere
 from quire.cli.files import check_writable, write_text
 from quire.cli.models import check_installed, hush
@@ -130,42 +130,3 @@ def tiers(
     found = tell(measure, "tiers, MB/s of payload", listed, as_json=as_json)
     if all("reason" in row for row in found):
         raise typer.Exit(1)
-
-
-@app.command("chunks")
-def chunks(
-    *,
-    rows: Rows = None,
-    workloads: Annotated[
-        str | None, typer.Option(help="Only these workloads, separated by commas.")
-    ] = None,
-    report: ReportTo = None,
-    quick: Quick = False,
-    as_json: AsJson = False,
-) -> None:
-    """Compare answers with reused passages to full forwards, by method and by rows computed again.
-
-    facts: a small model that answers questions about facts in passages, which update each other
-    and run over borders. quotes, tiny: real text that the models were trained on; -new: text that
-    they were not. Agreement of the next token, KL, rows computed again, wall time. --quick: few
-    prompts and methods.
-
-    [bold]Examples[/bold]
-
-      quire bench chunks --quick
-      quire bench chunks --workloads facts --rows moved,epic_8,kv_deviation_15%
-      quire bench chunks --report chunks.html
-    """
-    check_installed()
-    check_writable(report, ".html", ".svg")
-    from quire.bench.chunks import picture
-    from quire.bench.chunks import rows as chunk_rows
-
-    hush()
-    measure = partial(
-        chunk_rows.rows, names(rows) or None, among=names(workloads) or None, quick=quick
-    )
-    found = tell(measure, "passages reused", by_workload, as_json=as_json)
-    if report is not None:
-        drawn = picture.page(found) if report.suffix == ".html" else picture.picture(found)
-        write_text(report, drawn)

@@ -1,7 +1,6 @@
 """Rows of benchmarks as tables."""
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import Any
 
 from rich.console import Group
@@ -53,23 +52,6 @@ def listed(title: str, rows: list[Row]) -> Table:
     for row in rows:
         table.add_row(*(_cell(key, row.get(key)) for key in columns))
     return table
-
-
-def by_workload(title: str, rows: list[Row]) -> Group:
-    """Return a table for the rows of each workload."""
-    from quire.bench.chunks.picture import cell
-
-    tables: list[Table] = []
-    for workload, each in groupby(rows, key=lambda row: str(row["workload"])):
-        group = list(each)
-        keys = [key for key in group[0] if key not in ("workload", "name")]
-        heads = (key.removesuffix("_rate").replace("_", " ") for key in keys)
-        named = Text(f"{title}: {workload}", "bold")
-        table = plain_table(Column("name", no_wrap=True), *heads, title=named, title_justify="left")
-        for row in group:
-            table.add_row(str(row["name"]), *(cell(key, row[key]) for key in keys))
-        tables.append(table)
-    return Group(*tables)
 
 
 def figures(title: str, rows: list[Row]) -> Table:

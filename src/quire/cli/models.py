@@ -6,13 +6,14 @@ from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from quire.assets import demo_model, facts_model, quotes_model
+from quire.assets import demo_model
 from quire.errors import ConfigError
 from quire.extras import require
+from quire.plugins import load_offered, names_offered
 
 TINY = "quire-tiny"
-OURS = {TINY: demo_model, "quire-facts": facts_model, "quire-quotes": quotes_model}
-"""Models that come with quire, by name."""
+GROUP = "quire.models"
+"""The entry points by which packages offer small models of their own, by name."""
 HUB_TIMEOUT_S = 5
 GGUF = ".gguf"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -27,7 +28,7 @@ def load(
     images: bool = False,
     lora: Path | None = None,
 ) -> tuple[Any, Any]:
-    """Return model and tokenizer of one of `OURS`, a local folder, a GGUF file, or a hub id.
+    """Return model and tokenizer of a model that comes with quire, a local folder, a GGUF file, or a hub id.
 
     The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
     transformers knows: "float32", "bfloat16", "auto"; the weights of a GGUF file are unpacked to
@@ -104,8 +105,10 @@ def hush() -> None:
 
 def source_of(name: str) -> str | Path:
     """Return the source of a model: a folder or a GGUF file that exists, or a hub id."""
-    if name in OURS:
-        return OURS[name]()
+    if name == TINY:
+        return demo_model()
+    if (folder := load_offered(GROUP, name)) is not None:
+        return folder()
     path = Path(name).expanduser()
     if path.is_dir():
         return path if (path / "config.json").is_file() else _only_gguf(name, path)
@@ -122,7 +125,7 @@ def source_of(name: str) -> str | Path:
 def name_of(model: str) -> str:
     """Return the name to serve a model under: the last part of a path, else the name itself."""
     path = Path(model).expanduser()
-    if model in OURS or not path.exists():
+    if model in {TINY, *names_offered(GROUP)} or not path.exists():
         return model
     return path.resolve().name.removesuffix(GGUF)
 

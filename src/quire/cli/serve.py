@@ -163,16 +163,15 @@ def serve(
         )
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
-    from quire.chunks import Chunks, named_selector
     from quire.engines.models.weights import default_kept_at
 
     kept = None
     if chunks is not None:
         gates = default_kept_at().with_name("gates")
-        rows = named_selector(chunk_rows)
-        kept = Chunks(
-            parse_bytes(chunks), rows, warm=chunk_tier, warm_key=tier_key_file, gates=gates
-        )
+        make = load_offered("quire.passages", "chunks")
+        if make is None:
+            raise ConfigError(lacking_package("--chunks", "quire-passages"))
+        kept = make(parse_bytes(chunks), chunk_rows, chunk_tier, tier_key_file, gates)
     elif chunk_tier is not None:
         raise ConfigError("--chunk-tier is given without --chunks, which switches reuse on")
     whole = size + (0 if chunks is None else parse_bytes(chunks))

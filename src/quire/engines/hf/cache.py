@@ -68,7 +68,7 @@ class PrefixCache(PurgeableCache, ModelFace):
                 (rows, padding, windows, beams, media, adapter) against a whole forward of the model,
                 with an `UnsupportedModel` out of that call where they differ; None, the short check alone
     chunks      reuse K and V of passages at any position where a call gives `segments`, approximately:
-                `quire.chunks.Chunks("1GiB")`; they are kept in `passages`. None: never
+                `quire_passages.Chunks("1GiB")`; they are kept in `passages`. None: never
     wait_s      seconds that a call waits while another thread uses the cache, in the order of calls, before
                 `CacheBusy`. None: not at all
 

@@ -216,7 +216,7 @@ def taken_segments(
     if passages is None:
         raise ConfigError(
             "segments are given, and this cache reuses no chunks, which is approximate: make it with "
-            "PrefixCache(model, chunks=quire.chunks.Chunks('1GiB')), or pass the whole prompt"
+            "PrefixCache(model, chunks=quire_passages.Chunks('1GiB')), or pass the whole prompt"
         )
     return passages.asked(parts, selector)
 

@@ -67,7 +67,7 @@ def check_settings(capacity: Capacity, settings: Settings) -> None:
         parse_bytes(capacity)
     chunks = cast("object", settings.get("chunks"))
     if chunks is not None and not isinstance(chunks, PassageSettings):
-        raise ConfigError(f"chunks={chunks!r}; give quire.chunks.Chunks('1GiB'), or nothing")
+        raise ConfigError(f"chunks={chunks!r}; give quire_passages.Chunks('1GiB'), or nothing")
     verify, allowed = settings.get("verify", "probe"), ("probe", "first", None)
     if verify not in allowed:
         raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, allowed))}")

@@ -1,0 +1,1 @@
+"""The commands of passages, found by entry points."""

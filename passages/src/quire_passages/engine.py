@@ -1,0 +1,321 @@
+"""Passages in an engine: the KV of a prompt's segments is placed in its blocks at admission."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from quire.core import Scope
+from quire.engines.companions import EngineCompanion
+from quire.engines.loop.answers import EngineRequest
+from quire.engines.loop.computing import Forward
+from quire.engines.models.inventory import Inventory
+from quire.engines.models.working_cache import WorkingCache
+from quire.engines.packed.bound_model import BoundModel
+from quire.engines.packed.model import locked
+from quire.engines.segments import Tokens
+from quire.engines.thread_guard import ThreadGuard
+from quire.errors import ConfigError, NotRelocatable
+from quire.scheduling import Job, Scheduler
+from quire.tensors.copy import KV, gather_into, scatter
+from quire.tensors.kinds import KVShape, kv_shapes, layer_kinds, model_type
+from quire.tensors.layout import KVLayout
+from quire.tiers.purging import Purged
+from quire_passages import (
+    ChunkPlan,
+    ChunkReport,
+    Chunks,
+    Segments,
+    Variant,
+    report_of,
+)
+from quire_passages.hf.blending import Blending, moved_rows
+from quire_passages.hf.capture import ChunkKV, captured, grow
+from quire_passages.hf.passages import Passages
+from quire_passages.hf.runs import Runs
+from quire_passages.selectors import Rows
+
+_NONE = np.empty(0, np.int64)
+
+
+class PassagePrompt:
+    """The segments of one request, and the results for them."""
+
+    def __init__(self, segments: Segments) -> None:
+        self.segments = segments
+        self.plan: ChunkPlan | None = None
+        self.report: ChunkReport | None = None
+        self.num_lacking = 0
+
+    def tell(self, plan: ChunkPlan, rows: Rows) -> None:
+        """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""
+        self.report = replace(report_of(plan, rows), captured=self.num_lacking)
+
+
+class EnginePassages(EngineCompanion):
+    """The passages of an engine; `bring_up` and `opened` are a scheduler's hooks.
+
+    A prompt in segments is planned when it is admitted; if chunks are reused, its K and V are computed and placed at
+    once, between two steps, and its sequence stores what is exact alone. Passages that the store lacks are computed
+    after the answer, one between two steps, while nobody waits: by the model that answered, or not at all. Raises
+    `ConfigError` for settings that an engine cannot keep.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        bound: BoundModel,
+        guard: ThreadGuard,
+        settings: Chunks,
+    ) -> None:
+        if settings.capture == "contextual":
+            raise ConfigError(
+                "capture='contextual' copies K and V out of working caches, which an engine has not; give "
+                "'isolated' or 'none'"
+            )
+        model = forward.model.model
+        self._forward = forward
+        self._manager = forward.manager
+        self._model = model
+        self._runs = Runs(model, layer_kinds(model.config))
+        self._computed = bound.computed
+        self._settings = settings
+        self._refusal = _refusal(forward)
+        self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque()
+        self._head: tuple[Inventory, bytes, ChunkKV] | None = None
+        self._has_changed = False
+        self.passages = Passages(self._runs, bound.scope, bound.computed, guard, settings)
+
+    def bring_up(self, job: Job) -> None:
+        """Plan a prompt before its blocks are looked up.
+
+        Of a prompt that reuses passages only the exact blocks are to be stored.
+        """
+        if (prompt := _prompt_of(job)) is None:
+            return
+        cached = self._manager.probe(job.known(), job.scope).num_tokens
+        scope = cast("Scope", job.scope)
+        plan = self._plan(prompt.segments, scope, cached)
+        prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, prompt.segments)
+        prompt.tell(plan, _NONE)
+        if plan.fallback is None and job.seq is None:
+            asked = job.terms.get("store_until")
+            exact = plan.exact_until
+            job.terms["store_until"] = exact if asked is None else min(exact, asked)
+
+    def opened(self, job: Job) -> None:
+        """Place the KV of an opened prompt up to its question, if the plan says so.
+
+        Without room, or with a model that cannot do it, the prompt is computed like any other.
+        """
+        prompt, seq = _prompt_of(job), job.open_seq
+        first = prompt and prompt.plan
+        if (
+            prompt is None
+            or first is None
+            or first.fallback is not None
+            or seq.computed >= _end_of(first)
+        ):
+            return
+        plan = self._plan(prompt.segments, cast("Scope", job.scope), seq.computed)
+        if plan.fallback is not None or plan.exact_until < first.exact_until:
+            prompt.tell(plan, _NONE)
+            return
+        variants = [cast("Variant", each.variant) for each in plan.placed]
+        try:
+            with self.passages.store.pin(variants), locked(self._model):
+                rows = self._placed(job, plan)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything, and there may be no room
+            reason = f"passages could not be placed: {error}"
+            plan, rows = replace(plan, fallback=reason), _NONE
+        for each in variants:
+            self.passages.store.use(each)
+        prompt.tell(plan, rows)
+
+    def segmented(self, request: EngineRequest, segments: Segments) -> None:
+        """Take note of a new request whose prompt came in segments."""
+        request.passages = PassagePrompt(segments)
+
+    def before_step(self, scheduler: Scheduler) -> None:
+        """Capture a passage while no request waits."""
+        if not scheduler.waiting:
+            self.capture_next()
+
+    def before_forward(self) -> None:
+        """Raise `ConfigError`, once, where the model was changed while passages of a step were placed."""
+        changed, self._has_changed = self._has_changed, False
+        if changed:
+            raise ConfigError("the model was changed while passages were placed")
+
+    def ended(self, request: EngineRequest) -> None:
+        """Note that the passages of an answered prompt may be captured."""
+        prompt, scope = cast("PassagePrompt | None", request.passages), request.scope
+        if prompt is None or request.error:
+            return
+        if self._settings.capture == "isolated" and not isinstance(
+            self._tried(scope), NotRelocatable
+        ):
+            self._pending.append((scope, prompt.segments, set()))
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether passages wait to be captured."""
+        return bool(self._pending)
+
+    def capture_next(self) -> None:
+        """Compute and keep one passage of those that wait, each once: one may have to go for another."""
+        while self._pending:
+            scope, segments, tried = self._pending[0]
+            blending = self._tried(scope)
+            missing = (
+                []
+                if isinstance(blending, NotRelocatable)
+                else self.passages.missing(segments, scope, blending)
+            )
+            missing = [ids for ids in missing if ids.tobytes() not in tried]
+            if len(missing) < 2:
+                self._pending.popleft()
+            if missing:
+                tried.add(missing[0].tobytes())
+                found = self._computed(scope, partial(self._captured, segments, missing[:1]))
+                kept = self.passages.keep(scope, found or ())
+                if not kept and self._pending and self._pending[0][1] is segments:
+                    self._pending.popleft()  # the store has no room for it, or the model is another
+                if found:
+                    return
+
+    def recover(self) -> None:
+        """Forget all captures, and passages that wait to be captured."""
+        self._pending.clear()
+        self._head, self._has_changed = None, False
+        self.passages.store.clear()
+
+    def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
+        """Drop the captures of some scopes, and their waiting passages; return the captures."""
+        self._pending = deque(each for each in self._pending if not is_own(each[0]))
+        if self._head is not None:  # whose it is, nobody knows
+            self._head[2].wipe()
+            self._head = None
+        return self.passages.purge(scope, is_own, timeout_s)
+
+    def barring(self, scope: Scope) -> AbstractContextManager[object]:
+        """Have the warm tier take and give nothing of a tenant until the end of a block."""
+        return self.passages.barring(scope)
+
+    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
+        """Purge the warm tier, as "passages", within `barring`."""
+        return self.passages.purge_tiers(scope, timeout_s)
+
+    def close(self) -> None:
+        """Drop passages that wait to be captured, and close the warm tier."""
+        self._pending.clear()
+        self.passages.close()
+
+    def _num_lacking(self, scope: Scope, segments: Segments) -> int:
+        blending = self._tried(scope)
+        if self._settings.capture != "isolated" or isinstance(blending, NotRelocatable):
+            return 0
+        return len(self.passages.missing(segments, scope, blending))
+
+    def _tried(self, scope: Scope) -> Blending | NotRelocatable:
+        if self._refusal is not None:
+            return self._refusal
+        with locked(self._model):
+            return self.passages.tried(scope)
+
+    def _plan(self, segments: Segments, scope: Scope, cached: int) -> ChunkPlan:
+        return self.passages.plan(segments, scope, cached, self._tried(scope), self._settings)
+
+    def _placed(self, job: Job, plan: ChunkPlan) -> Rows:
+        """Write K and V of a prompt's tokens up to its question into the blocks of its sequence.
+
+        Returns the rows of moved passages that were computed again.
+        """
+        seq, scope, stop = job.open_seq, cast("Scope", job.scope), _end_of(plan)
+        start = seq.computed
+        self._manager.reserve(seq, stop - start)
+        self._forward.copy()
+
+        def placed(seen: Inventory) -> Rows:
+            past, rows = self._blended(job, plan)
+            scatter(self._forward.pools[0], seq.block_ids(0), start, _rows(past, start, stop))
+            self._forward.rows(seq, plan.segments.tokens, rows, seen)
+            return moved_rows(plan, rows)
+
+        rows = self._computed(scope, placed)
+        if rows is None:
+            self._has_changed = True
+            raise ConfigError("the model was changed meanwhile")
+        self._manager.commit(seq, job.known(start, stop))
+        return rows
+
+    def _blended(self, job: Job, plan: ChunkPlan) -> tuple[WorkingCache, Rows]:
+        """Return a working cache of a prompt's tokens up to its question, and the rows that are to be computed over it."""
+        seq, tokens, pool = job.open_seq, plan.segments.tokens, self._forward.pools[0]
+        start, stop = seq.computed, _end_of(plan)
+        past = self._runs.past(stop)
+        if start:
+            kv = cast("ChunkKV", cast("Variant", plan.placed[0].variant).kv)
+            grow(past, kv, start)
+            gather_into(pool, seq.block_ids(0), start, _rows(past, 0, start))
+            self._runs.hold(past, tokens[:start])
+        if plan.exact_until > start:
+            self._runs.feed(past, tokens[start : plan.exact_until], start)
+        blending = cast("Blending", self.passages.tried(cast("Scope", job.scope)))
+        return past, blending.begin(past, plan, stop)
+
+    def _captured(
+        self, segments: Segments, passages: Sequence[Tokens], seen: Inventory
+    ) -> list[Variant]:
+        """Return captures of passages behind a head."""
+        return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
+
+    def _head_of(self, head: Tokens, seen: Inventory) -> ChunkKV | None:
+        """Return K and V of a head, computed once under an inventory of the model, for passages that are captured one by one."""
+        text = head.tobytes()
+        if not text:
+            return None
+        if self._head is None or self._head[0] is not seen or self._head[1] != text:
+            past = self._runs.past(head.size)
+            self._runs.feed(past, head)
+            kv = captured(past, 0, head.size)
+            assert kv is not None
+            self._head = seen, text, kv
+        return self._head[2]
+
+
+def _prompt_of(job: Job) -> PassagePrompt | None:
+    """Return the segments of the request that a job answers, where it has any."""
+    return cast("Any", job).request.passages  # every job of an engine is an `Answer`
+
+
+def _end_of(plan: ChunkPlan) -> int:
+    """Return the tokens before a prompt's question."""
+    return plan.segments.spans[-1][1]
+
+
+def _rows(past: WorkingCache, start: int, stop: int) -> list[KV]:
+    """Return K and V of some columns of all layers, as views."""
+    return [past.kv_layers[index].row(0, start, stop) for index in sorted(past.kv_layers)]
+
+
+def _refusal(forward: Forward) -> NotRelocatable | None:
+    """Return why the blocks of an engine cannot take K and V as transformers caches them; None: they can."""
+    name, layout = model_type(forward.model.model.config), forward.model.layout
+    if not layout.is_full_attention or len(layout.groups) != 1:
+        return NotRelocatable(
+            f"{name} has layers with windows, whose blocks an engine gives back as it goes on: passages are placed "
+            "in blocks of full attention alone; PrefixCache places them"
+        )
+    memory = cast("KVLayout", layout.groups[0].memory)
+    blocks = KVShape(memory.kv_heads, memory.k_width, memory.v_width)
+    if any(shape != blocks for shape in kv_shapes(forward.model.model.config)):
+        return NotRelocatable(
+            f"{name} caches latents, and an engine's blocks hold the heads that come of them; PrefixCache places "
+            "its passages"
+        )
+    return None

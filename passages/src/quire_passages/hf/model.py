@@ -1,0 +1,140 @@
+"""Chunks over a bare model: capture, blend, compare. No cache, no store, and nothing is declined."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.engines.models.supported import checked_model
+from quire.engines.models.working_cache import WorkingCache
+from quire.engines.segments import Given
+from quire.errors import TokensError
+from quire.tensors.kinds import layer_kinds
+from quire_passages import ChunkPlan, NoRows, PassagePlace, Segments, Selector, Variant
+from quire_passages.hf.blending import Blending
+from quire_passages.hf.gate import relocation_of
+from quire_passages.hf.relocation import Relocation
+from quire_passages.hf.runs import Runs, contextual
+from quire_passages.hf.weighing import masses_of
+from quire_passages.selectors import Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blended:
+    """The result of a prompt with reused passages.
+
+    logits  `[vocab]` of the next token, float32 on the host
+    rows    positions of moved passages that were computed again
+    moved   tokens of these passages
+    past    the working cache of all tokens, to go on from: `model(next_ids, past_key_values=past)`
+    """
+
+    logits: torch.Tensor
+    rows: Rows
+    moved: int
+    past: WorkingCache
+
+    @property
+    def share(self) -> float:
+        """The rows that were computed again, of those of moved passages."""
+        return self.rows.size / self.moved if self.moved else 0.0
+
+
+class ChunkModel:
+    """A model of transformers with operations on the KV of passages, for measuring and checking.
+
+        chunks = ChunkModel(model)
+        held = [chunks.capture(ids, before=segments.head) for ids in segments.passages]
+        blended, whole = chunks.blend(segments, held, Epic(16)), chunks.full(segments)
+
+    sample     passages of real text as token ids, by which the check layer is picked; None: random ones
+    positions  positions that the gate has to vouch for; None: as far as the model's config goes
+
+    Raises `NotRelocatable` for a model whose keys cannot be moved.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        sample: Sequence[Sequence[int]] | None = None,
+        positions: int | None = None,
+    ) -> None:
+        model = checked_model(model, "ChunkModel")
+        kinds = layer_kinds(model.config)
+        self._runs = Runs(model, kinds)
+        self.relocation: Relocation = relocation_of(model, kinds, sample, positions)
+        self._blending = Blending(model, kinds, self.relocation)
+
+    def capture(self, ids: Given, before: Given = ()) -> Variant:
+        """Return K and V of a passage computed behind a head, whose own are dropped."""
+        read = Segments.of([before, ids, ids])
+        return self.capture_alone([read.passages[0]], read.head)[0]
+
+    def capture_alone(self, passages: Sequence[Given], head: Given = ()) -> list[Variant]:
+        """Return isolated variants of passages, each computed behind the head alone."""
+        read = Segments.of([head, *passages, [0]])
+        return self._runs.isolated(read.head, read.passages)
+
+    def capture_all(self, segments: Segments, *, masses: bool = False) -> list[Variant]:
+        """Return variants of all passages of a prompt as they are there.
+
+        masses  measure their attention too, which `CacheCraft` goes by
+        """
+        past = self._runs.past(segments.num_tokens)
+        self._runs.feed(past, segments.tokens)
+        found = None
+        if masses and segments.passages:
+            found = masses_of(self._blending.rows, past, segments.tokens, segments.spans)
+        return contextual(past, segments, range(len(segments.passages)), found)
+
+    def blend(
+        self,
+        segments: Segments,
+        variants: Sequence[Variant | None],
+        selector: Selector,
+        *,
+        reposition: bool = True,
+        exact_first: bool = True,
+    ) -> Blended:
+        """Return what comes of a prompt with passages placed from variants, one for each; None: computed.
+
+        reposition   False: keys are not rotated: a control
+        exact_first  a variant that was captured behind this very text is placed as exact; False: it is
+                     treated as all others
+        """
+        if len(variants) != len(segments.passages):
+            raise TokensError(f"{len(variants)} variants for {len(segments.passages)} passages")
+        self._blending.must_drop(selector)
+        placements: list[PassagePlace] = []
+        for (start, stop), ids, variant in zip(
+            segments.spans, segments.passages, variants, strict=True
+        ):
+            if variant is not None and variant.ids != ids.tobytes():
+                raise TokensError(
+                    f"a variant of {variant.num_tokens} tokens is given for another passage of {ids.size}"
+                )
+            is_exact = (
+                exact_first
+                and variant is not None
+                and variant.start == start
+                and segments.text.startswith(variant.before)
+            )
+            placements.append(PassagePlace(start, stop, variant, is_exact=is_exact))
+        plan = ChunkPlan(segments, selector, 0, segments.head.size, tuple(placements))
+        if not plan.placed:
+            return self.full(segments)
+        past = self._runs.past(segments.num_tokens)
+        if segments.head.size:
+            self._runs.feed(past, segments.head)
+        rows, logits = self._blending.fill(past, plan, segments.num_tokens, rotate=reposition)
+        assert logits is not None
+        moved = sum(each.num_tokens for each in plan.moved)
+        return Blended(logits.float().cpu(), rows, moved, past)
+
+    def full(self, segments: Segments) -> Blended:
+        """Return the result of a prompt in one plain forward."""
+        past = self._runs.past(segments.num_tokens)
+        logits = self._runs.feed(past, segments.tokens)
+        return Blended(logits.float().cpu(), NoRows().rows([]), 0, past)

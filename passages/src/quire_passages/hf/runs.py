@@ -1,0 +1,117 @@
+"""Plain forwards of a model, of tokens at any position."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.engines.models.cache_factory import make_layers
+from quire.engines.models.column_tokens import TokenLedger
+from quire.engines.models.working_cache import WorkingCache
+from quire.tensors.kinds import LayerKind
+from quire_passages import Masses, Segments, Variant
+from quire_passages.hf.capture import ChunkKV, captured, grow, place
+
+Ids = npt.NDArray[np.integer[Any]]
+
+
+class Runs:
+    """Plain forwards of a model over working caches of one row."""
+
+    def __init__(self, model: Any, kinds: Sequence[LayerKind]) -> None:
+        self.model = model
+        self.kinds = kinds
+
+    def past(self, num_tokens: int = 0) -> WorkingCache:
+        """Return a working cache of one row without columns, with room for so many."""
+        empty = torch.empty(1, 0, dtype=torch.long, device=self.model.device)
+        ledger = TokenLedger(empty, np.zeros(1, np.int64))
+        return WorkingCache(make_layers(self.kinds, room=num_tokens), ledger)
+
+    def feed(self, past: WorkingCache, ids: Ids, first: int = 0) -> torch.Tensor:
+        """Compute ids at positions from `first` on behind what `past` holds; return the last logits `[vocab]`."""
+        return self.logits(past, ids, first, keep=1)[-1]
+
+    def logits(self, past: WorkingCache, ids: Ids, first: int = 0, keep: int = 0) -> torch.Tensor:
+        """Compute ids as `feed` does; return the logits `[rows, vocab]` of the last `keep`, of all with 0."""
+        device = self.model.device
+        fed = _row(ids, device)
+        at = torch.arange(first, first + fed.shape[1], device=device)[None]
+        seen = torch.ones(1, past.get_seq_length() + fed.shape[1], dtype=torch.long, device=device)
+        with torch.no_grad():
+            output = self.model(
+                input_ids=fed,
+                position_ids=at,
+                attention_mask=seen,
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        past.ledger.append(fed)
+        return output.logits[0]
+
+    def hold(self, past: WorkingCache, ids: Ids) -> None:
+        """Note that the columns behind those that are known hold exact K and V of `ids`."""
+        past.ledger.append(_row(ids, self.model.device))
+
+    def kv(self, ids: Ids, first: int) -> ChunkKV:
+        """Return K and V of ids as they are at positions from `first` on, with nothing before them."""
+        past = self.past(len(ids))
+        self.feed(past, ids, first)
+        found = captured(past, 0, len(ids))
+        assert found is not None
+        return found
+
+    def isolated(
+        self, head: Ids, passages: Sequence[Ids], held: ChunkKV | None = None
+    ) -> list[Variant]:
+        """Return variants of passages, each computed behind a head alone, whose own K and V are dropped.
+
+        held  K and V of the head, where they are there already
+        """
+        past = self.past(len(head) + max((len(ids) for ids in passages), default=0))
+        if held is not None:
+            grow(past, held, len(head))
+            place(past, held, 0, 0, [None] * len(self.kinds))
+            self.hold(past, head)
+        elif len(head):
+            self.feed(past, head)
+        before = np.asarray(head, np.int32).tobytes()
+        found: list[Variant] = []
+        for ids in passages:
+            self.feed(past, ids, len(head))
+            kv = captured(past, len(head), len(head) + len(ids))
+            past.crop(-len(ids))
+            assert kv is not None
+            found.append(Variant(np.asarray(ids, np.int32).tobytes(), before, "isolated", kv))
+        return found
+
+
+def contextual(
+    past: WorkingCache,
+    segments: Segments,
+    which: Iterable[int],
+    masses: Sequence[Masses] | None = None,
+) -> list[Variant]:
+    """Return variants of some passages of a prompt whose exact K and V a working cache holds.
+
+    The first passage stands behind the head alone, and so is isolated. A passage is left out where a
+    windowed layer lacks some of it.
+    """
+    found: list[Variant] = []
+    texts = segments.passage_texts
+    for index in which:
+        start, stop = segments.spans[index]
+        kv = captured(past, start, stop)
+        if kv is not None:
+            before = segments.text[: 4 * start]
+            kind = "contextual" if index else "isolated"
+            weighed = None if masses is None else masses[index]
+            found.append(Variant(texts[index], before, kind, kv, texts[:index], weighed))
+    return found
+
+
+def _row(ids: Ids, device: torch.device) -> torch.Tensor:
+    return torch.as_tensor(np.asarray(ids, np.int64)).to(device)[None]

@@ -1,0 +1,103 @@
+"""The account of one call that was given passages."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire_passages.planning import ChunkPlan
+from quire_passages.selectors import Rows
+from quire_passages.variants import Kind
+
+Exactness = Literal["exact", "approximate"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassageReport:
+    """The result for one passage.
+
+    tokens      of the passage
+    variant     the name of the variant that was placed, and its kind; None: none was
+    shift       positions by which its keys were rotated
+    recomputed  rows of it that were computed again
+    is_exact    whether its K and V are those of this very text
+    reason      why no variant was placed
+    """
+
+    tokens: int
+    variant: str | None
+    kind: Kind | None
+    shift: int
+    recomputed: int
+    is_exact: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReport:
+    """The account of a call with passages.
+
+    prompt tokens == exact_tokens + moved_tokens + recomputed_rows + computed_tokens
+
+    exactness        "approximate" where K and V of another text took part; else the answer is the model's own
+    exact_tokens     from the prefix cache, or from variants that were captured behind this very text
+    moved_tokens     from variants that were captured behind another text, not computed again
+    recomputed_rows  the rest of these
+    computed_tokens  all others: what the model had to compute as ever
+    passages         one for each, in their order
+    fallback         why chunks were not reused at all; None: they were
+    selector         which rows were computed again
+    captured         passages that this call has stored; an engine computes and stores them after its answer
+    """
+
+    exactness: Exactness
+    exact_tokens: int
+    moved_tokens: int
+    recomputed_rows: int
+    computed_tokens: int
+    passages: tuple[PassageReport, ...]
+    fallback: str | None
+    selector: str
+    captured: int = 0
+
+
+def report_of(plan: ChunkPlan, recomputed: Rows) -> ChunkReport:
+    """Return the account of a plan that was carried out, with these rows of moved passages computed again."""
+    whole = plan.segments.num_tokens
+    if plan.fallback is not None:
+        return ChunkReport(
+            exactness="exact",
+            exact_tokens=plan.cached,
+            moved_tokens=0,
+            recomputed_rows=0,
+            computed_tokens=whole - plan.cached,
+            passages=tuple(
+                PassageReport(each.stop - each.start, None, None, 0, 0, True, plan.fallback)
+                for each in plan.placements
+            ),
+            fallback=plan.fallback,
+            selector=plan.selector.name,
+        )
+    exact = plan.cached + sum(
+        each.stop - max(each.start, plan.cached) for each in plan.placed if each.is_exact
+    )
+    moved = sum(each.num_tokens for each in plan.moved) - recomputed.size
+    return ChunkReport(
+        exactness="exact" if plan.is_exact else "approximate",
+        exact_tokens=exact,
+        moved_tokens=moved,
+        recomputed_rows=recomputed.size,
+        computed_tokens=whole - exact - moved - recomputed.size,
+        passages=tuple(
+            PassageReport(
+                tokens=each.stop - each.start,
+                variant=None if each.variant is None else each.variant.name,
+                kind=None if each.variant is None else each.variant.kind,
+                shift=each.shift,
+                recomputed=int(((recomputed >= each.start) & (recomputed < each.stop)).sum()),
+                is_exact=each.is_exact,
+                reason=each.reason,
+            )
+            for each in plan.placements
+        ),
+        fallback=None,
+        selector=plan.selector.name,
+    )

@@ -1,0 +1,260 @@
+"""Selectors: which rows of passages are computed again, behind one interface."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import nearest
+from quire.errors import ConfigError
+from quire_passages.masses import context_impact, overlap, ranked
+from quire_passages.variants import Variant
+
+Rows = npt.NDArray[np.int64]
+
+
+class Moved(msgspec.Struct, frozen=True, eq=False):
+    """A passage whose K and V come from a variant that was captured behind another text.
+
+    start   the position of its first token in the prompt
+    before  the passages before it, as bytes
+    """
+
+    variant: Variant
+    start: int
+    before: tuple[bytes, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the passage."""
+        return self.variant.num_tokens
+
+
+class Selector(ABC):
+    """Chooses rows (positions in the prompt) of moved passages that are computed again.
+
+    name    for tables and reports
+    checks  whether all rows start, and a check layer says which of them go on: `kept` is asked then
+    weighs  whether it goes by attention masses, which are then measured at contextual captures
+    """
+
+    name: str
+    checks = False
+    weighs = False
+
+    @abstractmethod
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        """Return the rows to start with, rising."""
+
+    def kept(self, rows: Rows, deviation: npt.NDArray[np.float32]) -> Rows:
+        """Return which of `rows` go on behind the check layer, where their KV deviates by so much."""
+        raise NotImplementedError(f"{self.name} has no check layer")
+
+    def preferred(self, variants: Sequence[Variant], before: tuple[bytes, ...]) -> Variant:
+        """Return the variant to place behind these passages: an isolated one, the latest, or else the latest."""
+        if len(variants) == 1:
+            return variants[0]
+        isolated = [each for each in variants if each.kind == "isolated"]
+        return max(isolated or variants, key=lambda each: each.number)
+
+    def work(self, moved: Sequence[Moved], depth: float) -> float:
+        """Return the rows to compute, as whole ones; `depth`: the share of layers before the check layer."""
+        return float(self.rows(moved).size)
+
+
+class KVDeviation(Selector):
+    """The rows whose K and V deviate most from the stored ones at a check layer.
+
+    CacheBlend: Yao et al., EuroSys 2025, https://arxiv.org/abs/2405.16444, section 4, with one layer
+    that is checked, and both K and V compared there. All rows are computed up to that layer.
+
+    ratio  the share of moved rows that go on
+    check  the check layer; None: the one that the relocation gate has picked for the model
+    """
+
+    checks = True
+
+    def __init__(self, ratio: float = 0.15, check: int | None = None) -> None:
+        self.ratio = _share("ratio", ratio)
+        self.check = check
+        if check is not None and check < 1:
+            raise ConfigError(f"check={check}; the first layer that can be checked is 1")
+        self.name = f"kv-deviation {ratio:g}" + ("" if check is None else f" at layer {check}")
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        return _joined(np.arange(each.num_tokens) + each.start for each in moved)
+
+    def kept(self, rows: Rows, deviation: npt.NDArray[np.float32]) -> Rows:
+        count = math.ceil(self.ratio * rows.size)
+        return np.sort(rows[np.argsort(-deviation, kind="stable")[:count]])
+
+    def work(self, moved: Sequence[Moved], depth: float) -> float:
+        total = sum(each.num_tokens for each in moved)
+        return total * (depth + (1 - depth) * self.ratio)
+
+
+class Epic(Selector):
+    """The first `tokens` rows of each passage, which had been the beginning of a text: attention sinks.
+
+    EPIC's LegoLink: Hu et al., ICML 2025, https://arxiv.org/abs/2410.15332.
+    """
+
+    def __init__(self, tokens: int = 16) -> None:
+        if tokens < 0:
+            raise ConfigError(f"tokens={tokens}; the first rows of a passage are 0 or more")
+        self.tokens = tokens
+        self.name = f"epic {tokens}"
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        return _joined(np.arange(min(self.tokens, each.num_tokens)) + each.start for each in moved)
+
+    def work(self, moved: Sequence[Moved], depth: float) -> float:
+        return float(sum(min(self.tokens, each.num_tokens) for each in moved))
+
+
+class EpicShare(Selector):
+    """The first rows of each passage, as a share of it: EPIC by a budget."""
+
+    def __init__(self, ratio: float = 0.2) -> None:
+        self.ratio = _share("ratio", ratio)
+        self.name = f"epic-share {ratio:g}"
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        return _joined(
+            np.arange(math.ceil(self.ratio * each.num_tokens)) + each.start for each in moved
+        )
+
+    def work(self, moved: Sequence[Moved], depth: float) -> float:
+        return float(sum(math.ceil(self.ratio * each.num_tokens) for each in moved))
+
+
+class CacheCraft(Selector):
+    """The rows that looked most at other passages, as many as the variant's context has changed.
+
+    See `masses` for the source, and for what `corrected` corrects. Of several variants the one with
+    the least to compute is placed.
+    """
+
+    weighs = True
+
+    def __init__(self, alpha: float = 0.5, *, corrected: bool = True) -> None:
+        if not alpha >= 0:
+            raise ConfigError(f"alpha={alpha}; it weighs what is computed again, and is 0 or more")
+        self.alpha = alpha
+        self.corrected = corrected
+        self.name = f"cache-craft{'' if corrected else '-published'} {alpha:g}"
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        return _joined(self._of(each) for each in moved)
+
+    def preferred(self, variants: Sequence[Variant], before: tuple[bytes, ...]) -> Variant:
+        return min(variants, key=lambda each: (self.share(each, before), -each.number))
+
+    def share(self, variant: Variant, before: tuple[bytes, ...]) -> float:
+        """Return CFO, the share of a variant's rows to compute again behind these passages, 0 to 1."""
+        masses, known = variant.masses, variant.predecessors
+        if masses is None:
+            impact, kept = (
+                0.5,
+                0.0 if known else overlap((), before, _NONE, corrected=self.corrected),
+            )
+        else:
+            impact = context_impact(masses, variant.num_tokens, corrected=self.corrected)
+            inter = (masses.early if self.corrected else masses.mean).inter
+            kept = overlap(known, before, inter, corrected=self.corrected)
+        return min(max(self.alpha * impact * (1 - kept), 0.0), 1.0)
+
+    def _of(self, moved: Moved) -> Rows:
+        variant = moved.variant
+        count = math.ceil(self.share(variant, moved.before) * variant.num_tokens)
+        order = ranked(variant.masses, variant.num_tokens, corrected=self.corrected)
+        return np.sort(order[:count]) + moved.start
+
+
+class RandomRows(Selector):
+    """Rows by chance: the control that a selector has to beat at an equal number of rows."""
+
+    def __init__(self, ratio: float, seed: int = 0) -> None:
+        self.ratio = _share("ratio", ratio)
+        self._seed = seed
+        self.name = f"random {ratio:g}"
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        every = _joined(np.arange(each.num_tokens) + each.start for each in moved)
+        picked = np.random.default_rng(self._seed).permutation(every)
+        return np.sort(picked[: math.ceil(self.ratio * every.size)])
+
+
+class AllRows(Selector):
+    """Recomputes every row: the result must equal a plain forward."""
+
+    name = "all"
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        return _joined(np.arange(each.num_tokens) + each.start for each in moved)
+
+
+class NoRows(Selector):
+    """Nothing again: re-positioning alone."""
+
+    name = "none"
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        return np.empty(0, np.int64)
+
+
+_NAMED: dict[str, Callable[[float], Selector]] = {
+    "kv-deviation": KVDeviation,
+    "epic": lambda tokens: Epic(int(tokens)),
+    "epic-share": EpicShare,
+    "cache-craft": CacheCraft,
+    "cache-craft-published": lambda alpha: CacheCraft(alpha, corrected=False),
+    "random": RandomRows,
+}
+_DEFAULTS = {
+    "kv-deviation": 0.15,
+    "epic": 16.0,
+    "epic-share": 0.2,
+    "cache-craft": 0.5,
+    "cache-craft-published": 0.5,
+    "random": 0.15,
+}
+
+
+def named_selector(line: str) -> Selector:
+    """Return the selector that a line names: `kv-deviation:0.15`, `epic:16`, `all`.
+
+    Raises `ConfigError` for a name or a number that cannot be.
+    """
+    name, _, number = line.partition(":")
+    if name in ("all", "none") and not number:
+        return AllRows() if name == "all" else NoRows()
+    if name not in _NAMED:
+        known = {*_NAMED, "all", "none"}
+        raise ConfigError(
+            f"no selector is named {name!r}; there are {', '.join(sorted(known))}{nearest(name, known)}"
+        )
+    try:
+        value = float(number) if number else _DEFAULTS[name]
+    except ValueError:
+        raise ConfigError(
+            f"selector {line!r}: {number!r} is no number; write {name}:{_DEFAULTS[name]:g}"
+        ) from None
+    return _NAMED[name](value)
+
+
+_NONE = np.empty(0, np.float32)
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name}={value}; a share of rows is from 0 to 1")
+    return value
+
+
+def _joined(parts: Iterable[Rows]) -> Rows:
+    found = list(parts)
+    return np.concatenate(found) if found else np.empty(0, np.int64)

@@ -1,0 +1,62 @@
+"""Variants: the KV of a passage as captured once, and the facts of that capture."""
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal, Protocol
+
+from quire_passages.masses import Masses
+
+Kind = Literal["isolated", "contextual"]
+
+_numbers = count(1)
+
+
+class HeldKV(Protocol):
+    """K and V of a passage, in any memory."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that they take."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """K and V of the passage `ids` as they were behind `before`, both int32 ids as bytes.
+
+    kind          isolated: `before` is the head alone; contextual: other passages stood there too
+    predecessors  these passages, in order, as bytes; none for an isolated one
+    masses        the attention of the passage to what stood before it, where that was measured
+    kv            what an engine holds; None from when the variant has gone
+    rounded       whether it was kept in fewer bits meanwhile: then it is exact nowhere
+    """
+
+    ids: bytes
+    before: bytes
+    kind: Kind
+    kv: HeldKV | None
+    predecessors: tuple[bytes, ...] = ()
+    masses: Masses | None = None
+    rounded: bool = False
+    pins: int = 0
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @property
+    def start(self) -> int:
+        """The position of the first token when it was captured."""
+        return len(self.before) // 4
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the passage."""
+        return len(self.ids) // 4
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of K, V and ids; 0 when it has gone."""
+        return 0 if self.kv is None else self.kv.num_bytes + len(self.ids) + len(self.before)
+
+    @property
+    def name(self) -> str:
+        """A short name for reports."""
+        return f"{self.kind} {self.number}"
