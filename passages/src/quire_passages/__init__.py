@@ -1,6 +1,7 @@
-"""Chunks: the KV of a passage, reused wherever it stands. Planning, without tensors.
+"""Passages: KV of a text, reused wherever it stands in a prompt.
 
-segments   a prompt as a head, passages and a question
+Planning, without tensors:
+
 variants   K and V of a passage as they were captured once
 masses     the attention of a capture, and what Cache-Craft makes of it
 store      variants in bounded memory, found by passage and scope
@@ -8,27 +9,64 @@ selectors  which rows are computed again
 settings   the settings of all of it
 planning   what of a prompt is exact, what is moved, and whether that is worth it
 report     the account of a call
+
+hf         capture, the relocation gate, blending, and the passages of a `PrefixCache`
+engine     the passages of an `Engine`
+bench      answers with passages beside full forwards: `quire bench chunks`, `quire chunks check`
+assets     small models that are made for questions about passages
+
+A prompt in parts is `quire.engines.segments.Segments`. Each name is loaded when it is first used.
 """
 
-from quire.engines.segments import Segments
-from quire_passages.masses import Masses, Measured
-from quire_passages.planning import ChunkPlan, PassagePlace, Reach, make_plan
-from quire_passages.report import ChunkReport, PassageReport, report_of
-from quire_passages.selectors import (
-    AllRows,
-    CacheCraft,
-    Epic,
-    EpicShare,
-    KVDeviation,
-    Moved,
-    NoRows,
-    RandomRows,
-    Selector,
-    named_selector,
-)
-from quire_passages.settings import Chunks
-from quire_passages.store import ChunkStore
-from quire_passages.variants import Variant
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.engines.segments import Segments
+    from quire_passages.masses import Masses, Measured
+    from quire_passages.planning import ChunkPlan, PassagePlace, Reach, make_plan
+    from quire_passages.report import ChunkReport, PassageReport, report_of
+    from quire_passages.selectors import (
+        AllRows,
+        CacheCraft,
+        Epic,
+        EpicShare,
+        KVDeviation,
+        Moved,
+        NoRows,
+        RandomRows,
+        Selector,
+        named_selector,
+    )
+    from quire_passages.settings import Chunks
+    from quire_passages.store import ChunkStore
+    from quire_passages.variants import Variant
+
+_HOME = {
+    "AllRows": "quire_passages.selectors",
+    "CacheCraft": "quire_passages.selectors",
+    "ChunkPlan": "quire_passages.planning",
+    "ChunkReport": "quire_passages.report",
+    "ChunkStore": "quire_passages.store",
+    "Chunks": "quire_passages.settings",
+    "Epic": "quire_passages.selectors",
+    "EpicShare": "quire_passages.selectors",
+    "KVDeviation": "quire_passages.selectors",
+    "Masses": "quire_passages.masses",
+    "Measured": "quire_passages.masses",
+    "Moved": "quire_passages.selectors",
+    "NoRows": "quire_passages.selectors",
+    "PassagePlace": "quire_passages.planning",
+    "PassageReport": "quire_passages.report",
+    "RandomRows": "quire_passages.selectors",
+    "Reach": "quire_passages.planning",
+    "Segments": "quire.engines.segments",
+    "Selector": "quire_passages.selectors",
+    "Variant": "quire_passages.variants",
+    "make_plan": "quire_passages.planning",
+    "named_selector": "quire_passages.selectors",
+    "report_of": "quire_passages.report",
+}
 
 __all__ = [
     "AllRows",
@@ -55,3 +93,9 @@ __all__ = [
     "named_selector",
     "report_of",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -28,7 +28,7 @@ def load(
     images: bool = False,
     lora: Path | None = None,
 ) -> tuple[Any, Any]:
-    """Return model and tokenizer of a model that comes with quire, a local folder, a GGUF file, or a hub id.
+    """Return model and tokenizer by a name of quire's own, from a folder, a GGUF file or the hub.
 
     The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
     transformers knows: "float32", "bfloat16", "auto"; the weights of a GGUF file are unpacked to

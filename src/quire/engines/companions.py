@@ -117,8 +117,8 @@ class AskedCompanion(Protocol):
         ...
 
 
-class PassageReport(Protocol):
-    """What an answer says of the passages of its prompt, in tokens."""
+class PassageAccount(Protocol):
+    """Account of the passages of a prompt, in tokens."""
 
     @property
     def computed_tokens(self) -> int:
@@ -128,6 +128,15 @@ class PassageReport(Protocol):
     @property
     def recomputed_rows(self) -> int:
         """Rows of moved passages that were computed again."""
+        ...
+
+
+class PromptInSegments(Protocol):
+    """The segments of a request, as the companion that takes them has them."""
+
+    @property
+    def report(self) -> PassageAccount | None:
+        """The account of the passages, once they were planned."""
         ...
 
 

@@ -11,7 +11,7 @@ import torch
 from quire import ops
 from quire.core import Scope
 from quire.core.terms import RequestTerms
-from quire.engines.companions import PassageReport
+from quire.engines.companions import PassageAccount
 from quire.engines.hf.inputs import Plan, Prompts, Signatures, read_prompts
 from quire.engines.hf.media import Media, MediaReader, Named, moved
 from quire.engines.hf.recorder import KVRecorder, Learn
@@ -52,7 +52,7 @@ class CallReport:
     tier_misses: dict[str, int] = field(default_factory=dict[str, int])
     unknown_tokens: int = 0
     unknown_reason: str | None = None
-    chunks: PassageReport | None = None
+    chunks: PassageAccount | None = None
 
     @property
     def computed_tokens(self) -> int:

@@ -11,7 +11,6 @@ answers       requests while they run, and what is said of them
 settings      of an engine
 computing     the forward of a step, by `engines.packed`
 tiers         KV below the pools
-passages      K and V of passages, placed in blocks as prompts in segments are admitted
 engine        Engine: requests in, outputs out
 async_engine  the same for event loops, on a thread
 

@@ -4,14 +4,14 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from quire.chat.text import TextStream
 from quire.core import Scope
 from quire.core.tokens import INT32
-from quire.engines.companions import PassageReport
+from quire.engines.companions import PassageAccount, PromptInSegments
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled
 from quire.errors import QuireError
@@ -82,7 +82,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     error: QuireError | None = None
-    chunks: PassageReport | None = None
+    chunks: PassageAccount | None = None
 
 
 @dataclass(slots=True)
@@ -98,15 +98,6 @@ class EngineStats:
     preemptions: int = 0
     running: int = 0
     waiting: int = 0
-
-
-class PromptInSegments(Protocol):
-    """The segments of a request, as the companion that takes them has them."""
-
-    @property
-    def report(self) -> PassageReport | None:
-        """What is said of them, once they were planned."""
-        ...
 
 
 class EngineRequest:
