@@ -24,7 +24,10 @@ def page() -> str:
     parts = [
         "# Which models",
         (
-            "This page lists the models that reuse prefixes exactly, and those that quire refuses.\n"
+            "This page lists the models that reuse prefixes exactly, and those that quire refuses. "
+            "It is about `PrefixCache`.\n"
+            "`Engine` and `quire serve` take fewer models, and text alone ([the engine's](engine.md#which-models)). "
+            "For vLLM, see\n[its limits](vllm.md#limits).\n\n"
             "`make test-families` writes the verdicts to `docs/families.json`; "
             "`tools/support_matrix.py` makes the page.\n\n"
             f"The tests build every causal LM that transformers {KEPT['transformers']} registers, "
