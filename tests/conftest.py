@@ -11,6 +11,13 @@ from hypothesis import settings
 import system
 from traces import KeptTrace
 
+# The shipped contract of tiers shows values where an assertion of it fails; folders before tests/tiers import it too.
+pytest.register_assert_rewrite(
+    "quire.tiers.contract.every",
+    "quire.tiers.contract.bounded",
+    "quire.tiers.contract.purging",
+    "quire.tiers.contract.poisoned",
+)
 # Where the tests run in the background of a script, Ctrl-C is ignored by them and by all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("quire", deadline=None)  # no test depends on the time it takes

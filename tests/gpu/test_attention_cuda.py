@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-sys.path.append(str(Path(__file__).parents[1] / "engines_loop"))
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 
-from test_attention import SHAPES, SIGHTS, Step  # noqa: E402
+from attention_help import SHAPES, SIGHTS, Step  # noqa: E402
 
 from quire.kernels.attention import (  # noqa: E402
     AttentionPlan,

@@ -1,14 +1,11 @@
 """`quire watch`: what it shows of an engine that publishes events, and the trace that it records."""
 
-import sys
 import time
-from pathlib import Path
 from threading import Thread
 
 import pytest
 
 pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from cli_help import refusal, run, shown, told
 from quire import CacheManager

@@ -10,7 +10,6 @@ import pytest
 from serve_help import running, wait_for
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from searching import found_in_files
 

@@ -1,13 +1,6 @@
-"""Fixtures of several test files; the shipped contract shows values where an assertion of it fails."""
+"""Fixtures of several test files."""
 
 import pytest
-
-pytest.register_assert_rewrite(
-    "quire.tiers.contract.every",
-    "quire.tiers.contract.bounded",
-    "quire.tiers.contract.purging",
-    "quire.tiers.contract.poisoned",
-)
 
 
 def pytest_generate_tests(metafunc):
