@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+sys.path.append(str(Path(__file__).parents[1] / "kernels_cpu"))
 
 from attention_help import SHAPES, SIGHTS, Step  # noqa: E402
 

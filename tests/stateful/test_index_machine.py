@@ -12,7 +12,7 @@ from running import run_machine
 
 from quire_router.index import ClusterIndex
 
-sys.path.append(str(Path(__file__).parents[1] / "cluster"))
+sys.path.append(str(Path(__file__).parents[1] / "router"))
 
 from index_help import MEDIA, SIZE, Publisher, SmallIndex
 
