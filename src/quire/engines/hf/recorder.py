@@ -149,9 +149,9 @@ def foreign(given: Mapping[str, Any], ledger: TokenLedger, media: Media) -> str 
     ids, the mask of the padding, positions counted from each row's first token, the named content
     of `media`. An argument that is not known to be harmless is a reason.
     """
-    ids = given.get("input_ids")
-    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.shape[0] != ledger.num_rows:
-        return f"input_ids were not a tensor [{ledger.num_rows}, tokens]"
+    ids, num_rows = given.get("input_ids"), ledger.num_rows
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.shape[0] != num_rows:
+        return f"input_ids were not a tensor [{num_rows}, tokens]"
     stop = ledger.length + ids.shape[1]
     for name, value in given.items():
         if value is None or name in _HARMLESS or name in media.names:
@@ -164,7 +164,7 @@ def foreign(given: Mapping[str, Any], ledger: TokenLedger, media: Media) -> str 
     if not media.is_seen_so(given.get(media.type_name), ledger.origins, ledger.length, stop):
         return f"{media.type_name} were not those of the prompt's media, which see all of an item"
     if not _same_mask(given.get("attention_mask"), ledger, stop):
-        return f"attention_mask was not [{ledger.num_rows}, {stop}] with zeros for padding alone"
+        return f"attention_mask was not [{num_rows}, {stop}] with zeros for padding alone"
     return None
 
 
@@ -182,7 +182,7 @@ def positions(ledger: TokenLedger, start: int, stop: int, device: Any) -> torch.
 def _same_mask(mask: object, ledger: TokenLedger, stop: int) -> bool:
     if mask is None:
         return not ledger.pads.any()
-    if not isinstance(mask, torch.Tensor) or mask.shape != (ledger.num_rows, stop):
+    if not isinstance(mask, torch.Tensor) or mask.shape != (ledger.pads.size, stop):
         return False
     there = positions(ledger, 0, stop, mask.device) >= 0 if ledger.pads.any() else 1
     return bool((mask == there).all())
@@ -195,7 +195,7 @@ def _same_positions(given: object, ids: torch.Tensor, ledger: TokenLedger, media
     if media.positions is not None:
         ours = media.positions_of(ledger.origins, start, stop).to(given.device)
         return given.shape == ours.shape and bool((given == ours).all())
-    if given.ndim != 2 or given.shape[0] not in {1, ledger.num_rows}:
+    if given.ndim != 2 or given.shape[0] not in {1, ids.shape[0]}:
         return False
     ours = positions(ledger, start, stop, given.device)
     same = given == ours

@@ -73,7 +73,7 @@ class WorkingLayer(CacheLayerMixin):
 
         Raises `ConfigError` when the rows are not the cache's.
         """
-        seen = self.seen_from
+        seen = 0 if self.window is None else max(self.length - self.window + 1, 0)
         k_new, v_new = self.extend(key_states, value_states)
         k_new.copy_(key_states.detach())
         v_new.copy_(value_states.detach())
@@ -94,20 +94,25 @@ class WorkingLayer(CacheLayerMixin):
 
     def extend(self, key_states: torch.Tensor, value_states: torch.Tensor) -> KV:
         """Append columns for K and V like these and return them, unwritten, as views."""
-        self._arrive()
+        if self.arriving is not None:
+            self._arrive()
         if self._held is None:
-            WorkingLayer.lazy_initialization(
-                self, key_states, value_states
-            )  # states have their own
-            return self.extend(key_states, value_states)
-        held = self._held[0]
-        check_rows(held, key_states)
-        start, stop = self.length, self.length + key_states.shape[-2]
-        if stop - self.first > held.shape[-2]:
-            rows = torch.arange(held.shape[0], device=held.device)
-            self._move(rows, max(stop - self.first + 64, 2 * (start - self.first)))
-        self._show(stop)
-        return self._columns(start, stop)
+            # A layer of states beside K and V has an initialization of its own.
+            WorkingLayer.lazy_initialization(self, key_states, value_states)
+        assert self._held is not None
+        k, v = self._held
+        num_rows, num_new = key_states.shape[0], key_states.shape[-2]
+        if num_rows != k.shape[0]:
+            check_rows(k, key_states)
+        start = self.length - self.first
+        stop = start + num_new
+        if stop > k.shape[-2]:
+            self._move(torch.arange(num_rows, device=k.device), max(stop + 64, 2 * start))
+            k, v = self._held
+        self.length += num_new
+        # As `_show` and `_columns` do: each decode step comes here once per layer.
+        self.keys, self.values = k.narrow(-2, 0, stop), v.narrow(-2, 0, stop)
+        return k.narrow(-2, start, num_new), v.narrow(-2, start, num_new)
 
     def start_with(self, column: int, like: KV, first: int | None = None) -> KV:
         """Begin with what a next token at `column` looks at; return those columns, unwritten.
@@ -124,12 +129,13 @@ class WorkingLayer(CacheLayerMixin):
                 f"a layer begins with column {self.first}; a token at {column} looks at {seen_from}"
             )
         num_columns = column - self.first
-        k, v = (each[..., :1, :].expand(-1, -1, num_columns, -1) for each in like)
-        return self.extend(k, v)
+        k, v = like[0][..., :1, :], like[1][..., :1, :]
+        return self.extend(k.expand(-1, -1, num_columns, -1), v.expand(-1, -1, num_columns, -1))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return length and offset of K when `query_length` more tokens are appended."""
-        return self.length + query_length - self.seen_from, self.seen_from
+        seen_from = self.seen_at(self.length)
+        return self.length + query_length - seen_from, seen_from
 
     def get_seq_length(self) -> int:
         """Return the number of columns so far, those of a window's past counted."""

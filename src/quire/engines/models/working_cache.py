@@ -39,6 +39,9 @@ class WorkingCache(Cache):
         super().__init__(layers=list(layers))  # pyright: ignore[reportArgumentType] - a union
         self.kv_layers = {i: x for i, x in enumerate(layers) if isinstance(x, WorkingLayer)}
         self.state_layers = [x for x in layers if isinstance(x, StateLayer)]
+        self._is_linear = [
+            isinstance(x, StateLayer) and not isinstance(x, WorkingLayer) for x in layers
+        ]
         self.ledger = ledger
         self.shared = 0
         self.block_size = block_size
@@ -51,10 +54,7 @@ class WorkingCache(Cache):
     @property
     def is_linear(self) -> list[bool]:
         """Whether each layer keeps states and no columns."""
-        return [
-            isinstance(layer, StateLayer) and not isinstance(layer, WorkingLayer)
-            for layer in self.layers
-        ]
+        return self._is_linear
 
     def forward_starts(self) -> None:
         """Note that a forward begins, and mend what one that failed has left.
@@ -142,9 +142,13 @@ class WorkingCache(Cache):
         """
         self.lost = self.lost or (self._in_forward and bool(self.state_layers))
         self._in_forward = False
+        for layer in self.kv_layers.values():
+            if layer.length != self.ledger.length:
+                break
+        else:
+            if self.kv_layers:
+                return
         lengths = {layer.length for layer in self.kv_layers.values()}
-        if lengths == {self.ledger.length}:
-            return
         if len(lengths) == 1 and (length := lengths.pop()) > self.ledger.length:
             self.ledger.append_unknown(
                 length - self.ledger.length, "the model was called where quire does not see it"
