@@ -155,7 +155,7 @@ it what reusing the KV of passages does to answers: `quire bench chunks`. As a l
 **Data.** {train_bytes:,} bytes of prose taken from CPython {python}: the reference manual
 (`pydoc_data.topics`) and the docstrings and comments of the standard library. Copyright (c)
 2001-2023 Python Software Foundation; All Rights Reserved; used under the PSF License Version 2
-(`quire-tiny/LICENSE`). Changes: markup, code and tables were dropped, paragraphs unwrapped, and cut into passages.
+(`LICENSE`). Changes: markup, code and tables were dropped, paragraphs unwrapped, and cut into passages.
 
 **Right** of 300 quotes of held-out modules, of 12 tokens behind six passages: {right}.
 """
