@@ -41,7 +41,13 @@ MORE = (
 )
 MORE += ("starcoder2", "gpt_bigcode", "cohere2", "olmo3", "exaone4", "gemma4_text")
 # A pool that a few requests fill: they are preempted; and steps that cut prompts into pieces.
-TIGHT = {"num_blocks": 26, "block_size": 4, "max_running": 6, "max_step_tokens": 23, "max_chunk": 9}
+TIGHT = {
+    "num_blocks": 26,
+    "block_size": 4,
+    "max_running": 6,
+    "max_step_tokens": 23,
+    "max_prefill_tokens": 9,
+}
 
 
 def model_of(family, **changes):

@@ -26,7 +26,10 @@ PARAMS = SamplingParams(temperature=0, max_tokens=9)
 WAYS = {
     "roomy": ({"num_blocks": 90, "block_size": 4}, {}),
     "forks": ({"num_blocks": 60, "block_size": 16}, {"n": 3}),
-    "full": ({"num_blocks": 22, "block_size": 4, "max_step_tokens": 23, "max_chunk": 9}, {}),
+    "full": (
+        {"num_blocks": 22, "block_size": 4, "max_step_tokens": 23, "max_prefill_tokens": 9},
+        {},
+    ),
     "guessed": ({"num_blocks": 90, "block_size": 4}, {"speculation": 3}),
     "tiers": ({"num_blocks": 22, "block_size": 4}, {"n": 2}),
 }

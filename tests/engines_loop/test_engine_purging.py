@@ -148,7 +148,7 @@ def run(engine, num_steps):
 )
 def test_requests_of_the_tenant_end_and_nothing_of_them_comes_back(tmp_path, tiers, num_blocks):
     """With few blocks some requests wait, and one was preempted."""
-    engine = make(trained_model(), tiers, num_blocks=num_blocks, max_chunk=16)
+    engine = make(trained_model(), tiers, num_blocks=num_blocks, max_prefill_tokens=16)
     needles = Needles(engine)
     mine = [
         engine.add_request(

@@ -14,7 +14,13 @@ from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stack import TierStack
 
 PROMPT = tuple(range(10, 50))
-SMALL = {"num_blocks": 26, "block_size": 4, "max_running": 6, "max_step_tokens": 23, "max_chunk": 9}
+SMALL = {
+    "num_blocks": 26,
+    "block_size": 4,
+    "max_running": 6,
+    "max_step_tokens": 23,
+    "max_prefill_tokens": 9,
+}
 ALWAYS = {"gate": False, "busy_share": 1.0}
 """Bring back whatever is there, also where a tiny model computes it sooner."""
 

@@ -16,7 +16,13 @@ from test_engine_families import FAMILIES, MORE, model_of
 from quire.engines.loop import Engine, SamplingParams
 
 SHORT = ("gpt_oss", "deepseek_v3")
-TIGHT = {"num_blocks": 24, "block_size": 4, "max_running": 4, "max_step_tokens": 23, "max_chunk": 9}
+TIGHT = {
+    "num_blocks": 24,
+    "block_size": 4,
+    "max_running": 4,
+    "max_step_tokens": 23,
+    "max_prefill_tokens": 9,
+}
 
 
 def watched(model):

@@ -121,7 +121,7 @@ class Traffic:
             "num_blocks": pick((70, 100, 130, 400)) // size + 1,
             "max_running": running,
             "max_step_tokens": running + pick((1, 3, 17, 30, 200)),
-            "max_chunk": pick((None, None, 1, 5, 9)),
+            "max_prefill_tokens": pick((None, None, 1, 5, 9)),
             "policy": pick(("lru", "lru", "fifo", "lfu")),
         }
         engine = Engine(self.model, debug_nan=True, clock=lambda: self.now, **drawn | options)

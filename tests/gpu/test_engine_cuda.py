@@ -26,7 +26,13 @@ pytestmark = [
 # Grouped heads, latent attention, soft caps, windows beside full layers, windows alone, sinks.
 FAMILIES = ("llama", "deepseek_v3", "gemma2", "gemma3_text", "mistral+window", "gpt_oss")
 # A pool that a few requests fill: they are preempted; and steps that cut prompts into pieces.
-TIGHT = {"num_blocks": 26, "block_size": 4, "max_running": 6, "max_step_tokens": 23, "max_chunk": 9}
+TIGHT = {
+    "num_blocks": 26,
+    "block_size": 4,
+    "max_running": 6,
+    "max_step_tokens": 23,
+    "max_prefill_tokens": 9,
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,4 @@
-"""Counts of tools/words.py that stay at 0: docstrings whose first line is headless or too long."""
+"""Counts of tools/words.py that stay at 0: first lines of docstrings, and the prose of pages."""
 
 import sys
 from pathlib import Path
@@ -23,6 +23,14 @@ def test_first_lines_of_docstrings_name_their_subject(places):
 
 def test_first_lines_of_public_docstrings_have_20_words_at_most(places):
     assert not places["long"], "run: python tools/words.py long"
+
+
+def test_lines_of_prose_have_120_characters_at_most(places):
+    assert not places["wide"], "run: python tools/words.py wide"
+
+
+def test_sentences_of_prose_have_30_words_at_most(places):
+    assert not places["sentences"], "run: python tools/words.py sentences"
 
 
 def test_a_relative_clause_in_place_of_a_noun_is_headless():

@@ -222,7 +222,7 @@ def test_terms_that_cannot_be_are_refused_when_a_job_is_added():
     [
         {"max_running": 0},
         {"max_running": 64, "max_step_tokens": 64},
-        {"max_chunk": 0},
+        {"max_prefill_tokens": 0},
         {"watermark": 1.0},
         {"max_passed": 0},
     ],

@@ -60,7 +60,7 @@ def all_settings(random):
         lookup_timeout_s=0.1,
         load_timeout_s=1.0,
         queue_bytes=random.choice([1000, 4000, 1 << 20]),
-        chunk_bytes=random.choice([300, 2000, 1 << 20]),
+        batch_bytes=random.choice([300, 2000, 1 << 20]),
         threads=random.choice([1, 2]),
         failures=random.choice([1, 3]),
         cool_down_s=0.06,

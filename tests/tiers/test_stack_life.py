@@ -44,8 +44,8 @@ def test_a_prefetch_brings_records_into_the_fastest_tier_and_leases_them():
 
 @pytest.mark.parametrize(("waits_s", "num_ready"), [(0.0, 4), (0.7, 8)])
 def test_a_request_whose_turn_has_come_takes_what_is_there(waits_s, num_ready):
-    """Four chunks of one record are read at a time, by one thread, in 0.125 s each."""
-    world = Stacked("host", "disk", chunk_bytes=SIZE, threads=1)
+    """Four batches of one record are read at a time, by one thread, in 0.125 s each."""
+    world = Stacked("host", "disk", batch_bytes=SIZE, threads=1)
 
     def scenario(stack, host, disk):
         put(disk, range(40))
@@ -85,7 +85,7 @@ def test_a_prefetch_ends_where_the_fastest_tier_is_full_of_leased_records():
     disk = DictTier("disk")
     disk.in_memory = False
     put(disk, range(1000))
-    stack = TierStack([Host("64KiB"), disk], StackSettings(chunk_bytes=10 * SIZE))
+    stack = TierStack([Host("64KiB"), disk], StackSettings(batch_bytes=10 * SIZE))
     ready = prefetch(stack, range(1000)).finish(30.0)
     assert 100 < ready < 256
     assert all(stack.tiers[0].contains(KEYS[:ready]))
@@ -228,7 +228,7 @@ def test_in_real_threads_clients_read_what_was_written_while_a_tier_misbehaves()
         FaultPlan(latency_s=0.001, errors=0.05, corruption=0.05, short_reads=0.05),
         seed=1,
     )
-    settings = StackSettings(failures=1000, chunk_bytes=8 * SIZE, gate=False)
+    settings = StackSettings(failures=1000, batch_bytes=8 * SIZE, gate=False)
     stack = TierStack([Host("64KiB"), disk], settings)
     hits, errors = [], []
 

@@ -298,7 +298,7 @@ def test_a_slow_read_holds_up_nobody_who_reads_from_another_tier():
 
 
 def test_a_small_read_takes_its_turn_between_the_chunks_of_a_large_one():
-    world = Stacked("disk", threads=1, chunk_bytes=SIZE, load_timeout_s=1000.0)
+    world = Stacked("disk", threads=1, batch_bytes=SIZE, load_timeout_s=1000.0)
 
     def scenario(stack, disk):
         put(disk, range(110))

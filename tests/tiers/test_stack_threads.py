@@ -76,7 +76,7 @@ class Owner:
 def test_on_a_small_host_above_a_disk(tmp_path, seed):
     host, disk = Host(12 * SIZE), Disk(tmp_path, "1MiB")
     settings = StackSettings(
-        gate=False, load_timeout_s=20, lookup_timeout_s=20, chunk_bytes=3 * SIZE
+        gate=False, load_timeout_s=20, lookup_timeout_s=20, batch_bytes=3 * SIZE
     )
     with TierStack([host, disk], settings) as stack:
         owners = [Owner(stack, seed, first) for first in (0, 30)]

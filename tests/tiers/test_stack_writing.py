@@ -193,8 +193,8 @@ def test_no_tail_is_stored_behind_a_refused_head(refused_by):
         stack.drain(10)
         assert held(disk) == [0, 1, 2]
 
-    chunk_bytes = SIZE if refused_by == "one call" else 1 << 20
-    Stacked("disk", chunk_bytes=chunk_bytes).run(scenario)
+    batch_bytes = SIZE if refused_by == "one call" else 1 << 20
+    Stacked("disk", batch_bytes=batch_bytes).run(scenario)
 
 
 def test_a_tier_that_is_not_written_for_failures_still_gives_what_it_has():
@@ -299,7 +299,7 @@ def test_what_waits_to_be_written_is_written_before_it_is_deleted_or_flushed():
         assert stack.drain(1)
         assert held(disk) == []
 
-    Stacked("host", "disk", chunk_bytes=10 * SIZE).run(scenario)
+    Stacked("host", "disk", batch_bytes=10 * SIZE).run(scenario)
 
 
 def test_what_is_deleted_while_it_is_read_is_not_kept_and_not_given_to_who_asks_later():

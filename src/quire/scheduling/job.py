@@ -25,22 +25,22 @@ class Limits(msgspec.Struct, frozen=True):
 
     `max_running`      jobs that run at once
     `max_step_tokens`  tokens that a step computes: one of each job that decodes, the rest of prompts
-    `max_chunk`        tokens of one prompt in a step; None for as many as the step has left
+    `max_prefill_tokens`        tokens of one prompt in a step; None for as many as the step has left
     `watermark`        share of the blocks that an admission leaves free while others run
     `max_passed`       so many jobs that came later are admitted before one that waits; then nobody passes it
     """
 
     max_running: int = 64
     max_step_tokens: int = 2048
-    max_chunk: int | None = None
+    max_prefill_tokens: int | None = None
     watermark: float = 0.01
     max_passed: int = 16
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_step_tokens", "max_passed"):
             check_count(name, getattr(self, name))
-        if self.max_chunk is not None:
-            check_count("max_chunk", self.max_chunk)
+        if self.max_prefill_tokens is not None:
+            check_count("max_prefill_tokens", self.max_prefill_tokens)
         if self.max_step_tokens <= self.max_running:
             raise ConfigError(
                 f"a step of {self.max_step_tokens} tokens leaves prompts no room beside "

@@ -225,7 +225,7 @@ class Scheduler:
 
         Where the step would compute nothing at all otherwise, the last jobs are preempted for it.
         """
-        wanted = min(budget, self.limits.max_chunk or budget, job.num_left)
+        wanted = min(budget, self.limits.max_prefill_tokens or budget, job.num_left)
         while budget > 0 and job.state == "running":
             num_tokens = granted(self.manager, job, wanted)
             if not num_tokens and (parts or self.decoding):

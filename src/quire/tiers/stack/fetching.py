@@ -1,11 +1,11 @@
-"""Fetches, chunks and tickets: reads that requests share, each until its own deadline.
+"""Fetches, batches and tickets: reads that requests share, each until its own deadline.
 
     Fetch    keys that one request wants
-    Chunk    keys that one call reads from one tier, into buffers of its own
-    Ticket   a fetch's claim on some keys of a chunk, with a deadline
+    ReadBatch    keys that one call reads from one tier, into buffers of its own
+    Ticket   a fetch's claim on some keys of a batch, with a deadline
 
-A request that wants a key that is being read takes a ticket on that chunk. When the chunk is read, who asked first
-gets its buffers, and the others copies. A ticket that is given up is out: what the chunk brings later is not for it.
+A request that wants a key that is being read takes a ticket on that batch. When the batch is read, who asked first
+gets its buffers, and the others copies. A ticket that is given up is out: what the batch brings later is not for it.
 
     WAITING ── its lane's turn ──▶ READING ── buffers go to those who still wait ──▶ DONE
        └─ nobody wants it any more ─▶ DONE, without a call
@@ -26,8 +26,8 @@ from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.member import Shared, StackMember
 
 
-class ChunkState(Enum):
-    """The progress of a chunk."""
+class BatchState(Enum):
+    """The progress of a batch."""
 
     WAITING = auto()
     READING = auto()
@@ -36,13 +36,13 @@ class ChunkState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A claim of `fetch` on keys of a chunk: its `indices`, which are `places` in the chunk.
+    """A claim of `fetch` on keys of a batch: its `indices`, which are `places` in the batch.
 
     `idle_s`  for so long nothing at all may come of its fetch
     """
 
     fetch: Fetch
-    chunk: Chunk
+    batch: ReadBatch
     indices: list[int]
     places: Sequence[int]
     deadline: Deadline
@@ -55,8 +55,8 @@ class Ticket:
 
     @property
     def is_first(self) -> bool:
-        """Whether the chunk is read for it; others joined."""
-        return self.fetch is self.chunk.owner
+        """Whether the batch is read for it; others joined."""
+        return self.fetch is self.batch.owner
 
     @property
     def sizes(self) -> list[int]:
@@ -64,7 +64,7 @@ class Ticket:
         return [self.fetch.sizes[index] for index in self.indices]
 
 
-class Chunk:
+class ReadBatch:
     """A read batch: keys that one call reads from one tier, for its owner and later joiners.
 
     Keys in `gone` were deleted meanwhile.
@@ -90,7 +90,7 @@ class Chunk:
         self.keys = [owner.keys[index] for index in indices]
         self.sizes = [owner.sizes[index] for index in indices]
         self.deadline = deadline
-        self.state = ChunkState.WAITING
+        self.state = BatchState.WAITING
         self.allowed_s = 0.0
         self.gone: AbstractSet[bytes] = frozenset()
         self.tickets: list[Ticket] = []

@@ -20,8 +20,8 @@ FIRST_WINDOW_HERE, GROWTH_HERE = 8, 4
 next one asks for so many times as many. A prompt's first keys also tell whether to ask for it."""
 
 SAMPLE_KEYS = 256
-_CHUNKS = (4.0, 0.25, 1.0)
-"""How much is loaded to measure a tier, in turn, so that latency and bandwidth show; in chunks."""
+_BATCHES = (4.0, 0.25, 1.0)
+"""How much is loaded to measure a tier, in turn, so that latency and bandwidth show; in batches."""
 
 PROBE_SHARE = 0.05
 """The most of a tier's bandwidth, as far as it is known, that measuring it may take."""
@@ -251,9 +251,10 @@ class TierLookup:
         shared, settings = self._shared, self._shared.settings
         with shared.lock:
             self._num_probes += 1
-            chunks = _CHUNKS[self._num_probes % len(_CHUNKS)]
+            batches = _BATCHES[self._num_probes % len(_BATCHES)]
             room = min(
-                chunks * int(settings.chunk_bytes), PROBE_SHARE * PROBE_S * level.estimate.bandwidth
+                batches * int(settings.batch_bytes),
+                PROBE_SHARE * PROBE_S * level.estimate.bandwidth,
             )
             sample, sizes = level.asking.sample
         ends = accumulate(sizes)

@@ -10,14 +10,14 @@ from quire.tiers.stack.lanes import Deadline, TierLane
 from quire.tiers.stack.member import Shared, StackMember
 from quire.tiers.stack.reading import Reader
 
-CHUNKS = 4
+BATCHES = 4
 """Chunks that one prefetch reads at a time."""
 
 MOST_ACTIVE = 8
 """Prefetches that read at a time; the others wait for one of them to end."""
 
 READ_S = 30.0
-"""The longest that one read of some chunks may take."""
+"""The longest that one read of some batches may take."""
 
 LEASE_S = 30.0
 """How long prefetched records are kept from making room."""
@@ -73,7 +73,7 @@ class Prefetch:
         shared, reader = self._owner.shared, self._owner.reader
         self.num_ready += self._kept(self._keys[self.num_ready :])
         first = stop = self.num_ready
-        most = CHUNKS * int(shared.settings.chunk_bytes)
+        most = BATCHES * int(shared.settings.batch_bytes)
         while stop < len(self._keys) and (most > 0 or stop == first):
             most -= self._sizes[stop]
             stop += 1

@@ -1,6 +1,6 @@
 """Reading from the tiers of a stack: lanes read batches, misses go on to the next tier.
 
-A batch that is late is a miss. `fetching.py` has the words: fetch, chunk (a read batch), ticket.
+A batch that is late is a miss. `fetching.py` has the words: fetch, batch (a read batch), ticket.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 
 from quire.errors import InvariantError
 from quire.tiers.base import Outcome
-from quire.tiers.stack.fetching import Chunk, ChunkState, Fetch, Span, Ticket
+from quire.tiers.stack.fetching import BatchState, Fetch, ReadBatch, Span, Ticket
 from quire.tiers.stack.lanes import RESOLUTION_S, Deadline
 from quire.tiers.stack.member import Shared, StackMember, guarded
 
@@ -23,7 +23,7 @@ class Reader:
 
     `keep`  called with a level, keys and buffers that hold verified records, before anybody gets them
 
-    Every chunk in `_flights` is waiting or being read, and has its keys there: so one key is read from one
+    Every batch in `_flights` is waiting or being read, and has its keys there: so one key is read from one
     tier once at a time, but for requests that could not wait for the first.
     """
 
@@ -36,7 +36,7 @@ class Reader:
         self._shared = shared
         self._levels = levels
         self._keep = keep
-        self._flights: list[dict[bytes, tuple[Chunk, int]]] = [{} for _ in levels]
+        self._flights: list[dict[bytes, tuple[ReadBatch, int]]] = [{} for _ in levels]
 
     @property
     def num_in_flight(self) -> int:
@@ -71,7 +71,7 @@ class Reader:
             overdue = [ticket for ticket in tickets if ticket.left_s <= RESOLUTION_S]
             for ticket in overdue:
                 missing = self._give_up(ticket)
-                self._ask(fetch, ticket.chunk.level.index + 1, missing)
+                self._ask(fetch, ticket.batch.level.index + 1, missing)
             if not overdue:
                 fetch.signal.wait(min([left_s, *(ticket.left_s for ticket in tickets)]))
         self.end(fetch)
@@ -89,13 +89,13 @@ class Reader:
         """Verify that what is in flight is wanted or being read; raises `InvariantError`."""
         with self._shared.lock:
             for level, flights in zip(self._levels, self._flights, strict=True):
-                for chunk, _ in flights.values():
-                    if chunk.state is ChunkState.DONE or (
-                        chunk.state is ChunkState.WAITING and not chunk.tickets
+                for batch, _ in flights.values():
+                    if batch.state is BatchState.DONE or (
+                        batch.state is BatchState.WAITING and not batch.tickets
                     ):
                         raise InvariantError(
-                            f"{level.name}: a chunk of {len(chunk.keys)} keys is {chunk.state.name} "
-                            f"with {len(chunk.tickets)} tickets, and still found; a bug in quire"
+                            f"{level.name}: a batch of {len(batch.keys)} keys is {batch.state.name} "
+                            f"with {len(batch.tickets)} tickets, and still found; a bug in quire"
                         )
 
     # Asking
@@ -118,50 +118,50 @@ class Reader:
                     fetch.miss(indices)
             fetch.signal.set()
             return
-        chunks = self._tickets(fetch, level, indices)
-        for chunk in chunks:
+        batches = self._tickets(fetch, level, indices)
+        for batch in batches:
             if level.in_memory:
-                self._run(chunk)
+                self._run(batch)
             else:
-                level.loads.submit(fetch, partial(self._run, chunk), partial(self._drop, chunk))
-        if chunks:
+                level.loads.submit(fetch, partial(self._run, batch), partial(self._drop, batch))
+        if batches:
             fetch.signal.set()
 
-    def _tickets(self, fetch: Fetch, level: StackMember, indices: list[int]) -> list[Chunk]:
-        """Join the chunks that are on their way, and return new ones for the rest."""
+    def _tickets(self, fetch: Fetch, level: StackMember, indices: list[int]) -> list[ReadBatch]:
+        """Join the batches that are on their way, and return new ones for the rest."""
         deadline, idle_s = self._shares(fetch, level)
         left_s = deadline.left_s
-        joined: dict[int, tuple[Chunk, list[int], list[int]]] = {}
-        chunks: list[Chunk] = []
+        joined: dict[int, tuple[ReadBatch, list[int], list[int]]] = {}
+        batches: list[ReadBatch] = []
         with self._shared.lock:
             if fetch.is_over:
                 return []
             flights = self._flights[level.index]
             rest: list[int] = []
             for index in indices if flights else ():
-                chunk, place = flights.get(fetch.keys[index], (None, 0))
-                if chunk is None or not _is_joinable(chunk, left_s, fetch.sizes[index], place):
+                batch, place = flights.get(fetch.keys[index], (None, 0))
+                if batch is None or not _is_joinable(batch, left_s, fetch.sizes[index], place):
                     rest.append(index)
                     continue
-                _, own, places = joined.setdefault(id(chunk), (chunk, [], []))
+                _, own, places = joined.setdefault(id(batch), (batch, [], []))
                 own.append(index)
                 places.append(place)
-            for chunk, own, places in joined.values():
-                self._issue(Ticket(fetch, chunk, own, places, deadline, idle_s))
+            for batch, own, places in joined.values():
+                self._issue(Ticket(fetch, batch, own, places, deadline, idle_s))
                 level.meter.joined += len(own)
             for part in self._parts(fetch, rest if flights else indices):
-                chunk = Chunk(fetch, level, part, deadline)
-                self._issue(Ticket(fetch, chunk, part, range(len(part)), deadline, idle_s))
+                batch = ReadBatch(fetch, level, part, deadline)
+                self._issue(Ticket(fetch, batch, part, range(len(part)), deadline, idle_s))
                 # What is in memory is read at once: nobody can join it.
-                for place, key in enumerate(() if level.in_memory else chunk.keys):
-                    flights.setdefault(key, (chunk, place))
+                for place, key in enumerate(() if level.in_memory else batch.keys):
+                    flights.setdefault(key, (batch, place))
                 span = fetch.spans.setdefault(level.index, Span(self._shared.lanes.now()))
                 span.open_tickets += 1
-                chunks.append(chunk)
-        return chunks
+                batches.append(batch)
+        return batches
 
     def _issue(self, ticket: Ticket) -> None:
-        ticket.chunk.tickets.append(ticket)
+        ticket.batch.tickets.append(ticket)
         ticket.fetch.tickets.append(ticket)
 
     def _shares(self, fetch: Fetch, level: StackMember) -> tuple[Deadline, float]:
@@ -176,7 +176,7 @@ class Reader:
         return Deadline(self._shared.lanes, left_s), idle_s + most_idle_s
 
     def _parts(self, fetch: Fetch, indices: list[int]) -> list[list[int]]:
-        most = int(self._shared.settings.chunk_bytes)
+        most = int(self._shared.settings.batch_bytes)
         parts: list[list[int]] = []
         room = 0
         for index in indices:
@@ -190,41 +190,41 @@ class Reader:
 
     # Reading, in a lane
 
-    def _run(self, chunk: Chunk) -> None:
-        level, lanes, lock = chunk.level, self._shared.lanes, self._shared.lock
+    def _run(self, batch: ReadBatch) -> None:
+        level, lanes, lock = batch.level, self._shared.lanes, self._shared.lock
         with lock:
-            if not chunk.tickets:
-                self._land(chunk)
+            if not batch.tickets:
+                self._land(batch)
                 return
-            chunk.state = ChunkState.READING
+            batch.state = BatchState.READING
             rise, epoch = self._shared.deletions.read(lanes.signal()), self._shared.epoch
-            chunk.gone = rise.gone
-            left_s = chunk.allowed_s = max(ticket.deadline.left_s for ticket in chunk.tickets)
-        buffers = self._shared.pool.take(chunk.sizes)
+            batch.gone = rise.gone
+            left_s = batch.allowed_s = max(ticket.deadline.left_s for ticket in batch.tickets)
+        buffers = self._shared.pool.take(batch.sizes)
         began_s = lanes.now()
         if left_s:
             outcomes = guarded(
-                lambda: level.tier.get(chunk.keys, buffers, left_s, chunk.came), len(chunk.keys)
+                lambda: level.tier.get(batch.keys, buffers, left_s, batch.came), len(batch.keys)
             )
         else:
-            outcomes = [Outcome.TIMEOUT] * len(chunk.keys)
+            outcomes = [Outcome.TIMEOUT] * len(batch.keys)
         took_s = max(0.0, lanes.now() - began_s)
         hits = [place for place, outcome in enumerate(outcomes) if outcome is Outcome.HIT]
         if hits and level.index:
             with lock:
-                chosen = self._shared.deletions.kept(rise, [chunk.keys[place] for place in hits])
+                chosen = self._shared.deletions.kept(rise, [batch.keys[place] for place in hits])
             kept = [hits[at] for at in chosen]
             self._keep(
                 level,
-                [chunk.keys[place] for place in kept],
+                [batch.keys[place] for place in kept],
                 [buffers[place] for place in kept],
                 epoch,
             )
         with lock:
             self._shared.deletions.over(rise)
-            self._count(chunk, outcomes, hits, took_s)
-            self._land(chunk, ChunkState.READING)
-            tickets = list(chunk.tickets)
+            self._count(batch, outcomes, hits, took_s)
+            self._land(batch, BatchState.READING)
+            tickets = list(batch.tickets)
         free: dict[int, memoryview] = dict(enumerate(buffers))
         shares: dict[Ticket, list[memoryview | None]] = {}
         for ticket in tickets:
@@ -234,7 +234,7 @@ class Reader:
                 else None
                 for index, place in zip(ticket.indices, ticket.places, strict=True)
             ]
-        self._deliver(chunk, outcomes, shares)
+        self._deliver(batch, outcomes, shares)
         self._shared.pool.give_back([*free.values()])
 
     def _copied(self, size: int, record: memoryview) -> memoryview:
@@ -242,22 +242,22 @@ class Reader:
         copy[:] = record
         return copy
 
-    def _drop(self, chunk: Chunk) -> None:
+    def _drop(self, batch: ReadBatch) -> None:
         with self._shared.lock:
-            self._land(chunk, ChunkState.READING)
-        self._deliver(chunk, [Outcome.SKIPPED] * len(chunk.keys), {})
+            self._land(batch, BatchState.READING)
+        self._deliver(batch, [Outcome.SKIPPED] * len(batch.keys), {})
 
     def _deliver(
         self,
-        chunk: Chunk,
+        batch: ReadBatch,
         outcomes: list[Outcome],
         shares: dict[Ticket, list[memoryview | None]],
     ) -> None:
         """Give what was read to those who still wait; what they lack they ask of the next tier."""
         missing: list[tuple[Fetch, list[int]]] = []
         with self._shared.lock:
-            chunk.state = ChunkState.DONE
-            tickets, chunk.tickets = chunk.tickets, []
+            batch.state = BatchState.DONE
+            tickets, batch.tickets = batch.tickets, []
             for ticket in tickets:
                 fetch = ticket.fetch
                 fetch.tickets.remove(ticket)
@@ -273,45 +273,47 @@ class Reader:
             self._shared.pool.give_back([each for each in share if each is not None])
         for fetch, missed in missing:
             if missed:
-                self._ask(fetch, chunk.level.index + 1, missed)
+                self._ask(fetch, batch.level.index + 1, missed)
             else:
                 fetch.signal.set()
 
-    def _land(self, chunk: Chunk, state: ChunkState = ChunkState.DONE) -> None:
-        """Let nobody join a chunk any more. The lock is held."""
-        flights = self._flights[chunk.level.index]
-        chunk.state = state
-        for key in chunk.keys if flights else ():
-            if flights.get(key, (None, 0))[0] is chunk:
+    def _land(self, batch: ReadBatch, state: BatchState = BatchState.DONE) -> None:
+        """Let nobody join a batch any more. The lock is held."""
+        flights = self._flights[batch.level.index]
+        batch.state = state
+        for key in batch.keys if flights else ():
+            if flights.get(key, (None, 0))[0] is batch:
                 del flights[key]
 
-    def _count(self, chunk: Chunk, outcomes: list[Outcome], hits: list[int], took_s: float) -> None:
-        level = chunk.level
-        if chunk.tickets:
+    def _count(
+        self, batch: ReadBatch, outcomes: list[Outcome], hits: list[int], took_s: float
+    ) -> None:
+        level = batch.level
+        if batch.tickets:
             level.meter.loads.update(outcomes)
-            level.meter.loaded_bytes += sum(chunk.sizes[place] for place in hits)
+            level.meter.loaded_bytes += sum(batch.sizes[place] for place in hits)
         else:  # counted when they were given up
-            level.meter.late += len(chunk.keys)
+            level.meter.late += len(batch.keys)
         level.meter.load_s += took_s
         if not level.answers_at_once:
-            found = [chunk.keys[place] for place in hits]
+            found = [batch.keys[place] for place in hits]
             self._shared.whereabouts.mark(found, level.index)
             gone = _GONE if level.tier.trust is None else (*_GONE, Outcome.FOREIGN)  # put anew
-            lost = [chunk.keys[place] for place, each in enumerate(outcomes) if each in gone]
+            lost = [batch.keys[place] for place, each in enumerate(outcomes) if each in gone]
             self._shared.whereabouts.clear(lost, level.index)
-        had_time = chunk.allowed_s >= level.patience_s or Outcome.TIMEOUT not in outcomes
-        if had_time and any(ticket.is_first for ticket in chunk.tickets):
+        had_time = batch.allowed_s >= level.patience_s or Outcome.TIMEOUT not in outcomes
+        if had_time and any(ticket.is_first for ticket in batch.tickets):
             level.answered("load", outcomes)
 
     def _measure(self, ticket: Ticket, num_missed: int) -> None:
         """Tell the gate's estimate what a fetch's read of a tier took. The lock is held."""
-        level = ticket.chunk.level
+        level = ticket.batch.level
         span = ticket.fetch.spans.get(level.index)
         if span is None or not ticket.is_first:
             return
         span.open_tickets -= 1
         if not num_missed:
-            span.num_bytes += sum(ticket.chunk.sizes)
+            span.num_bytes += sum(ticket.batch.sizes)
         if not span.open_tickets:
             del ticket.fetch.spans[level.index]
             if span.num_bytes:
@@ -322,13 +324,13 @@ class Reader:
 
     def _give_up(self, ticket: Ticket) -> list[int]:
         """Close a ticket that waited long enough; return the indices that it leaves without an outcome."""
-        fetch, chunk = ticket.fetch, ticket.chunk
-        level = chunk.level
+        fetch, batch = ticket.fetch, ticket.batch
+        level = batch.level
         with self._shared.lock:
             if ticket not in fetch.tickets:
                 return []
             fetch.tickets.remove(ticket)
-            chunk.tickets.remove(ticket)
+            batch.tickets.remove(ticket)
             level.meter.loads[Outcome.TIMEOUT] += len(ticket.indices)
             for index in ticket.indices:
                 fetch.settle(index, Outcome.TIMEOUT)
@@ -343,15 +345,15 @@ class Reader:
                 asked = sum(ticket.sizes)
                 if waited_s > level.estimate.seconds(asked):
                     level.estimate.observe(asked, waited_s)
-            if not chunk.tickets and chunk.state is ChunkState.WAITING:
-                self._land(chunk)
+            if not batch.tickets and batch.state is BatchState.WAITING:
+                self._land(batch)
         return ticket.indices
 
 
 _GONE = (Outcome.ABSENT, Outcome.CORRUPT, Outcome.UNTRUSTED, Outcome.FORGED)
 
 
-def _is_joinable(chunk: Chunk, left_s: float, size: int, place: int) -> bool:
-    """Whether a chunk has not used up its time, and reads a record of the same size that is not deleted meanwhile."""
-    has_time = 2 * chunk.deadline.left_s >= left_s
-    return has_time and chunk.sizes[place] == size and chunk.keys[place] not in chunk.gone
+def _is_joinable(batch: ReadBatch, left_s: float, size: int, place: int) -> bool:
+    """Whether a batch has not used up its time, and reads a record of the same size that is not deleted meanwhile."""
+    has_time = 2 * batch.deadline.left_s >= left_s
+    return has_time and batch.sizes[place] == size and batch.keys[place] not in batch.gone

@@ -74,7 +74,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     `queue_bytes`         records that wait for one tier; what exceeds it is not stored
     `busy_share`          share of wall time that copying out of pools in host memory may take, plus the time that hits
                           have saved. Blocks beyond this are not stored. 1: no limit
-    `chunk_bytes`         the most that one call to a tier loads or stores
+    `batch_bytes`         the most that one call to a tier loads or stores
     `threads`             loads that one tier works on at once; each tier has one more for stores
     `failures`            consecutive calls that time out or fail until a tier is left alone; one that hangs is at once
     `cool_down_s`         how long it is left alone at first; it doubles, up to 64 times as long
@@ -93,7 +93,7 @@ class StackSettings(_Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     close_timeout_s: float = 1.0
     queue_bytes: Size = "256MiB"
     busy_share: float = 0.01
-    chunk_bytes: Size = "8MiB"
+    batch_bytes: Size = "8MiB"
     threads: int = 2
     failures: int = 3
     cool_down_s: float = 1.0

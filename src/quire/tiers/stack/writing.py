@@ -18,7 +18,7 @@ from quire.tiers.stack.member import Shared, StackMember, guarded
 
 CHUNK_KEYS = 256
 STORE_TIMEOUT_S = 10.0
-"""The longest that one write of a chunk may take; no request waits for it."""
+"""The longest that one write of a batch may take; no request waits for it."""
 
 MOST_TOUCHES = 64
 """Touches that wait for one tier, in calls; what exceeds it is forgotten."""
@@ -197,7 +197,7 @@ class StoreQueue:
         """
         level, parts = self._level, list[list[int]]()
         outcomes = [Outcome.SKIPPED] * len(indices)
-        most, room = int(self._shared.settings.chunk_bytes), 0
+        most, room = int(self._shared.settings.batch_bytes), 0
         with self._shared.lock:
             if not level.writes or self._shared.is_closed:
                 return outcomes
