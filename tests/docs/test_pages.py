@@ -62,7 +62,10 @@ def test_the_readme_is_one_story_of_at_most_90_lines():
     assert len(snippets(TOP[0])) == 2
 
 
-LONGEST = {"benchmarks": 140, "tiers": 140, "tiers-how": 140}
+LONGEST = {
+    **{"benchmarks": 140, "chunks": 120, "serving-simulation": 150},
+    **{"testing": 90, "tiers": 140, "tiers-how": 140},
+}
 """Lines that a page has at most, by its name."""
 
 
