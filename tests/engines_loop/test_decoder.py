@@ -10,7 +10,7 @@ import pytest
 import torch
 from loop_help import GREEDY, nothing_held, plain_answer, ties, tiny_model
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+sys.path.append(str(Path(__file__).parents[1] / "kernels_cpu"))
 
 from attention_help import TOLERANCES
 
