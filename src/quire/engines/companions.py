@@ -9,11 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quire.core import Scope
-    from quire.engines.hf.inputs import Plan
-    from quire.engines.hf.model_calls import CallReport, Calls
-    from quire.engines.hf.request import Request
-    from quire.engines.hf.storage import KeptBlocks
-    from quire.engines.loop.answers import EngineRequest
     from quire.engines.loop.computing import Forward
     from quire.engines.models.working_cache import WorkingCache
     from quire.engines.packed.bound_model import BoundModel
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
     from quire.tiers.purging import Purged
 
 
-class Purgeable:
+class TenantHolder:
     """Base of what holds KV of tenants beside the blocks of a manager."""
 
     def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
@@ -43,7 +38,7 @@ class Purgeable:
         """Write what is due, and close what it has opened."""
 
 
-class EngineCompanion(Purgeable):
+class EngineCompanion(TenantHolder):
     """Base of a companion of an engine. Each hook does nothing by itself; all run in the engine's thread."""
 
     @property
@@ -56,7 +51,7 @@ class EngineCompanion(Purgeable):
         """Whether it holds no block of a request that has ended."""
         return True
 
-    def segmented(self, request: EngineRequest, segments: Segments) -> None:
+    def segmented(self, request: Any, segments: Segments) -> None:
         """Take note of a new request whose prompt came in segments."""
 
     def bring_up(self, job: Job) -> None:
@@ -77,7 +72,7 @@ class EngineCompanion(Purgeable):
     def keep(self, job: Job) -> None:
         """Take what it needs of a job's blocks before they are given back."""
 
-    def ended(self, request: EngineRequest) -> None:
+    def ended(self, request: Any) -> None:
         """Take note of a request that has ended."""
 
     def held(self, tokens: list[int], scope: Scope) -> dict[str, int]:
@@ -88,7 +83,7 @@ class EngineCompanion(Purgeable):
         """Give up what is under way, before the engine drops all that it holds."""
 
 
-class CacheCompanion(Purgeable):
+class CacheCompanion(TenantHolder):
     """Base of a companion of a `PrefixCache`."""
 
     def asked(self, segments: Any, selector: Any) -> AskedCompanion:
@@ -106,13 +101,11 @@ class AskedCompanion(Protocol):
         """Return ids and mask `[1, tokens]` of the call's prompt. Raises `ConfigError`."""
         ...
 
-    def fill(self, calls: Calls, request: Request, past: WorkingCache, how: Plan) -> None:
+    def fill(self, calls: Any, request: Any, past: WorkingCache, how: Any) -> None:
         """Bring a working cache from its cached columns to all but the prompt's last one."""
         ...
 
-    def ended(
-        self, calls: Calls, request: Request, past: WorkingCache, report: CallReport
-    ) -> CallReport:
+    def ended(self, calls: Any, request: Any, past: WorkingCache, report: Any) -> Any:
         """Return the call's report, with that on passages."""
         ...
 
@@ -153,8 +146,6 @@ class PassageSettings(Protocol):
         """Return the companion of an engine. Raises `ConfigError` for settings that it cannot keep."""
         ...
 
-    def in_cache(
-        self, kept: KeptBlocks, kinds: Sequence[LayerKind], guard: ThreadGuard
-    ) -> CacheCompanion:
+    def in_cache(self, kept: Any, kinds: Sequence[LayerKind], guard: ThreadGuard) -> CacheCompanion:
         """Return the companion of a `PrefixCache`."""
         ...

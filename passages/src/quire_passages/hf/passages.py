@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.core import Scope
-from quire.engines.companions import CacheCompanion, Purgeable
+from quire.engines.companions import CacheCompanion, TenantHolder
 from quire.engines.hf.inputs import Plan as HowToGenerate
 from quire.engines.hf.model_calls import CallReport, Calls
 from quire.engines.hf.request import Request
@@ -47,7 +47,7 @@ from quire_passages.hf.weighing import masses_of
 _NONE = np.empty(0, np.int64)
 
 
-class Passages(Purgeable):
+class Passages(TenantHolder):
     """The K and V of passages beside a prefix cache, and the model's relocation by its identity.
 
     runs      plain forwards of the model
