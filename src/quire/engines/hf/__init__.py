@@ -13,7 +13,7 @@ memory         one capacity, split over layer groups and moved between them
 pools          HfStore: a manager and its pools; sequences loaded and kept
 static         SlotPrefixCache: the same over slots of fixed shape
 
-What is known of the model itself is in `quire.engines.models`.
+`quire.engines.models` has the model's identity, its probe and its working caches.
 """
 
 from quire.engines.hf.cache import PrefixCache

@@ -21,7 +21,7 @@ next one asks for so many times as many. A prompt's first keys also tell whether
 
 SAMPLE_KEYS = 256
 _BATCHES = (4.0, 0.25, 1.0)
-"""How much is loaded to measure a tier, in turn, so that latency and bandwidth show; in batches."""
+"""Sizes of loads that measure a tier, in turn, so that latency and bandwidth show; in batches."""
 
 PROBE_SHARE = 0.05
 """The most of a tier's bandwidth, as far as it is known, that measuring it may take."""
