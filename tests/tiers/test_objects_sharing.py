@@ -69,6 +69,24 @@ def test_another_process_finds_each_key_on_its_own(tmp_path):
     assert output.split() == [word for key in some for word in ("hit", bytes(record_of(key)).hex())]
 
 
+@pytest.mark.ci
+def test_a_process_that_leaves_its_tier_open_ends_as_any_other(tmp_path):
+    with Objects(LocalStore(tmp_path)) as tier:
+        tier.put(names_of(range(4)), records_of(names_of(range(4))), timeout_s=10)
+    code = (
+        "import sys\n"
+        "from obstore.store import LocalStore\n"
+        "from quire.tiers.objects.tier import Objects\n"
+        "Objects(LocalStore(sys.argv[1])).contains([bytes.fromhex(sys.argv[2])], 10)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), name_of(0).hex()]
+    ends = []
+    for _ in range(12):  # obstore's threads come back to Python late where processors are busy
+        children = [subprocess.Popen(command) for _ in range(4)]
+        ends += [child.wait() for child in children]
+    assert ends == [0] * 48
+
+
 def test_a_running_tier_finds_what_another_wrote_since(store):
     writer, reader = pair(store)
     keys = names_of(range(3))

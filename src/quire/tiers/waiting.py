@@ -7,6 +7,7 @@ statement on `threading.Lock`, which no signal can cut in two.
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -157,6 +158,21 @@ class TimedLock:
         finally:
             permit.is_over = True
             self._permits.ended()
+
+
+_LAST: list[Callable[[], object]] = []
+
+
+@atexit.register  # before the modules that close tiers at the end, so it runs behind them
+def _end() -> None:
+    for call in _LAST:
+        call()
+
+
+def last_at_exit(call: Callable[[], object]) -> None:
+    """Have a function called when the process ends, behind all that closes tiers; once, however often it is given."""
+    if call not in _LAST:
+        _LAST.append(call)
 
 
 def start(thread: threading.Thread) -> None:

@@ -19,7 +19,7 @@ from weakref import finalize
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
 from quire.tiers.addresses import shown, without
-from quire.tiers.waiting import Bell, start
+from quire.tiers.waiting import Bell, last_at_exit, start
 
 try:
     import obstore
@@ -47,6 +47,9 @@ _RETRIES = {
     "retry_timeout": timedelta(seconds=15),
 }
 """obstore's own, for requests whose callers wait so long; a caller's deadline ends them earlier."""
+
+_LEAVING_S = 0.05
+"""A thread of obstore needs microseconds to leave Python after an answer, and its turn on a busy processor."""
 
 _CLIENT_OPTIONS = frozenset(
     {
@@ -164,6 +167,7 @@ class Client:
         """Objects of names that obstore cannot read: the most that a listing has found."""
         self._is_closed = False
         self._process = os.getpid()
+        last_at_exit(_let_go)
         to_run = deque([self._loop])
         thread = threading.Thread(target=_run, args=(to_run,), name="quire-objects", daemon=True)
         try:
@@ -317,6 +321,11 @@ def _run(to_run: deque[asyncio.AbstractEventLoop]) -> None:
             loop.run_forever()
         finally:
             loop.close()
+
+
+def _let_go() -> None:
+    """Give obstore's own threads time to leave Python: one that comes back to its end aborts the process."""
+    time.sleep(_LEAVING_S)
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
