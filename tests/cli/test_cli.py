@@ -69,6 +69,17 @@ def test_doctor_prints_json_only():
     assert found["packages"]["numpy"]
 
 
+def test_doctor_says_which_parts_are_installed(monkeypatch):
+    assert {name: part["installed"] for name, part in told("doctor")["parts"].items()} == {
+        "quire-passages": True, "quire-router": True, "quire-sim": True}  # fmt: skip
+    monkeypatch.setattr(doctor, "_is_installed", lambda name: name != "quire-sim")
+    found = told("doctor")["parts"]["quire-sim"]
+    assert not found["installed"]
+    assert "replay" in found["commands"]
+    (line,) = [line for line in shown("doctor").splitlines() if "quire-sim" in line]
+    assert "not installed" in line
+
+
 def test_doctor_says_how_to_get_what_is_missing(monkeypatch):
     present = doctor._version
     hidden = {"torch", "transformers"}

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
 from chunks_help import GATES, MOVED, chunks_of, made, prompt
 
-from quire import ops
+from quire import PrefixCache, ops
 from quire.core import Scope
 from quire.engines.loop import Engine, SamplingParams
 from quire.engines.packed import model as packed_model
@@ -244,6 +244,13 @@ def test_bad_segments_are_refused(model):
         engine.generate([{"segments": [[1], [], [2]]}])
     with pytest.raises(ConfigError, match="contextual"):
         Engine(model, num_blocks=40, chunks=Chunks("1MiB", capture="contextual"))
+
+
+@pytest.mark.parametrize("given", ["1GiB", 1, Chunks], ids=repr)
+@pytest.mark.parametrize("kind", [Engine, PrefixCache])
+def test_settings_of_passages_that_are_none_are_refused(model, kind, given):
+    with pytest.raises(ConfigError, match=r"chunks=.*; give quire_passages\.Chunks"):
+        kind(model, chunks=given)
 
 
 def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):

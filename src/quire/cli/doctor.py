@@ -17,7 +17,7 @@ from quire.cli.options import AsJson
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes
-from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, install
+from quire.extras import COMMANDS, DISTRIBUTION, DISTRIBUTIONS, EXTRAS, install
 
 BASE = ("numpy", "msgspec")
 """Packages of the base install."""
@@ -46,11 +46,14 @@ def doctor(as_json: AsJson = False) -> None:
     console.print()
     console.print(facts_table(_facts(found)))
     console.print()
-    table = plain_table(Column("extra"), Column("gives"), Column())
+    table = plain_table(Column("extra or part"), Column("gives"), Column())
     for name, extra in found["extras"].items():
         missing = ", ".join(extra["missing"])
         state = Text(f"missing: {missing}", "yellow") if missing else Text("there", "green")
         table.add_row(name, extra["purpose"], state)
+    for name, part in found["parts"].items():
+        state = Text("there", "green") if part["installed"] else Text("not installed", "yellow")
+        table.add_row(name, f"the commands {', '.join(part['commands'])}", state)
     console.print(table)
     for extra in found["extras"].values():
         if extra["missing"]:
@@ -73,6 +76,7 @@ def examine() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": versions,
         "extras": extras,
+        "parts": _parts(),
         "cpu_cores": _cpu_cores(),
         "memory_bytes": _memory_bytes(),
     } | _devices()
@@ -86,8 +90,21 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _parts() -> dict[str, dict[str, Any]]:
+    """Return the other distributions of quire: their commands, and whether each is installed."""
+    parts: dict[str, dict[str, Any]] = {}
+    for command, name in COMMANDS.items():
+        about = {"commands": list[str](), "installed": _is_installed(name)}
+        parts.setdefault(name, about)["commands"].append(command)
+    return parts
+
+
 def _installed_as() -> str | None:
-    return next((DISTRIBUTION for _ in distributions(name=DISTRIBUTION)), None)
+    return DISTRIBUTION if _is_installed(DISTRIBUTION) else None
+
+
+def _is_installed(distribution: str) -> bool:
+    return any(distributions(name=distribution))
 
 
 def _cpu_cores() -> int:

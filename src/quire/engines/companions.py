@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from quire.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -149,3 +151,12 @@ class PassageSettings(Protocol):
     def in_cache(self, kept: Any, kinds: Sequence[LayerKind], guard: ThreadGuard) -> CacheCompanion:
         """Return the companion of a `PrefixCache`."""
         ...
+
+
+def checked_passages(given: object) -> PassageSettings | None:
+    """Return the settings of passages that an engine or a cache was given. Raises `ConfigError`."""
+    if given is None:
+        return None
+    if isinstance(given, type) or not isinstance(given, PassageSettings):
+        raise ConfigError(f"chunks={given!r}; give quire_passages.Chunks('1GiB'), or nothing")
+    return given

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 
@@ -12,7 +12,7 @@ from quire.budget import EXPECTED_TOKENS
 from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Watcher
 from quire.core.blocks import BlockPool
-from quire.engines.companions import PassageSettings
+from quire.engines.companions import PassageSettings, checked_passages
 from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.pools import HfStore
 from quire.engines.hf.whole import WholeMedia
@@ -65,9 +65,7 @@ def check_settings(capacity: Capacity, settings: Settings) -> None:
             raise ConfigError(f"PrefixCache has no setting {name!r}{near}")
     if not isinstance(capacity, Mapping):
         parse_bytes(capacity)
-    chunks = cast("object", settings.get("chunks"))
-    if chunks is not None and not isinstance(chunks, PassageSettings):
-        raise ConfigError(f"chunks={chunks!r}; give quire_passages.Chunks('1GiB'), or nothing")
+    checked_passages(settings.get("chunks"))
     verify, allowed = settings.get("verify", "probe"), ("probe", "first", None)
     if verify not in allowed:
         raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, allowed))}")

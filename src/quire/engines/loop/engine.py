@@ -9,7 +9,7 @@ from typing import Any, Unpack, cast
 
 from quire.chat.text import TextStream
 from quire.core import CacheManager, Scope
-from quire.engines.companions import EngineCompanion
+from quire.engines.companions import EngineCompanion, checked_passages
 from quire.engines.hf.storage import stack_of, watchers_of
 from quire.engines.loop.answers import (
     Answer,
@@ -56,7 +56,7 @@ class Engine(PurgeableEngine):
 
     def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
         settings = EngineSettings(**options)
-        chunks = settings.chunks
+        chunks = checked_passages(settings.chunks)
         outlives = bool(settings.tiers or (chunks and chunks.outlives))
         self._bound = BoundModel(model, settings.block_size, outlives=outlives)
         packed, model = self._bound.packed, self._bound.model

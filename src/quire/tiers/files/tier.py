@@ -74,7 +74,7 @@ class Files(Tier):
     `capacity`   "200GiB" or a number of bytes; None: as much as there is room for
     `group`      name or number of a group whose members share the directory; None: as its marker says, at first the owner alone
     `read_only`  nothing is written, every put is `SKIPPED`; so it is on a read-only file system in any case
-    `clock`      seconds since the epoch, between what the file system says
+    `clock`      seconds since the epoch, read once: the time until the file system has told its own
     """
 
     is_local = False
