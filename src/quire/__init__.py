@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quire.foresight import LiveCurve
     from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
     from quire.observe import Recorder
-    from quire.ops import Explanation, Pin, TokenMove
+    from quire.ops import Explanation, Pin
     from quire.slots import SlotCache
     from quire.tensors import KVLayout, KVPool, SlotPool
 
@@ -66,7 +66,6 @@ _HOME = {
     "SlotPool": "quire.tensors",
     "SlotPrefixCache": "quire.engines.hf",
     "Stats": "quire.core",
-    "TokenMove": "quire.ops",
     "block_hashes": "quire.exchange",
     "demo_model": "quire.assets",
 }
@@ -100,7 +99,6 @@ __all__ = [
     "SlotPool",
     "SlotPrefixCache",
     "Stats",
-    "TokenMove",
     "__version__",
     "block_hashes",
     "demo_model",

@@ -10,8 +10,7 @@
     │   ├── CommitError               more tokens than reserved, or other tokens than the prompt's
     │   ├── TruncateError             beyond what is there, or into a block that others read
     │   ├── CopyError                 a commit into blocks that a copy waits for, or a move of such blocks
-    │   ├── CheckpointError           a state to keep where no block ends or nothing was computed
-    │   └── DraftError                a draft that is no tree, or accepted tokens not drafted
+    │   └── CheckpointError           a state to keep where no block ends or nothing was computed
     ├── PinError                      a pin closed twice
     ├── OutOfBlocks                   the pool cannot give what was asked, even after eviction
     │   └── PinBudgetExceeded         pins would hold more than their share
@@ -80,10 +79,6 @@ class CopyError(SequenceError):
 
 class CheckpointError(SequenceError):
     """A state to keep at a length that is no block boundary, or was not computed."""
-
-
-class DraftError(SequenceError):
-    """A draft that is no tree, or an accepted path that was not drafted."""
 
 
 class PinError(QuireError):

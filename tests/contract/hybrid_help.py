@@ -133,12 +133,6 @@ class Ledger:
                 (block,) = seq.block_ids(group).tolist()
                 self.memory[group][block, 0] = (seq.scope, *before, *token_ids)
 
-    def move(self, moves):
-        """Do the token copies that an `accept` asked for, all sources first."""
-        contents = [self.memory[m.group].get((m.src_block, m.src_offset)) for m in moves]
-        for m, content in zip(moves, contents, strict=True):
-            self.memory[m.group][m.dst_block, m.dst_offset] = content
-
     def generate(self, seq, token_ids):
         """Reserve, compute and commit."""
         token_ids = [int(token) for token in token_ids]

@@ -82,15 +82,6 @@ class Engine:
         apply_plan(self.pools, copies)
         return copies
 
-    def move(self, moves):
-        """Do the token moves of an accepted draft, every source read before any is written."""
-        for group, pool in enumerate(self.pools):
-            own = [move for move in moves if move.group == group]
-            src = [move.src_block * pool.layout.block_size + move.src_offset for move in own]
-            dst = [move.dst_block * pool.layout.block_size + move.dst_offset for move in own]
-            for each in (pool.k.flatten(1, 2), pool.v.flatten(1, 2)):
-                each[:, dst] = each[:, src]
-
     def serve(self, tokens, scope=None, **options):
         """Compute a prompt and close it: its whole blocks stay cached."""
         self.manager.close(self.prefill(tokens, scope, **options))

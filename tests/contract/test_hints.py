@@ -84,8 +84,6 @@ class TestWhatGoesFirst:
     def test_a_resized_manager_still_knows(self, make, forecast):
         manager = make()
         forecast.serve(manager, blocks(0, 5))
-        ops.compact(manager)
-        manager.take_copies()
         ops.resize(manager, {"full": 24})
         manager.take_copies()
         ops.check(manager)

@@ -71,12 +71,6 @@ def restoring(w):
     return restore(w.m, run(7000, 16), 4, brought)
 
 
-def drafted(w):
-    draft = ops.draft(w.m, w.f, 3)
-    w.m.take_copies()
-    return draft
-
-
 def stepped(w):
     w.m.reserve_step(w.batch)
     w.m.take_copies()
@@ -98,9 +92,8 @@ CALLS = {
     "tables": lambda w: w.m.tables([w.a, w.e]),
     "blocks_at": lambda w: ops.blocks_at(w.m, [w.a, w.e], np.array([[0], [0]])),
     "block_ids": lambda w: w.e.block_ids(),
-    "draft": lambda w: ops.draft(w.m, w.f, 3),
-    "compact": lambda w: ops.compact(w.m),
-    "resize": lambda w: ops.resize(w.m, {"full": 34}),
+    "grow": lambda w: ops.resize(w.m, {"full": 34}),
+    "shrink": lambda w: ops.resize(w.m, {"full": w.m.num_active + w.m.num_cached}),
     "usage": lambda w: ops.usage(w.m),
     "pin": lambda w: ops.pin(w.m, run(1000, 9), ttl_s=9),
     "unpin": lambda w: w.pins[0].close(),
@@ -122,7 +115,6 @@ CALLS = {
     "check": lambda w: ops.check(w.m),
 }
 AFTER = {
-    "accept": (drafted, lambda _, draft: draft.accept([0, 1], [1, 2])),
     "commit_step": (stepped, lambda w, _: w.m.commit_step(w.batch, [1, 2])),
     "close a session": (
         lambda w: w.m.open(PROMPT[:19], hint=Hint("never")),

@@ -121,7 +121,7 @@ def test_nothing_else_is_told(manager, watcher):
     manager.reserve_step([seq])
     manager.commit_step([seq], [5])
     manager.end_session("a")
-    ops.compact(manager)
+    ops.resize(manager, {"full": manager.pools[0].num_blocks})
     ops.clear(manager)
     ops.check(manager)
     ops.dump(manager)

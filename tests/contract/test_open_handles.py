@@ -26,10 +26,8 @@ def hybrid():
 
 
 MOVES = [
-    ("compact", 0),
-    ("compact", 1),
-    ("compact", 2),
     ("resize", {"full": 20}),
+    ("resize", {"sliding": 20}),
     ("resize", {"state": 5, "sliding": 30}),
 ]
 

@@ -318,7 +318,6 @@ CALLS = [
     ],
     (SequenceError, lambda s: blocks_of(s.manager, 5), 5),
     (ConfigError, lambda s: s.manager.reserve(s.seq, np.array([1, 2])), "integer"),
-    (QuireError, lambda s: ops.draft(s.manager, s.seq, 10**30), 10**30),
     *[(QuireError, lambda s, n=n: restore(s.manager, CACHED, n, {}), n) for n in (0, 1.5, None)],
     *[
         (ConfigError, lambda s, bad=bad: restore(s.manager, run(0, 8), 1, bad), bad)

@@ -17,7 +17,6 @@ from quire import (
     SlotPool,
     ops,
 )
-from quire.tensors import scatter
 
 
 @pytest.fixture
@@ -70,18 +69,19 @@ def test_a_window_slides_through_memory_much_smaller_than_the_text():
     assert seq.num_blocks == 30 > manager.pools[1].num_blocks
 
 
-def test_after_a_compaction_every_sequence_reads_its_own(manager, engine):
+def test_after_a_shrink_every_sequence_reads_its_own(manager, engine):
     seqs = [engine.prefill(run(1000 * i, 14)) for i in range(6)]
     engine.serve(run(9000, 8))
     for i in (0, 2, 3):
         manager.close(seqs[i])
         ops.invalidate(manager, run(1000 * i, 4))
     seqs = [seqs[i] for i in (1, 4, 5)]
-    moved = ops.compact(manager)
+    ops.resize(manager, {"full": 14})
     copies = engine.copy()
-    engine.pool.poison(manager.pools[0].free_ids())  # nothing may be read where it was
-    assert len(copies) == moved > 0
+    engine.pool.poison(range(14, 32))  # nothing may be read where it was
+    assert len(copies) > 0
     assert ops.usage(manager).span == 14
+    ops.resize(manager, {"full": 32})
     reader = engine.prefill([*run(9000, 8), 7])
     assert reader.num_cached == 8
     for seq in (*seqs, reader):
@@ -138,31 +138,22 @@ def test_a_prompt_that_two_requests_compute_at_once_is_held_once(manager, engine
 # -- speculation ---------------------------------------------------------------------------
 
 
-def speculate(engine, seq, parents, token_ids, path):
-    """Draft a tree, compute it as with a tree mask, and accept a path of it; return the moves."""
-    draft = ops.draft(engine.manager, seq, parents)
+def speculate(engine, seq, drafts, num_accepted):
+    """Compute a line of drafts, commit its accepted head, and give back the rest of its room."""
+    engine.manager.reserve(seq, len(drafts))
     engine.copy()
-    for at in range(len(parents)):
-        branch, above = [at], parents[at]
-        while above >= 0:
-            branch.insert(0, above)
-            above = parents[above]
-        tokens = [*seq.tokens.tolist(), *(int(token_ids[each]) for each in branch)]
-        own = kv_of(tokens, len(tokens) - 1)
-        scatter(engine.pool, seq.block_ids(), seq.computed + at, own)
-    moves = draft.accept(path, [token_ids[at] for at in path])
-    engine.move(moves)
-    return moves
+    engine.write(seq, drafts)
+    engine.manager.commit(seq, drafts[:num_accepted])
+    ops.truncate(engine.manager, seq, seq.computed)
 
 
 @pytest.mark.parametrize("length", [9, 10, 12])
-@pytest.mark.parametrize("path", [[1, 3, 5], [0, 2], [0, 4], []])
-def test_an_accepted_branch_of_a_tree_is_moved_together(manager, engine, length, path):
-    parents, token_ids = [-1, -1, 0, 1, 0, 3], [50, 60, 51, 61, 59, 62]
+@pytest.mark.parametrize("num_accepted", range(7))
+def test_a_line_of_drafts_is_read_as_far_as_it_is_accepted(engine, length, num_accepted):
+    drafts = [50, 60, 51, 61, 59, 62]
     seq = engine.prefill(run(0, length))
-    moves = speculate(engine, seq, parents, token_ids, path)
-    assert len(moves) == sum(at != to for to, at in enumerate(path))
-    assert seq.tokens.tolist() == [*range(length), *(token_ids[at] for at in path)]
+    speculate(engine, seq, drafts, num_accepted)
+    assert seq.tokens.tolist() == [*range(length), *drafts[:num_accepted]]
     engine.compute(seq, [7, 8, 9, 10, 11])
     assert engine.reads_its_own(seq)
 
@@ -170,7 +161,7 @@ def test_an_accepted_branch_of_a_tree_is_moved_together(manager, engine, length,
 def test_drafts_into_a_block_that_a_fork_shares_leave_the_fork_as_it_was(manager, engine):
     seq = engine.prefill(run(0, 10))
     twin = manager.fork(seq)
-    speculate(engine, seq, [-1, -1, 1, 2], [50, 60, 61, 62], [1, 2, 3])
+    speculate(engine, seq, [50, 60, 61, 62], 3)
     assert engine.reads_its_own(seq)
     assert engine.reads_its_own(twin)
 
@@ -186,16 +177,16 @@ def test_speculative_decoding_gives_the_tokens_and_kv_of_plain_decoding(engine):
     text = plain[:10]  # the last token is sampled and not computed yet
     random = torch.Generator().manual_seed(1)
     while len(text) < 60:
-        # The pending token, two guesses after it, and two after the first of these.
-        guesses = [text[-1], *torch.randint(5, (4,), generator=random).tolist()]
-        parents, path = [-1, 0, 0, 1, 1], [0]
-        for at in range(1, 5):
-            so_far = [*text[:-1], *(guesses[each] for each in path)]
-            if parents[at] == path[-1] and guesses[at] == next_token(so_far):
-                path.append(at)
-        speculate(engine, seq, parents, guesses, path)
+        # The pending token, and two guesses after it.
+        guesses = [text[-1], *torch.randint(5, (2,), generator=random).tolist()]
+        num_accepted = 1
+        while num_accepted < 3:
+            if guesses[num_accepted] != next_token([*text[:-1], *guesses[:num_accepted]]):
+                break
+            num_accepted += 1
+        speculate(engine, seq, guesses, num_accepted)
         assert engine.reads_its_own(seq)
-        accepted_lengths.add(len(path))
+        accepted_lengths.add(num_accepted)
         text = [*seq.tokens.tolist(), next_token(seq.tokens)]
     assert text[:60] == plain
     assert accepted_lengths == {1, 2, 3}

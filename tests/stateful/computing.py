@@ -1,4 +1,4 @@
-"""Requests over several layer kinds beside the model of their memory: open to accept."""
+"""Requests over several layer kinds beside the model of their memory: open to accepted drafts."""
 
 import numpy as np
 from compare import Comparison
@@ -10,7 +10,6 @@ from quire.core import FullAttention
 from quire.errors import (
     CheckpointError,
     ConfigError,
-    DraftError,
     OutOfBlocks,
 )
 
@@ -206,9 +205,6 @@ class Computing(Comparison):
         seq, size = live.seq, self.settings.block_size
         if not self.settings.recurrent:
             return
-        if live.drafts is not None:
-            self.must_raise(DraftError, groups.checkpoint, self.manager, seq)
-            return
         working = all(len(seq.block_ids(group)) for group in self.settings.recurrent)
         stored = seq.computed <= live.store_limit
         possible = seq.computed and seq.computed % size == 0 and working
@@ -226,32 +222,16 @@ class Computing(Comparison):
 
     # -- drafts ----------------------------------------------------------------------------
 
-    def draft(self, live, parents, filler):
-        """Reserve and compute a draft tree."""
-        seq = live.seq
-        chain = parents == list(range(-1, len(parents) - 1))
-        if self.settings.recurrent and not chain:
-            self.must_raise(DraftError, ops.draft, self.manager, seq, parents)
+    def draft(self, live, num_drafts, filler):
+        """Reserve room for a line of drafts and compute them."""
+        if not self.reserve(live, num_drafts):
             return
-        if seq.capacity > seq.computed:
-            self.must_raise(DraftError, ops.draft, self.manager, seq, parents)
-            self.truncate(live, seq.computed)
-        made = self.call(ops.draft, self.manager, seq, parents, may_raise=OutOfBlocks)
-        if isinstance(made, OutOfBlocks):
-            self.check_exhausted(made)
-            return
-        assert seq.capacity == seq.computed + len(parents)
-        self.copies_taken = False
-        self.after()
         self.take_copies()
-        tokens = [filler[i % len(filler)] for i in range(len(parents))]
-        names = []
-        for i in range(len(parents)):
-            branch = [tokens[draft] for draft in branch_of(parents, i)]
-            names.append(self.path_of(live, live.tokens + branch)[-1])
+        tokens = [filler[i % len(filler)] for i in range(num_drafts)]
+        names = self.path_of(live, live.tokens + tokens)[len(live.tokens) :]
         for group in self.settings.attention:
-            self.memory[group].write(seq.block_ids(group), len(live.tokens), names)
-        live.drafts = Drafts(made, tokens, names)
+            self.memory[group].write(live.seq.block_ids(group), len(live.tokens), names)
+        live.drafts = Drafts(tokens, names)
         self.write_states(live, names[-1])
         self.after()
 
@@ -261,40 +241,18 @@ class Computing(Comparison):
             for block in live.seq.block_ids(group).tolist():
                 self.memory[group].blocks[block] = [name]
 
-    def accept(self, live, last, keep):
-        """Accept `keep` drafts of the branch that ends at draft `last`; move their KV."""
-        drafts = live.drafts
+    def accept(self, live, keep):
+        """Commit the first `keep` drafts, and give back the room of the others."""
+        drafts, seq, manager = live.drafts, live.seq, self.manager
         self.take_copies()
-        path = branch_of(drafts.made.parents, last)[:keep] if last >= 0 else []
-        ids = [drafts.tokens[i] for i in path]
-        for wrong in ([*path, len(drafts.made.parents)], [*path, *path[-1:]], [-1]):
-            if wrong:
-                self.must_raise_unless_empty(path, wrong, live)
-        moves = self.call(drafts.made.accept, path, ids)
-        if path == list(range(len(path))):
-            assert moves == []
-        contents = [self.memory[m.group].blocks[m.src_block][m.src_offset] for m in moves]
-        for m, content in zip(moves, contents, strict=True):
-            self.memory[m.group].blocks[m.dst_block][m.dst_offset] = content
-        live.tokens = live.tokens + ids
+        accepted = drafts.tokens[:keep]
+        live.tokens = live.tokens + accepted
         live.path = self.path_of(live, live.tokens)
         live.drafts = None
         if live.path:
             self.write_states(live, live.path[-1])
-        assert live.seq.capacity == live.seq.computed
+        self.call(manager.commit, seq, accepted)
         self.publish(live)
         self.copies_taken = not self.settings.recurrent
         self.after()
-
-    def must_raise_unless_empty(self, path, wrong, live):
-        if wrong != path:
-            ids = [0] * len(wrong)
-            self.must_raise(DraftError, live.drafts.made.accept, wrong, ids)
-
-
-def branch_of(parents, draft):
-    """Return the drafts from a root to `draft`."""
-    path = [draft]
-    while parents[path[0]] >= 0:
-        path.insert(0, parents[path[0]])
-    return path
+        self.truncate(live, seq.computed)

@@ -128,9 +128,8 @@ def common_length(left, right):
 
 @dataclass
 class Drafts:
-    """Drafts that were computed and wait for an accept: the handle, their tokens and identities."""
+    """A line of drafts that was computed and waits: its tokens and their identities."""
 
-    made: object
     tokens: list
     names: list
 

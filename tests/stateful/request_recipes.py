@@ -99,9 +99,3 @@ def open_options(draw):
         ttl_s, returns_in_s = draw(st.none() | some), draw(st.none() | some)
         options["hint"] = Hint(reuse, ttl_s, name, returns_in_s, draw(st.sampled_from([1, 2.0, 9])))
     return options
-
-
-parents = st.lists(st.integers(0, 20), min_size=1, max_size=6).map(
-    lambda draws: [draw % (i + 1) - 1 for i, draw in enumerate(draws)]
-)
-trees = parents | st.integers(1, 5).map(lambda k: list(range(-1, k - 1)))

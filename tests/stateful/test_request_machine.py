@@ -27,7 +27,6 @@ from request_recipes import (
     prompts,
     small,
     some,
-    trees,
 )
 from running import run_machine
 from small_rows import patched_rows, row_sizes
@@ -46,7 +45,7 @@ STEPS_PER_EXAMPLE = 40
 
 ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint")
 MEANWHILE = ("restore", "restore", "purge", "serve")
-CHANGES = ("evict", "purge", "reclaim", "reclaim_group", "clear", "compact", "resize", "wait")
+CHANGES = ("evict", "purge", "reclaim", "reclaim_group", "clear", "resize", "wait")
 
 steps = 0
 
@@ -253,32 +252,27 @@ class RequestMachine(RuleBasedStateMachine):
     @precondition(has_running)
     @rule(choice=index)
     def fork(self, choice):
-        """Fork, drafts or not; they are the sequence's own."""
-        if len(self.world.live) < 5:
-            self.world.fork(self.pick(choice, self.world.running))
-        self.count()
-
-    @precondition(has_drafting)
-    @rule(choice=index)
-    def checkpoint_of_drafts(self, choice):
-        self.world.checkpoint(self.pick(choice, self.world.drafting))
+        """Fork, drafts or not; a state that has gone on with drafts is not that of the computed tokens."""
+        world = self.world
+        lives = world.idle if world.settings.recurrent else world.running
+        if lives and len(world.live) < 5:
+            world.fork(self.pick(choice, lives))
         self.count()
 
     @precondition(has_decoding)
-    @rule(choice=index, tree=trees, filler=filler, last=st.integers(-1, 5), keep=small)
-    def draft(self, choice, tree, filler, last, keep):
-        """A draft, which is accepted at once or waits while other rules run."""
+    @rule(choice=index, num_drafts=st.integers(1, 9), filler=filler, keep=st.none() | small)
+    def draft(self, choice, num_drafts, filler, keep):
+        """A line of drafts, which is accepted in part at once or waits while other rules run."""
         live = self.pick(choice, self.world.decoding)
-        self.world.draft(live, tree, filler)
-        if live.drafts is not None and keep:
-            self.world.accept(live, min(last, len(tree) - 1), keep)
+        self.world.draft(live, num_drafts, filler)
+        if live.drafts is not None and keep is not None:
+            self.world.accept(live, keep)
         self.count()
 
     @precondition(has_drafting)
-    @rule(choice=index, last=st.integers(-1, 5), keep=some)
-    def accept(self, choice, last, keep):
-        live = self.pick(choice, self.world.drafting)
-        self.world.accept(live, min(last, len(live.drafts.made.parents) - 1), keep)
+    @rule(choice=index, keep=small)
+    def accept(self, choice, keep):
+        self.world.accept(self.pick(choice, self.world.drafting), keep)
         self.count()
 
     @precondition(has_decoding)
@@ -358,8 +352,6 @@ class RequestMachine(RuleBasedStateMachine):
         elif change == "clear" and amount > 12:
             world.drop(ops.clear, world.manager)
             assert all(pool.num_cached == 0 for pool in world.pools)
-        elif change == "compact":
-            world.compact(group % groups)
         elif change == "resize":
             world.resize({group % groups: amount, (group + amount) % groups: amount})
         elif change == "wait":

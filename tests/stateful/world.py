@@ -10,12 +10,9 @@ from quire.core import Scope
 from quire.errors import (
     CommitError,
     ConfigError,
-    CopyError,
-    DraftError,
     OutOfBlocks,
     PinBudgetExceeded,
     PinError,
-    QuireError,
     SequenceError,
     TokensError,
     TruncateError,
@@ -44,9 +41,6 @@ class World(Handles):
 
     def fork(self, live):
         """Fork; without reserved room it costs no block, but for the copy of a shared head."""
-        if live.drafts is not None and self.settings.recurrent:
-            self.must_raise(DraftError, self.manager.fork, live.seq)
-            return
         room = live.seq.capacity - live.seq.computed
         room = room or (not live.admitted and live.seq.computed % self.settings.block_size)
         seq = self.call(self.manager.fork, live.seq, may_raise=OutOfBlocks)
@@ -83,8 +77,6 @@ class World(Handles):
             self.write_states(live, live.path[-1])
         self.copies_taken = self.copies_taken and not self.settings.recurrent
         self.after()
-        if drafts is not None and self.reserve(live, len(drafts.made.parents)):
-            self.must_raise(DraftError, drafts.made.accept, [0], drafts.tokens[:1])
 
     def may_truncate(self, live, num_tokens):
         """True: it must work. False: it must not. None: either."""
@@ -230,26 +222,6 @@ class World(Handles):
         if not (self.restores or self.holds or any(live.scope == scope for live in self.live)):
             assert not num_held(self.manager, is_own), "a purge left what nobody references"
 
-    def compact(self, group):
-        """Move what is held to the lowest ids."""
-        if self.refused_for_handles(ops.compact, self.manager, group):
-            return
-        allowed = () if self.copies_taken else CopyError
-        moved = self.call(ops.compact, self.manager, group, may_raise=allowed)
-        if isinstance(moved, CopyError):
-            self.take_copies()
-            moved = self.call(ops.compact, self.manager, group)
-        pool = self.pools[group]
-        for live in self.running:
-            ids = live.seq.block_ids(group).tolist()
-            assert all(block < pool.num_active + pool.num_cached for block in ids)
-        self.copies_taken = False
-        self.after()
-        copies = self.take_copies()
-        assert {copy.group for copy in copies} <= {group}
-        self.after()
-        assert self.call(ops.compact, self.manager, group) == 0
-
     def resize(self, sizes):
         """Give groups other sizes, by group index; memory grows before and shrinks after."""
         manager = self.manager
@@ -283,11 +255,9 @@ class World(Handles):
         raises(TokensError, manager.open, [])
         raises(ConfigError, ops.resize, manager, {"g0": 0})
         raises(ConfigError, ops.resize, manager, {"other": 4})
-        raises(QuireError, ops.compact, manager, len(self.memory))
         dead = [foreign, *[old.seq for old in self.closed]]
         dead += [seq] if live.suspended else []
         calls = (
-            (partial(ops.draft, manager), 2),
             (partial(groups.checkpoint, manager),),
             (partial(groups.stops, manager),),
             (manager.reserve, 1),
@@ -306,8 +276,6 @@ class World(Handles):
         raises(SequenceError, manager.resume, seq)
         raises(TruncateError, ops.truncate, manager, seq, seq.computed + 1)
         raises(TruncateError, ops.truncate, manager, seq, -1)
-        if live.drafts is None:
-            raises(DraftError, ops.draft, manager, seq, [0])
         tokens = min(pool.num_blocks for pool in self.pools) * self.settings.block_size + 1
         if self.settings.attention == tuple(self.groups) and live.drafts is None:
             raises(OutOfBlocks, manager.reserve, seq, tokens)

@@ -54,7 +54,6 @@ def let_go(kernel: Kernel, seq: Sequence) -> None:
                     group.touched(node)
             tree.unlock(node)
             node = node.parent
-    kernel.drafts.pop(seq.row, None)
     rows.give_back(seq.row)
     seq.node = seq.root
     seq.private_key = b""

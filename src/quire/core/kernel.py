@@ -14,7 +14,7 @@ from quire.core.order import Order
 from quire.core.owners import Owners
 from quire.core.policy import Capacity
 from quire.core.rows import Rows
-from quire.core.sequence import Drafted, Sequence
+from quire.core.sequence import Sequence
 from quire.core.settings import ManagerSettings
 from quire.core.sparse import Site, SparseGroup
 from quire.core.stats import Counters, Missed
@@ -131,8 +131,6 @@ class Kernel:
         self.holds = Holds(self.tree)
         self.owners = Owners(order)
         self.sequences: dict[int, Sequence] = {}
-        # Drafts that wait behind open sequences, by row.
-        self.drafts: dict[int, Drafted] = {}
         self.capacity = capacity
         self.watchers.begin(self)
 

@@ -189,7 +189,7 @@ class CacheManager(Interruptible):
 
         The first write of either into the shared, partly filled last block copies it. If
         `seq` has reserved room in that block already, the fork gets its copy now, and `seq` its own where it has none
-        yet; this may raise `OutOfBlocks`. Raises `DraftError` while drafts wait in a recurrent group, `SequenceError`.
+        yet; this may raise `OutOfBlocks`. Raises `SequenceError`.
         """
         self.check_open(seq)
         return take.fork(self.kernel, seq)

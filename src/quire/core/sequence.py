@@ -190,10 +190,3 @@ class Sequence(msgspec.Struct, eq=False):
             f"<Sequence {self.published} published <= {self.computed} computed <= "
             f"{self.capacity} capacity, {self.num_cached} were cached>"
         )
-
-
-class Drafted(msgspec.Struct, frozen=True, eq=False):
-    """`num_tokens` tokens drafted behind the `computed` ones of a sequence, in room reserved for them."""
-
-    computed: int
-    num_tokens: int

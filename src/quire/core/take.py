@@ -16,7 +16,7 @@ from quire.core.stats import Missed
 from quire.core.terms import ORDINARY, Terms
 from quire.core.tokens import TOKEN_BYTES, Key, check_sign
 from quire.core.waiting import give_source, wait_at, wait_no_more
-from quire.errors import DraftError, InvariantError
+from quire.errors import InvariantError
 from quire.media import MediaItem
 from quire.scope import Scope
 
@@ -192,7 +192,6 @@ def stale_slots(kernel: Kernel, seq: Sequence) -> list[tuple[int, int]]:
 
 def fork(kernel: Kernel, seq: Sequence) -> Sequence:
     """Return a sequence at the same tokens that shares all blocks; see `CacheManager.fork`."""
-    check_settled(kernel, seq, "fork")
     tree, rows, size = kernel.tree, kernel.rows, kernel.rows.block_size
     computed, capacity = rows.computed[seq.row], rows.capacity[seq.row]
     tail, in_tail = divmod(computed, size)
@@ -228,18 +227,6 @@ def fork(kernel: Kernel, seq: Sequence) -> Sequence:
         twin.terms.owner.num_open += 1
     rows.version += 1
     return twin
-
-
-def check_settled(kernel: Kernel, seq: Sequence, what: str) -> None:
-    """Raise `DraftError` where drafts wait and a state of a recurrent group may have gone on with them."""
-    drafted, computed = kernel.drafts.get(seq.row), kernel.rows.computed[seq.row]
-    if kernel.rows.states and drafted is not None and drafted.computed == computed:
-        msg = (
-            f"{what} of a sequence with {drafted.num_tokens} drafts: the state of a recurrent group has gone "
-            f"on with them and is not that of its {computed} tokens; accept first, or "
-            "truncate(manager, seq, seq.computed)"
-        )
-        raise DraftError(msg)
 
 
 def _renew(kernel: Kernel, seq: Sequence, group: int, slot: int, waited: object = None) -> None:

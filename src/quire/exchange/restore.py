@@ -58,7 +58,7 @@ class Restore:
     `blocks[group]`  ids, one for each place in what was asked for
 
     Nothing is findable before `commit`. Without one the blocks go back. Used once. While it is open
-    no block is moved: `compact` and a `resize` that shrinks are refused.
+    no block is moved: a `resize` that shrinks is refused.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ def hold(manager: CacheManager, seq: Sequence) -> Callable[[], None]:
     """Keep what an open sequence has published where it is, until what this returns is called, once.
 
     Nothing of it is evicted meanwhile, even when the sequence is closed, except in groups that
-    are not full attention, and no block is moved: `compact` and a `resize` that shrinks are refused.
+    are not full attention, and no block is moved: a `resize` that shrinks is refused.
     Raises `SequenceError`.
     """
     manager.check_open(seq)

@@ -6,7 +6,6 @@ from quire.core.blocks import GAP
 from quire.core.manager import CacheManager
 from quire.core.publish import keep_states, natural_ends
 from quire.core.sequence import Sequence
-from quire.core.take import check_settled
 from quire.errors import CheckpointError
 from quire.interrupts import mutating
 
@@ -34,11 +33,10 @@ def checkpoint(manager: CacheManager, seq: Sequence) -> bool:
     """Keep a snapshot of the states at the computed length; False if no block is to be had.
 
     Take the copies before the next forward. Raises `CheckpointError` where no block
-    ends, or before anything was computed; `DraftError` while drafts wait to be accepted; `SequenceError`.
+    ends, or before anything was computed; `SequenceError`.
     """
     manager.check_open(seq)
     kernel, rows = manager.kernel, manager.kernel.rows
-    check_settled(kernel, seq, "checkpoint")
     if not rows.states:
         raise CheckpointError("no layer group is recurrent; there is no state to keep")
     computed, size = seq.computed, rows.block_size

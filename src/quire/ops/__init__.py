@@ -8,22 +8,20 @@ dropping  blocks by policy, a prefix, a scope, or all
 purging   all of some scopes, pins too
 fits      whether a request would get its blocks now
 admission a request counted that goes on without room
-memory    how full the groups are, moving blocks together, capacity between groups
+memory    how full the groups are, capacity between groups
 pins      prefixes that stay
 tables    single entries of block tables
 rollback  a sequence taken back to fewer tokens
-drafts    trees of speculated tokens
 """
 
 from quire.ops.admission import admit
 from quire.ops.checked import CheckedPool
 from quire.ops.checks import check
-from quire.ops.drafts import Draft, TokenMove, draft
 from quire.ops.drawing import draw, dump, held_notes, snapshot
 from quire.ops.dropping import clear, invalidate, reclaim
 from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
-from quire.ops.memory import Usage, compact, resize, usage
+from quire.ops.memory import Usage, resize, usage
 from quire.ops.pins import Pin, block_states, pin
 from quire.ops.purging import purge
 from quire.ops.rollback import truncate
@@ -31,20 +29,16 @@ from quire.ops.tables import blocks_at
 
 __all__ = [
     "CheckedPool",
-    "Draft",
     "Explanation",
     "Fit",
     "Pin",
     "Segment",
-    "TokenMove",
     "Usage",
     "admit",
     "block_states",
     "blocks_at",
     "check",
     "clear",
-    "compact",
-    "draft",
     "draw",
     "dump",
     "explain",

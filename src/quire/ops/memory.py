@@ -1,4 +1,4 @@
-"""Memory: how full the groups are, moving blocks together, and capacity between groups."""
+"""Memory: how full the groups are, and capacity between groups."""
 
 from __future__ import annotations
 
@@ -75,19 +75,6 @@ def usage(manager: CacheManager, group: int = 0) -> Usage:
 
 
 @mutating
-def compact(manager: CacheManager, group: int = 0) -> int:
-    """Move the held blocks of a group to its lowest ids; return how many were moved.
-
-    Tables and tree point to the new places; the copies stand in the plan. Raises
-    `CopyError` while copies wait to be taken or a restore or hold is open, `ConfigError`.
-    """
-    check_group(group, len(manager.pools))
-    _refuse_waiting_copies(manager)
-    _refuse_open_handles(manager)
-    return _resize_pool(manager, group, manager.pools[group].num_blocks)
-
-
-@mutating
 def resize(manager: CacheManager, num_blocks: Mapping[str, int]) -> None:
     """Change the number of blocks of named groups, for instance to move memory between them.
 
@@ -145,7 +132,7 @@ def _refuse_open_handles(manager: CacheManager) -> None:
         raise CopyError(msg)
 
 
-def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
+def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> None:
     pool = manager.pools[group]
     held, renamed = _moved_together(pool, num_blocks)
     pool.resize(num_blocks, held, renamed)
@@ -155,20 +142,16 @@ def _resize_pool(manager: CacheManager, group: int, num_blocks: int) -> int:
     num_tokens = manager.block_size if group in manager.kernel.rows.token_groups else 1
     for src in moved:
         manager.kernel.copies.plan(BlockCopy(group, src, int(renamed[src]), num_tokens))
-    return len(moved)
 
 
 def _moved_together(pool: BlockPool, num_blocks: int) -> tuple[BoolArray, IntArray]:
-    """Plan to have all held blocks below `num_blocks`; with the size that the pool has, at the lowest ids.
+    """Plan to have all held blocks below `num_blocks`.
 
     Returns which blocks are held then, and where each old id has gone, to itself where it stays.
     """
     held = _held(pool, max(num_blocks, pool.num_blocks))
-    limit = num_blocks
-    if num_blocks == pool.num_blocks:
-        limit -= pool.num_free
-    moved = limit + held[limit:].nonzero()[0]
-    places = (~held[:limit]).nonzero()[0][: len(moved)]
+    moved = num_blocks + held[num_blocks:].nonzero()[0]
+    places = (~held[:num_blocks]).nonzero()[0][: len(moved)]
     renamed = np.arange(pool.num_blocks, dtype=np.int32)
     renamed[moved] = places
     held[moved] = False

@@ -64,7 +64,6 @@ def go_back(kernel: Kernel, seq: Sequence, num_tokens: int) -> None:
     if goes_back:
         kernel.tree.stand(seq.node, rows.standing(row))
     rows.computed[row] = rows.capacity[row] = num_tokens
-    kernel.drafts.pop(row, None)
     rows.version += 1
     rows.epoch += 1
 

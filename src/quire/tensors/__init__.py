@@ -20,7 +20,6 @@ from quire.tensors.copy import (
     apply_plan,
     gather,
     gather_into,
-    move_tokens,
     scatter,
 )
 from quire.tensors.layout import KVLayout, StateLayout, StateShape
@@ -49,6 +48,5 @@ __all__ = [
     "gather",
     "gather_into",
     "make_pool",
-    "move_tokens",
     "scatter",
 ]

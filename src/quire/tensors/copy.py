@@ -9,7 +9,6 @@ import torch
 
 from quire.core import BlockCopy
 from quire.errors import ConfigError
-from quire.ops import TokenMove
 from quire.tensors.pool import KVPool, Pool, StatePool
 from quire.tensors.slots import BlockIds, block_array, on_device, runs
 
@@ -143,36 +142,12 @@ def apply_copies(pool: Pool, copies: Sequence[BlockCopy], fresh: BlockIds = ()) 
     _assign(slots, 1, read, write, lambda: pool.poison(fill))
 
 
-def move_tokens(pool: KVPool, moves: Sequence[TokenMove], group: int = 0) -> None:
-    """Do the moves of one layer group, over all its layers, as one simultaneous assignment.
-
-    Every source is read before any destination is written. Moves of other groups are left
-    out: call once per group with the pool of each. Raises `ConfigError`, and writes nothing,
-    for a block outside the pool, an offset outside the block, or two moves to one place.
-    """
-    ours = [move for move in moves if move.group == group]
-    if not ours:
-        return
-    size = pool.layout.block_size
-    src = block_array([move.src_block for move in ours], pool.num_blocks)
-    dst = block_array([move.dst_block for move in ours], pool.num_blocks)
-    offsets = np.array([(move.src_offset, move.dst_offset) for move in ours], dtype=np.int64)
-    if offsets.min() < 0 or offsets.max() >= size:
-        bad = int(offsets[(offsets < 0) | (offsets >= size)][0])
-        raise ConfigError(f"token offset {bad} is not within a block of {size} tokens")
-    written = dst * size + offsets[:, 1]
-    if np.unique(written).size != written.size:
-        raise ConfigError("two moves have the same destination; a token has one place only")
-    slots = [pool.k.flatten(1, 2), pool.v.flatten(1, 2)]
-    _assign(slots, 1, src * size + offsets[:, 0], written)
-
-
 def _assign(
     tensors: Sequence[torch.Tensor],
     dim: int,
     read: npt.NDArray[np.int64],
     write: npt.NDArray[np.int64],
-    between: Callable[[], None] = lambda: None,
+    between: Callable[[], None],
 ) -> None:
     """Copy places of dimension `dim`; of all tensors every source is read before any is written."""
     device = tensors[0].device

@@ -1,4 +1,4 @@
-"""Memory that moves and pools that change size: tables, hits and contents stay right."""
+"""Pools that change size: blocks move, and tables, hits and contents stay right."""
 
 import pytest
 from core_help import found, rejected, run, serve
@@ -43,75 +43,6 @@ def scattered(ledger):
     return [seq for i, seq in enumerate(seqs) if i % 3]
 
 
-# -- compaction ----------------------------------------------------------------------------
-
-
-def test_held_blocks_move_to_the_lowest_ids(manager):
-    ledger = Ledger(manager)
-    seqs = scattered(ledger)
-    assert max(ids_of(seqs)) >= 16
-    moved = ops.compact(manager)
-    copies = ledger.copy()
-    assert len(copies) == moved > 0
-    assert ids_of(seqs) == set(range(16))
-    for seq in seqs:
-        ledger.check(seq)
-        ledger.generate(seq, [1, 2, 3])
-        ledger.check(seq)
-    assert conserved(manager)
-
-
-@pytest.mark.parametrize("group", [0, 1, 2])
-def test_every_group_is_compacted_by_itself(group):
-    manager, ledger = hybrid()
-    seqs = scattered(ledger)
-    before = [[seq.block_ids(g).tolist() for seq in seqs] for g in range(3)]
-    moved = ops.compact(manager, group)
-    copies = ledger.copy()
-    assert {copy.group for copy in copies} <= {group}
-    assert len(copies) == moved
-    pool = manager.pools[group]
-    assert max(ids_of(seqs, group)) < pool.num_active + pool.num_cached
-    for other in {0, 1, 2} - {group}:
-        assert [seq.block_ids(other).tolist() for seq in seqs] == before[other]
-    for seq in seqs:
-        ledger.check(seq)
-        ledger.generate(seq, [1, 2, 3])
-        ledger.check(seq)
-    assert conserved(manager)
-
-
-def test_blocks_move_only_when_no_copy_waits(manager):
-    ledger = Ledger(manager)
-    seqs = scattered(ledger)
-    twin = manager.fork(seqs[0])
-    manager.reserve(twin, 1)
-    reader = manager.open([*run(1000, 10).tolist(), 777])
-    assert reader.num_cached == 10
-    with rejected(manager, errors.CopyError, "take_copies"):
-        ops.compact(manager)
-    with rejected(manager, errors.CopyError, "take_copies"):
-        ops.resize(manager, {"full": 20})
-    ledger.copy()
-    assert ops.compact(manager) > 0
-    ledger.copy()
-    for seq in (*seqs, reader, twin):
-        ledger.check(seq)
-    ledger.forward(twin, [5])
-    manager.commit(twin, [5])
-    ledger.check(twin)
-    assert conserved(manager)
-
-
-@pytest.mark.parametrize("group", [1, -1, "full", None, 1.5])
-def test_a_group_that_is_not_there_cannot_be_compacted(manager, group):
-    with rejected(manager, errors.QuireError, group):
-        ops.compact(manager, group)
-
-
-# -- resize --------------------------------------------------------------------------------
-
-
 def test_a_pool_grows():
     manager, ledger = hybrid(num_full=4)
     seq = ledger.prefill(run(0, 14))
@@ -145,6 +76,49 @@ def test_a_pool_shrinks_to_what_is_active(manager):
     assert counts(manager, 0) == (0, 16, 0)
     for seq in seqs:
         ledger.check(seq)
+    assert conserved(manager)
+
+
+@pytest.mark.parametrize("group", [0, 1, 2])
+def test_a_pool_that_shrinks_to_what_is_held_moves_its_own_blocks_alone(group):
+    manager, ledger = hybrid()
+    seqs = scattered(ledger)
+    before = [[seq.block_ids(g).tolist() for seq in seqs] for g in range(3)]
+    pool = manager.pools[group]
+    num_held = pool.num_active + pool.num_cached
+    ops.resize(manager, {manager.settings.groups[group].name: num_held})
+    copies = ledger.copy()
+    assert copies
+    assert {copy.group for copy in copies} == {group}
+    assert max(ids_of(seqs, group)) < num_held
+    for other in {0, 1, 2} - {group}:
+        assert [seq.block_ids(other).tolist() for seq in seqs] == before[other]
+    for seq in seqs:
+        ledger.check(seq)
+    ops.resize(manager, {spec.name: 40 for spec in manager.settings.groups})
+    for seq in seqs:
+        ledger.generate(seq, [1, 2, 3])
+        ledger.check(seq)
+    assert conserved(manager)
+
+
+def test_blocks_move_only_when_no_copy_waits(manager):
+    ledger = Ledger(manager)
+    seqs = scattered(ledger)
+    twin = manager.fork(seqs[0])
+    manager.reserve(twin, 1)
+    reader = manager.open([*run(1000, 10).tolist(), 777])
+    assert reader.num_cached == 10
+    with rejected(manager, errors.CopyError, "take_copies"):
+        ops.resize(manager, {"full": 20})
+    ledger.copy()
+    ops.resize(manager, {"full": 20})
+    assert ledger.copy()
+    for seq in (*seqs, reader, twin):
+        ledger.check(seq)
+    ledger.forward(twin, [5])
+    manager.commit(twin, [5])
+    ledger.check(twin)
     assert conserved(manager)
 
 
