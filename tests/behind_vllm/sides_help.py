@@ -59,7 +59,7 @@ class SmallEngine:
         num = self.loaded(name, tokens)
         blocks = [[next(self._free) for _ in range(-(-len(tokens) // BLOCK))] for _ in self.groups]
         for part, ids in zip(self.parts, blocks, strict=True):
-            for at in range(min(part.first_needed(num // BLOCK), num // BLOCK)):
+            for at in range(min(part.needed(num // BLOCK).start, num // BLOCK)):
                 ids[at] = 0  # behind the window, as vLLM has it
         self.side.allocated(name, blocks, num)
         copies = self.side.step(
@@ -87,7 +87,7 @@ class SmallEngine:
         end = (len(tokens) if end is None else end) // BLOCK * BLOCK
         for at in range(end):
             for rank, group, layer, cache in self._each():
-                if at // BLOCK >= self.parts[group].first_needed(end // BLOCK):
+                if at // BLOCK in self.parts[group].needed(end // BLOCK):
                     wanted = self._value(tokens, at, rank, layer)
                     assert torch.equal(cache[blocks[group][at // BLOCK], :, at % BLOCK], wanted), (
                         at,

@@ -61,9 +61,10 @@ def test_pages_and_groups_of_other_engines_are_signed(tmp_path):
     stack.close()
     part = GroupPart(0, GroupShape(("l",), 1, (4,), "float32", 4, "x"), "m", 4, 1)
     record = memoryview(bytearray(part.record_bytes))
-    part.write(record, memoryview(b"q" * 16), part.key(bytes(32)), TierKey(b"k" * 32))
+    part.payload(record)[:] = b"q" * 16
+    part.seal(record, part.key(bytes(32)), TierKey(b"k" * 32))
     with TierStack([Files(tmp_path / "kv")], StackSettings(key=TierKey(b"k" * 32))) as own:
-        keys = [pages.key("a"), pages.key("b")]
+        keys = [pages.page_key("a"), pages.page_key("b")]
         assert [str(each) for each in own.load(keys, [pages.record_bytes] * 2)[0]] == ["hit", "hit"]
         assert own.store([part.key(bytes(32))], [record]) == ["stored"]
     with pytest.raises(ConfigError, match="key_file"):

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from quire.engines.models.weights import fingerprint
 from quire.engines.tiered.opening import open_free
+from quire.engines.tiered.record_form import RecordForm
 from quire.exchange.hashing import NO_TENANT
 from quire.tiers.base import Outcome
-from quire.tiers.format import (
-    DType,
-    Header,
-    Namespace,
-    describes,
-    new_buffer,
-    payload_of,
-    record_bytes,
-    record_key,
-    seal,
-)
-from quire.tiers.keys import TierKey
+from quire.tiers.format import Namespace, new_buffer, record_key
 from quire.tiers.opening import Spec
 
 AT_ONCE_BYTES = 64 << 20
@@ -31,7 +19,7 @@ GOOD = (Outcome.STORED, Outcome.PRESENT, Outcome.SKIPPED)
 """What is no failure of a store: it was also not wanted, or left out while its tier is left alone."""
 
 
-class PageRecords:
+class PageRecords(RecordForm):
     """The records of one host pool, or of plain tensors.
 
     `facts`  all beside the pool's own shape that decides what its bytes mean, the rank included where ranks differ
@@ -40,8 +28,6 @@ class PageRecords:
     def __init__(
         self, name: str, num_bytes: int, page_size: int, dtype: str, facts: Mapping[str, object]
     ) -> None:
-        self.payload_bytes = num_bytes
-        self.record_bytes = record_bytes(num_bytes)
         self._name = name.encode() + b"\0"
         # SGLang names a page by a hash of its tokens, so what is behind it is not verified: a namespace of its own.
         space = Namespace(
@@ -52,28 +38,11 @@ class PageRecords:
             layers=(),
             heads=(0, 0),
         )
-        self._digest = space.digest
-        kind = DType.__members__.get(dtype.upper(), DType.MIXED)
-        self._header = Header(bytes(32), self._digest, num_bytes, page_size, 0, kind)
+        super().__init__(space, num_bytes, page_size, dtype=dtype)
 
-    def key(self, page: str) -> bytes:
+    def page_key(self, page: str) -> bytes:
         """Return the key of the page that SGLang calls so."""
         return record_key(self._digest, self._name + page.encode(), NO_TENANT)
-
-    def empty(self) -> tuple[memoryview, memoryview]:
-        """Return a record to fill, and its payload."""
-        record = new_buffer(self.record_bytes)
-        return record, payload_of(record, self.payload_bytes)
-
-    def seal(self, record: memoryview, key: bytes, signer: TierKey | None = None) -> None:
-        """Seal a record around its payload, signed with a tier key."""
-        seal(record, replace(self._header, key=key), signer)
-
-    def payload(self, record: memoryview | None) -> memoryview | None:
-        """Return the payload of a verified record; None where it is not one of these."""
-        if record is None or not describes(record, self._header):
-            return None
-        return payload_of(record, self.payload_bytes)
 
 
 class PageStack:
@@ -92,7 +61,7 @@ class PageStack:
         """Return which pages seem to be there; with `contiguous` none behind the first that is not."""
         if self._stack is None or not keys:
             return [False] * len(keys)
-        names = [records.key(each) for each in keys]
+        names = [records.page_key(each) for each in keys]
         return [level >= 0 for level in self._stack.find(names, contiguous=contiguous)]
 
     def load(
@@ -104,9 +73,13 @@ class PageStack:
         """Hand verified payloads to `fill`, None for missing ones; return which came."""
         if self._stack is None:
             return [False] * len(keys)
-        names = [records.key(each) for each in keys]
+        names = [records.page_key(each) for each in keys]
         _, buffers = self._stack.load(names, [records.record_bytes] * len(names))
-        payloads = [records.payload(each) for each in buffers]
+        ours = [each is not None and records.reads(each) for each in buffers]
+        payloads = [
+            records.payload(each) if is_one and each is not None else None
+            for each, is_one in zip(buffers, ours, strict=True)
+        ]
         fill(payloads)
         came = [each is not None for each in payloads]
         del payloads
@@ -123,16 +96,16 @@ class PageStack:
         done = [True] * len(keys)
         if self._stack is None:
             return done
-        names = [records.key(each) for each in keys]
+        names = [records.page_key(each) for each in keys]
         wanted = self._stack.wanted(names)
         chosen = [at for at in range(len(keys)) if wanted[at]]
-        made = [records.empty() for _ in chosen]
+        made = [new_buffer(records.record_bytes) for _ in chosen]
         if chosen:
-            fill(chosen, [payload for _, payload in made])
-        for at, (record, _) in zip(chosen, made, strict=True):
-            records.seal(record, names[at], self._stack.settings.key)
+            fill(chosen, [*map(records.payload, made)])
         taken = [names[at] for at in chosen]
-        outcomes = self._stack.store(taken, [record for record, _ in made], wanted[chosen])
+        for record, key in zip(made, taken, strict=True):
+            records.seal(record, key, self._stack.settings.key)
+        outcomes = self._stack.store(taken, made, wanted[chosen])
         for at, outcome in zip(chosen, outcomes, strict=True):
             done[at] = outcome in GOOD
         return done

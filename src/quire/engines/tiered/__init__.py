@@ -2,8 +2,9 @@
 
 opening    a stack of tiers from what people write
 weights    what KV is of: contents of weights and adapters, never their names
-parts      which bytes of a block go into one record, and the record's key
-search     which of a prompt's blocks the tiers have, and how much of it is of use
+record_form  keys, seals and headers of records, of other engines too
+parts      which bytes of a block go into one record
+search     which of a prompt's blocks the tiers have, and how much of it is of use; of other engines too
 cost       what computing a prompt takes, learned from what it took
 naming     what keys stand for, beside the records
 offloading blocks that a background thread copies, held until then

@@ -29,6 +29,8 @@ class PrefillCost:
     Only what is computed behind a hit tells `a` from the rest. Who finds by it that no hit pays sees none again: a few that
     other work on the machine made slow would decide for long. So as far as there were no short ones lately, all costs are
     taken to be the tokens'. A hit that is loaded for that loses less than computing takes.
+
+    One thread observes; others may ask meanwhile.
     """
 
     def __init__(self) -> None:
@@ -47,8 +49,8 @@ class PrefillCost:
         features = np.array(_features(start, stop)) / seconds
         self._products = FORGET * self._products + np.outer(features, features)
         self._sums = FORGET * self._sums + features
-        self.num_observed += 1
         self._solve()
+        self.num_observed += 1  # last: other threads ask meanwhile
 
     def seconds(self, start: int, stop: int) -> float:
         """Return the seconds of computing tokens [start, stop)."""
@@ -87,9 +89,9 @@ class PrefillCost:
             products = products / np.outer(scale, scale) + SHARED * np.eye(len(used))
             solved = np.linalg.solve(products, self._sums[used] / scale)
             if solved.min() >= 0:
-                self._weights = [0.0, 0.0, 0.0]
-                for i, weight in zip(used, (solved / scale).tolist(), strict=True):
-                    self._weights[i] = weight
+                weights = np.zeros(3)
+                weights[used] = solved / scale
+                self._weights = weights.tolist()
                 return
             del used[int(solved.argmin())]
 

@@ -2,26 +2,49 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from quire.core import CacheManager, FullAttention, MediaItem, Scope
-from quire.core.tokens import IntArray
-from quire.engines.tiered.parts import BlockPart
+from quire.core import CacheManager, FullAttention
+from quire.engines.tiered.cost import PrefillCost
+from quire.engines.tiered.record_form import RecordForm
 from quire.exchange import Residency, required_blocks
 from quire.groups import Recurrent
+from quire.tiers.stack.stack import TierStack
 
 FIRST_LOOK = 32
 """Blocks of a windowed or recurrent group that are asked for at a time, from the end; then twice as many."""
 
 
-class Prompt(NamedTuple):
-    """The text of a request, whose it is, and the media in it."""
+class Groups(NamedTuple):
+    """The layer groups of an engine: what a hit needs of each, and the form of its records.
 
-    tokens: IntArray
-    scope: Scope | None
-    media: tuple[MediaItem, ...]
+    `required`      per group a function: which of its blocks a hit of so many blocks needs, rising
+    `full, states`  groups of full attention, and of recurrent states
+    """
+
+    forms: Sequence[RecordForm]
+    block_size: int
+    required: Sequence[Callable[[int], Sequence[int]]]
+    full: Sequence[int]
+    states: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, manager: CacheManager, forms: Sequence[RecordForm]) -> "Groups":
+        """Return the layer groups of a manager."""
+        kinds = [group.kind for group in manager.settings.groups]
+        full, states = (
+            [group for group, kind in enumerate(kinds) if isinstance(kind, each)]
+            for each in (FullAttention, Recurrent)
+        )
+        required = [partial(required_blocks, manager, group) for group in range(len(kinds))]
+        return cls(forms, manager.block_size, required, full, states)
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Return the blocks of a prompt that could be found, as at least one token is left to compute."""
+        return (num_tokens - 1) // self.block_size
 
 
 class Search:
@@ -35,29 +58,23 @@ class Search:
     Asks the tiers for as little as it can, at least one token being left; nothing is loaded. `end` is
     the best boundary in blocks, and `here.accepted` where nothing can be gained.
 
-    `find`  `TierStack.find`, with what it is to leave out
+    `here`        the blocks of the prompt that the device holds
+    `num_tokens`  tokens of the prompt
+    `find`        `TierStack.find`, with what it is to leave out
     """
 
     def __init__(
-        self,
-        manager: CacheManager,
-        parts: Sequence[BlockPart],
-        prompt: Prompt,
-        here: Residency,
-        find: Callable[..., list[int]],
+        self, groups: Groups, here: Residency, num_tokens: int, find: Callable[..., list[int]]
     ) -> None:
-        self.prompt = prompt
         self.here = here
-        self._manager = manager
+        self._groups = groups
+        self._num_tokens = num_tokens
         self._find = find
-        self._parts = parts
         self._levels: dict[tuple[int, int], int] = {}
-        self._looks = [FIRST_LOOK] * len(parts)
-        kinds = [group.kind for group in manager.settings.groups]
-        self.full = [g for g, kind in enumerate(kinds) if isinstance(kind, FullAttention)]
-        self._sparse = [g for g in range(len(kinds)) if g not in self.full]
-        self._states = [g for g, kind in enumerate(kinds) if isinstance(kind, Recurrent)]
-        self.end = self._agreed(self._full_end(most_blocks(manager, prompt)))
+        self._looks = [FIRST_LOOK] * len(groups.forms)
+        self._sparse = [g for g in range(len(groups.forms)) if g not in groups.full]
+        limit = min(groups.most_blocks(num_tokens), len(here.digests))
+        self.end = self._agreed(self._full_end(limit))
 
     @property
     def is_full(self) -> bool:
@@ -70,32 +87,60 @@ class Search:
         return {
             group: [
                 at
-                for at in required_blocks(self._manager, group, end)
+                for at in self._groups.required[group](end)
                 if at >= self.here.matched or not held[group][at]
             ]
-            for group in range(len(self._parts))
+            for group in range(len(held))
         }
+
+    def blocks(self, end: int) -> list[tuple[int, int]]:
+        """Return place and group of the blocks that must come for a hit of `end` blocks, the head first."""
+        brought = self.brought(end)
+        return sorted((at, group) for group, places in brought.items() for at in places)
 
     def keys(self, group: int, places: Sequence[int]) -> list[bytes]:
         """Return the keys of blocks of a group."""
-        return [self._parts[group].key(self.here.digests[at]) for at in places]
+        return [self._groups.forms[group].key(self.here.digests[at]) for at in places]
 
     def lacking(self, end: int) -> tuple[list[bytes], list[int], list[int]]:
-        """Return keys, levels and record sizes of what a hit of `end` blocks lacks, block by block.
-
-        The head first, the groups of a place side by side; levels as `TierStack.find` returns them.
-        """
-        brought = self.brought(end)
-        blocks = sorted((at, group) for group, places in brought.items() for at in places)
+        """Return keys, levels and record sizes of `blocks`; levels as `TierStack.find` returns them."""
+        blocks, forms = self.blocks(end), self._groups.forms
         return (
-            [self._parts[group].key(self.here.digests[at]) for at, group in blocks],
+            [forms[group].key(self.here.digests[at]) for at, group in blocks],
             [self._levels.get((group, at), -1) for at, group in blocks],
-            [self._parts[group].record_bytes for _, group in blocks],
+            [forms[group].record_bytes for _, group in blocks],
         )
+
+    def worth(
+        self,
+        stack: TierStack,
+        cost: PrefillCost,
+        entering_s: Callable[[float], float] = lambda _: 0.0,
+    ) -> int:
+        """Return up to which boundary loading beats computing.
+
+        `entering_s`  seconds that so many bytes take to get into the pools
+        """
+        here, size, end = self.here, self._groups.block_size, self.end
+        if end <= here.accepted:
+            return end
+        keys, levels, sizes = self.lacking(end)
+        step = len(keys) // (end - here.matched) if self.is_full else len(keys)
+        record_bytes = sum(sizes) / len(sizes)
+
+        def recompute_s(num_keys: int) -> float:
+            loaded = num_keys // step if self.is_full else end - here.accepted
+            start = (here.accepted + (loaded if num_keys else 0)) * size
+            return cost.seconds(start, self._num_tokens) + entering_s(num_keys * record_bytes)
+
+        chosen = stack.choose(keys, levels, sizes, recompute_s, step=step)
+        if self.is_full:
+            return here.matched + chosen // step
+        return end if chosen else here.accepted
 
     def by_tier(self, end: int, names: Sequence[str]) -> dict[str, int]:
         """Count the tokens that a boundary gains by tier: the slowest group of each place decides."""
-        here, size = self.here, self._manager.block_size
+        here, size = self.here, self._groups.block_size
         if end <= here.accepted:
             return {}
         slowest = np.full(end, -1)
@@ -118,19 +163,18 @@ class Search:
             ]
             if not missing:
                 return end
-            end = min([end - 1, *(at for group, at in missing if group in self.full)])
+            end = min([end - 1, *(at for group, at in missing if group in self._groups.full)])
         return self.here.accepted
 
     def _full_end(self, limit: int) -> int:
         """Return the boundary that groups of full attention could reach, and the pools have room for."""
-        here = self.here
-        for group in self.full:
+        here, full, forms = self.here, self._groups.full, self._groups.forms
+        for group in full:
             limit = min(limit, here.matched + here.room[group])
-        if not self.full or limit <= here.matched:
+        if not full or limit <= here.matched:
             return limit
-        places = range(here.matched, limit)
-        blocks = [(group, at) for at in places for group in self.full]
-        found = self._find([self._parts[group].key(here.digests[at]) for group, at in blocks])
+        blocks = [(group, at) for at in range(here.matched, limit) for group in full]
+        found = self._find([forms[group].key(here.digests[at]) for group, at in blocks])
         for block, level in zip(blocks, found, strict=True):
             if level < 0:
                 return block[1]
@@ -149,11 +193,11 @@ class Search:
     def _accepted(self, group: int, end: int) -> int:
         room = self.here.room[group]
         while end > self.here.accepted:
-            places = required_blocks(self._manager, group, end)
+            places = self._groups.required[group](end)
             lacking = [at for at in places if not self._is_held(group, at)]
             missing = next((at for at in reversed(lacking) if not self._has(group, at)), None)
             if missing is None:
-                if max(len(lacking), group in self._states) <= room:
+                if max(len(lacking), group in self._groups.states) <= room:
                     return end
                 return self.here.accepted
             end = min(missing, end - 1)
@@ -172,8 +216,3 @@ class Search:
                 (group, place): level for place, level in zip(places, found, strict=True)
             }
         return self._levels[group, at] >= 0
-
-
-def most_blocks(manager: CacheManager, prompt: Prompt) -> int:
-    """Return the blocks of a prompt that could be found, as at least one token is left to compute."""
-    return (prompt.tokens.size - 1) // manager.block_size

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from quire.engines.tiered.cost import PrefillCost
 from quire.engines.tiered.naming import Naming
 from quire.engines.tiered.offloading import PUT_OFF_SHARE, Offloading
 from quire.engines.tiered.parts import BlockPart, Origin
-from quire.engines.tiered.search import Prompt, Search, most_blocks
+from quire.engines.tiered.search import Groups, Search
 from quire.errors import OutOfBlocks
 from quire.exchange import (
     Residency,
@@ -59,6 +60,14 @@ class Onboarded:
 NOTHING = Onboarded()
 
 
+class Prompt(NamedTuple):
+    """The text of a request, whose it is, and the media in it."""
+
+    tokens: IntArray
+    scope: Scope | None
+    media: tuple[MediaItem, ...]
+
+
 class TieredStore:
     """Tiers below the pools of one engine.
 
@@ -91,6 +100,7 @@ class TieredStore:
         key = stack.settings.key
         self.parts = [BlockPart(layout, group, origin, key) for group in range(len(pools))]
         self.namespaces = [part.namespace for part in self.parts]
+        self._groups = Groups.of(manager, self.parts)
         written = () if stack.settings.read_only else stack.tiers
         self._naming = Naming(written, self.namespaces, stack.call_later, key)
         self.cost = PrefillCost()
@@ -117,12 +127,13 @@ class TieredStore:
 
         The next `open` finds it. Raises what `CacheManager.probe` raises.
         """
-        search = self._search(Prompt(tokens, scope, tuple(media)), for_gain=True)
+        prompt = Prompt(tokens, scope, tuple(media))
+        search = self._search(prompt, for_gain=True)
         if search is None:
             return NOTHING
         self._count_use(search)
-        end = self._worth(search)
-        return self._load(search, end) if end > search.here.accepted else NOTHING
+        end = search.worth(self.stack, self.cost, self._entering.seconds)
+        return self._load(prompt, search, end) if end > search.here.accepted else NOTHING
 
     def prefetch(
         self, tokens: IntArray, scope: Scope | None = None, media: Sequence[MediaItem] = ()
@@ -219,7 +230,7 @@ class TieredStore:
         """Keep what is stored of a prompt from ageing, the head first; count it where that decides."""
         keys: list[bytes] = []
         for group in range(len(self.parts)):
-            if self._counts_uses or group in search.full:
+            if self._counts_uses or group in self._groups.full:
                 stop = len(search.here.digests) if self._counts_uses else search.end
                 places = list(range(stop))
             else:
@@ -229,7 +240,7 @@ class TieredStore:
 
     def _search(self, prompt: Prompt, *, for_gain: bool = False) -> Search | None:
         """Look for a prompt; `for_gain`, in tiers only whose answer can be expected to be worth its time."""
-        limit = most_blocks(self.manager, prompt)
+        limit = self._groups.most_blocks(prompt.tokens.size)
         if limit < 1:
             return None
         here, find = residency(self.manager, *prompt), self.stack.find
@@ -240,38 +251,17 @@ class TieredStore:
                 num_bytes += part.record_bytes * sum(at >= here.matched for at in needed)
             saved_s = self._saved_s(prompt, here, limit)
             find = partial(find, saved_s=saved_s, num_bytes=num_bytes)
-        return Search(self.manager, self.parts, prompt, here, find)
+        return Search(self._groups, here, prompt.tokens.size, find)
 
     def _saved_s(self, prompt: Prompt, here: Residency, end: int) -> float:
         """Return the seconds of computing that having so many blocks of a prompt saves."""
         size = self.manager.block_size
         return self.cost.saved(here.accepted * size, end * size, prompt.tokens.size)
 
-    def _worth(self, search: Search) -> int:
-        """Return up to which boundary loading beats computing."""
-        here, size, end = search.here, self.manager.block_size, search.end
-        if end <= here.accepted:
-            return end
-        keys, levels, sizes = search.lacking(end)
-        step = len(keys) // (end - here.matched) if search.is_full else len(keys)
-        record_bytes = sum(sizes) / len(sizes)
-
-        def recompute_s(num_keys: int) -> float:
-            loaded = num_keys // step if search.is_full else end - here.accepted
-            loaded = loaded if num_keys else 0
-            entering_s = self._entering.seconds(num_keys * record_bytes)
-            start = (here.accepted + loaded) * size
-            return self.cost.seconds(start, search.prompt.tokens.size) + entering_s
-
-        chosen = self.stack.choose(keys, levels, sizes, recompute_s, step=step)
-        if search.is_full:
-            return here.matched + chosen // step
-        return end if chosen else here.accepted
-
-    def _load(self, search: Search, end: int) -> Onboarded:
+    def _load(self, prompt: Prompt, search: Search, end: int) -> Onboarded:
         asked_s = time.perf_counter()
         keys, levels, sizes = search.lacking(end)
-        saved_s = self._saved_s(search.prompt, search.here, end)
+        saved_s = self._saved_s(prompt, search.here, end)
         outcomes, buffers = self.stack.load(keys, sizes, found=levels, saved_s=saved_s)
         begun_s = time.perf_counter()
         causes = Counter(str(what) for what in outcomes if what is not Outcome.HIT)
@@ -284,7 +274,7 @@ class TieredStore:
                     causes[str(Outcome.FOREIGN)] += 1
         try:
             end = search.whole(end, came) if causes else end
-            tokens = self._enter(search, end, came)
+            tokens = self._enter(prompt, search, end, came)
         except BaseException:
             self.transfers.join()  # blocks that have gone back are nobody's, but only for now
             raise
@@ -296,11 +286,13 @@ class TieredStore:
             self.stack.feeding.adjust_budget(earned_s - (time.perf_counter() - asked_s))
         return Onboarded(tokens, dict(sorted(causes.items())))
 
-    def _enter(self, search: Search, end: int, buffers: dict[bytes, memoryview]) -> dict[str, int]:
+    def _enter(
+        self, prompt: Prompt, search: Search, end: int, buffers: dict[bytes, memoryview]
+    ) -> dict[str, int]:
         """Put verified records into blocks of the pools, and let requests find them."""
         if end <= search.here.accepted:
             return {}
-        tokens, scope, media = search.prompt
+        tokens, scope, media = prompt
         brought = search.brought(end)
         try:
             restored = restore(self.manager, tokens, end, brought, scope, media=media)

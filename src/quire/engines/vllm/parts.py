@@ -5,26 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from msgspec.structs import replace
 
+from quire.engines.tiered.record_form import RecordForm
 from quire.errors import ConfigError
-from quire.exchange.hashing import tag_of
-from quire.tiers.format import (
-    KEY_BYTES,
-    DType,
-    Header,
-    Namespace,
-    describes,
-    payload_of,
-    record_bytes,
-    record_key,
-    seal,
-)
+from quire.tiers.format import Namespace
 from quire.tiers.keys import TierKey
-
-REMEMBERED_KEYS = 1 << 15
-
-_DTYPES = {"float32": DType.FLOAT32, "float16": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 
 
 class GroupShape(msgspec.Struct, frozen=True):
@@ -54,7 +39,7 @@ class GroupShape(msgspec.Struct, frozen=True):
         return num
 
 
-class GroupPart:
+class GroupPart(RecordForm):
     """The records of one layer group: `[heads, layers, ...]` of a block, all workers' heads in order.
 
     Heads come first, so that the bytes do not say how many workers there were: each writes its own heads.
@@ -70,13 +55,10 @@ class GroupPart:
         *,
         tier_key: TierKey | None = None,
     ) -> None:
-        self._tier_key = tier_key
         heads = shape.heads * num_workers
         self.index = index
         self.window = shape.window
-        self.payload_bytes = heads * shape.head_bytes
-        self.record_bytes = record_bytes(self.payload_bytes)
-        self.namespace = Namespace(
+        namespace = Namespace(
             model=model,
             dtype=shape.dtype,
             block_size=block_size,
@@ -84,40 +66,14 @@ class GroupPart:
             layers=tuple(range(len(shape.layers))),
             heads=(0, heads),
         )
-        self._digest = self.namespace.digest
-        kind = _DTYPES.get(shape.dtype, DType.MIXED)
-        self._header = Header(
-            bytes(KEY_BYTES), self._digest, self.payload_bytes, block_size, index, kind
-        )
-        self._keys: dict[bytes, bytes] = {}
+        of_records = heads * shape.head_bytes, block_size, index
+        super().__init__(namespace, *of_records, dtype=shape.dtype, tier_key=tier_key)
 
-    def key(self, digest: bytes) -> bytes:
-        """Return the key of the block with this digest."""
-        known = self._keys.get(digest)
-        if known is None:
-            if len(self._keys) >= REMEMBERED_KEYS:
-                self._keys.clear()
-            known = record_key(self._digest, digest, tag_of(digest), self._tier_key)
-            self._keys[digest] = known
-        return known
-
-    def write(
-        self, record: memoryview, payload: memoryview, key: bytes, signer: TierKey | None = None
-    ) -> None:
-        """Make a sealed record of a payload, signed with a tier key."""
-        payload_of(record, self.payload_bytes)[:] = payload
-        seal(record, replace(self._header, key=key), signer)
-
-    def reads(self, record: memoryview) -> bool:
-        """Return whether a verified record says that it is of this group."""
-        return describes(record, self._header)
-
-    def first_needed(self, end: int) -> int:
-        """Return the first block that a request reads that has `end` blocks computed."""
-        if not self.window:
-            return 0
+    def needed(self, end: int) -> range:
+        """Return the blocks that a request reads that has `end` blocks computed."""
         block_size = self.namespace.block_size
-        return max(0, end * block_size - self.window + 1) // block_size
+        first = max(0, end * block_size - self.window + 1) // block_size if self.window else 0
+        return range(first, end)
 
 
 def make_parts(

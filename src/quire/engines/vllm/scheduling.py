@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.core import MediaItem, Scope
+from quire.engines.tiered.cost import PrefillCost
 from quire.engines.vllm.arena import ArenaPlace, SharedArena
-from quire.engines.vllm.loading import Cost, Loading, PromptLoad
+from quire.engines.vllm.loading import Loading, PromptLoad
 from quire.engines.vllm.parts import GroupPart
 from quire.engines.vllm.prompts import PromptNames
 from quire.tiers.stack.stack import TierStack
@@ -91,7 +92,7 @@ class SchedulerSide:
         self._parts = parts
         self._block_size = parts[0].namespace.block_size
         self._arena = SharedArena(max(part.payload_bytes for part in parts), arena_bytes)
-        self._cost = Cost()
+        self._cost = PrefillCost()
         self._loading = Loading(stack, parts, self._arena, self._cost)
         self._num_workers = num_workers
         self._now = now
@@ -340,8 +341,8 @@ class SchedulerSide:
             for part, slot, record, key in zip(
                 saved.parts, slots, records, saved.keys, strict=True
             ):
-                payload = self._arena.view(slot, part.payload_bytes)
-                part.write(record, payload, key, self.stack.settings.key)
+                part.payload(record)[:] = self._arena.view(slot, part.payload_bytes)
+                part.seal(record, key, self.stack.settings.key)
         finally:
             self._arena.give_back(slots)
         self.stack.store(saved.keys, records)
