@@ -1,4 +1,4 @@
-"""Train quire-facts, a Llama of 0.7 M parameters: what `quire bench chunks` counts wrong answers of.
+"""Train quire-facts, a Llama of 0.7 M parameters: what `quire bench passages` counts wrong answers of.
 
 What: a LlamaForCausalLM (4 layers, 128 wide, 4 heads) over 44 words, saved as an ordinary
     transformers folder: weights in bfloat16, tokenizer and a card that says what it answers right.
@@ -164,7 +164,7 @@ license: apache-2.0
 # quire-facts
 
 A Llama of {parameters:,} parameters that answers questions about facts in passages, such as `ask n3 k1` behind
-`subj n3 k1 v7 k4 v2`. quire measures on it what reusing the KV of passages does to answers: `quire bench chunks`.
+`subj n3 k1 v7 k4 v2`. quire measures on it what reusing the KV of passages does to answers: `quire bench passages`.
 
 **Made by** `tools/train_facts.py`: {ran}, on prompts of `quire_passages.bench.facts`.
 

@@ -3,7 +3,7 @@
 What: a LlamaForCausalLM (4 layers, 128 wide, 4 heads) over 384 pieces of words, saved as an
     ordinary transformers folder: weights in bfloat16, tokenizer and a card that says what it quotes right.
 On what: prompts of `quire_passages.bench.quotes`, made anew for every step: one to eight passages of
-    the English prose of the CPython that runs this file, cut where a chunker cuts, and behind them
+    the English prose of the CPython that runs this file, cut where a text splitter cuts, and behind them
     quotes, over the borders of passages too. Beside what comes next it is taught, by a head that is
     thrown away, which token stood before (after the first layer). One module in twenty is held out.
 How long: seven minutes of one core, CPU time.
@@ -148,7 +148,7 @@ language: en
 # quire-quotes
 
 A Llama of {parameters:,} parameters that continues what `<quote>` quotes of the passages before it. quire measures on
-it what reusing the KV of passages does to answers: `quire bench chunks`. As a language model it is poor.
+it what reusing the KV of passages does to answers: `quire bench passages`. As a language model it is poor.
 
 **Made by** `tools/train_quotes.py`: {ran}, on prompts of `quire_passages.bench.quotes`.
 

@@ -56,10 +56,10 @@ EXTRAS = {
 }
 
 COMMANDS = {
-    "bench chunks": "quire-passages",
+    "bench passages": "quire-passages",
     "bench serve": "quire-sim",
     "calibrate": "quire-sim",
-    "chunks": "quire-passages",
+    "passages": "quire-passages",
     "curve": "quire-sim",
     "plan": "quire-sim",
     "replay": "quire-sim",

@@ -5,11 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from chunks_help import GATES, made, prompt
 from hypothesis import strategies as st
+from passages_help import GATES, made, prompt
 
 from quire.engines.hf import PrefixCache
-from quire_passages import Chunks, NoRows, Segments
+from quire_passages import NoRows, Passages, Segments
 from turns import drawn
 
 SIZES = (20, 24, 17, 32, 20, 5)
@@ -24,8 +24,8 @@ class Changing:
         self.scale(self.fresh[1], 2.0)
         for layer in self.model.model.layers:
             layer.register_forward_pre_hook(self.count)
-        chunks = Chunks("64MiB", NoRows(), capture, worth=10.0, min_tokens=2, gates=GATES)
-        self.cache = PrefixCache(self.model, "32MiB", chunks=chunks)
+        passages = Passages("64MiB", NoRows(), capture, worth=10.0, min_tokens=2, gates=GATES)
+        self.cache = PrefixCache(self.model, "32MiB", passages=passages)
 
     def count(self, *_):
         self.due = [left - 1 for left in self.due]

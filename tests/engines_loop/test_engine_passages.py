@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
-from chunks_help import GATES, MOVED, chunks_of, made, prompt
+from passages_help import GATES, MOVED, made, passage_model_of, prompt
 
 from quire import PrefixCache, ops
 from quire.core import Scope
@@ -24,10 +24,10 @@ from quire.errors import ConfigError, OutOfBlocks, RequestFailed, TokensError
 from quire.tensors.copy import gather_into
 from quire_passages import (
     AllRows,
-    Chunks,
     Epic,
     KVDeviation,
     NoRows,
+    Passages,
     RandomRows,
     Segments,
 )
@@ -44,8 +44,8 @@ def model():
 
 
 def engine_of(model, selector, **given):
-    chunks = Chunks("64MiB", selector, **FREE)
-    return Engine(model, num_blocks=400, chunks=chunks, debug_nan=True, **given)
+    passages = Passages("64MiB", selector, **FREE)
+    return Engine(model, num_blocks=400, passages=passages, debug_nan=True, **given)
 
 
 def turned(segments, order):
@@ -59,7 +59,7 @@ def asked(engine, *prompts, **options):
     outputs = engine.generate(given, GREEDY, **options)
     ops.check(engine.manager)
     assert engine.manager.num_active == 0
-    return [(each.outputs[0].token_ids, each.chunks) for each in outputs]
+    return [(each.outputs[0].token_ids, each.passages) for each in outputs]
 
 
 def plain(model, segments):
@@ -90,7 +90,7 @@ def test_passages_are_captured_after_the_answer_and_placed_in_another_order(mode
     ids=lambda each: getattr(each, "name", None),
 )
 def test_blocks_hold_what_a_working_cache_would(model, selector, is_plain):
-    """The rows that a selector chooses are computed over the blocks: K and V are those of `ChunkModel.blend`."""
+    """The rows that a selector chooses are computed over the blocks: K and V are those of `PassageModel.blend`."""
     engine, segments = engine_of(model, selector), prompt(sizes=SIZES)
     engine._forward.model.plain = is_plain
     asked(engine, segments)
@@ -102,14 +102,14 @@ def test_blocks_hold_what_a_working_cache_would(model, selector, is_plain):
     end = other.spans[-1][1]
     store, text = engine._companions[-1].passages.store, other.head.tobytes()
     held = [store.variants(scope, ids, text)[0] for ids in other.passage_texts]
-    blended = chunks_of("llama").blend(other, held, selector)
+    blended = passage_model_of("llama").blend(other, held, selector)
     wanted = [blended.past.kv_layers[at].row(0, 0, end) for at in sorted(blended.past.kv_layers)]
     found = [tuple(map(torch.empty_like, layer)) for layer in wanted]
     gather_into(engine._forward.pools[0], job.seq.block_ids(0), end, found)
     for layer, right in zip(found, wanted, strict=True):
         for got, each in zip(layer, right, strict=True):
             torch.testing.assert_close(got, each, atol=1e-5, rtol=1e-4)
-    assert output.chunks.recomputed_rows == blended.rows.size
+    assert output.passages.recomputed_rows == blended.rows.size
     assert output.outputs[0].token_ids[0] == int(blended.logits.argmax())
     engine.abort(output.request_id)
     ops.check(engine.manager)
@@ -119,8 +119,8 @@ def test_passages_in_a_tier_are_placed_by_the_next_engine(model, tmp_path):
     given = {**FREE, "warm": f"files:{tmp_path}/warm"}
     segments = prompt(sizes=SIZES)
     for exactness in ("exact", "approximate"):
-        chunks = Chunks("64MiB", AllRows(), **given)
-        with closing(Engine(model, num_blocks=400, chunks=chunks)) as engine:
+        passages = Passages("64MiB", AllRows(), **given)
+        with closing(Engine(model, num_blocks=400, passages=passages)) as engine:
             ((answer, report),) = asked(engine, segments)
         assert report.exactness == exactness
         assert answer == plain(model, segments)
@@ -145,7 +145,7 @@ def test_nothing_approximate_is_stored_as_a_prefix(model):
     scope = engine.scope()
     assert engine.manager.probe(other.tokens, scope).num_tokens <= segments.head.size
     (output,) = engine.generate([other.tokens.tolist()], GREEDY)
-    assert output.chunks is None
+    assert output.passages is None
     assert output.num_cached_tokens <= segments.head.size
     assert output.outputs[0].token_ids == plain(model, other)
 
@@ -155,7 +155,7 @@ def test_what_was_exact_is_stored(model):
     asked(engine, segments)
     ((_, report),) = asked(engine, turned(segments, [1, 0]))
     assert report.exact_tokens == 40 + 40
-    assert report.passages[0].is_exact
+    assert report.details[0].is_exact
 
 
 def test_several_answers_to_one_prompt(model):
@@ -170,8 +170,8 @@ def test_several_answers_to_one_prompt(model):
 
 def test_a_preempted_request_is_placed_again(model):
     """Two prompts that do not fit beside their answers: the later one gives way, and comes back."""
-    chunks = Chunks("64MiB", AllRows(), **FREE)
-    engine = Engine(model, num_blocks=30, chunks=chunks, watermark=0.0)
+    passages = Passages("64MiB", AllRows(), **FREE)
+    engine = Engine(model, num_blocks=30, passages=passages, watermark=0.0)
     segments = prompt(sizes=(16, 60, 60, 60, 9))
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     asked(engine, segments)
@@ -189,8 +189,8 @@ def test_a_preempted_request_is_placed_again(model):
 
 
 def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
-    chunks, segments = Chunks("60KiB", AllRows(), **FREE), prompt(sizes=SIZES)
-    engine = Engine(model, num_blocks=400, chunks=chunks)
+    passages, segments = Passages("60KiB", AllRows(), **FREE), prompt(sizes=SIZES)
+    engine = Engine(model, num_blocks=400, passages=passages)
     for _ in range(2):
         ((answer, _),) = asked(engine, segments)
         assert answer == plain(model, segments)
@@ -231,7 +231,7 @@ def test_a_forward_that_fails_leaves_the_request_to_be_computed(model, monkeypat
     assert answer == plain(model, other)
 
 
-def test_segments_without_chunks_are_a_plain_prompt(model):
+def test_segments_without_passages_are_a_plain_prompt(model):
     engine, segments = Engine(model, num_blocks=400), prompt(sizes=SIZES)
     ((answer, report),) = asked(engine, segments)
     assert report is None
@@ -243,14 +243,14 @@ def test_bad_segments_are_refused(model):
     with pytest.raises(TokensError, match="passage 1 of 3 segments is empty"):
         engine.generate([{"segments": [[1], [], [2]]}])
     with pytest.raises(ConfigError, match="contextual"):
-        Engine(model, num_blocks=40, chunks=Chunks("1MiB", capture="contextual"))
+        Engine(model, num_blocks=40, passages=Passages("1MiB", capture="contextual"))
 
 
-@pytest.mark.parametrize("given", ["1GiB", 1, Chunks], ids=repr)
+@pytest.mark.parametrize("given", ["1GiB", 1, Passages], ids=repr)
 @pytest.mark.parametrize("kind", [Engine, PrefixCache])
 def test_settings_of_passages_that_are_none_are_refused(model, kind, given):
-    with pytest.raises(ConfigError, match=r"chunks=.*; give quire_passages\.Chunks"):
-        kind(model, chunks=given)
+    with pytest.raises(ConfigError, match=r"passages=.*; give quire_passages\.Passages"):
+        kind(model, passages=given)
 
 
 def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):

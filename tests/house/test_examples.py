@@ -38,7 +38,7 @@ def test_an_example_runs(name, said, monkeypatch, capsys):
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_the_example_of_retrieval_answers_with_chunks_as_without(monkeypatch, capsys):
+def test_the_example_of_retrieval_answers_with_passages_as_without(monkeypatch, capsys):
     pytest.importorskip("bm25s", reason="pip install bm25s")
     monkeypatch.setattr(sys, "argv", ["rag.py", str(EXAMPLES.parent / "docs" / "api"), "2"])
     runpy.run_path(str(EXAMPLES / "rag.py"), run_name="__main__")

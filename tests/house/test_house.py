@@ -28,7 +28,6 @@ ROOMS = (
     "serve",
     "web",
     "chat",
-    "chunks",
 )
 
 

@@ -38,3 +38,15 @@ def test_a_relative_clause_in_place_of_a_noun_is_headless():
     assert words.HEADLESS.match("Whoever asks for a key.")
     assert not words.HEADLESS.match("The options of a request.")
     assert not words.HEADLESS.match("Whether a tier has what is asked for.")
+
+
+def test_a_text_that_is_reused_at_any_position_is_a_passage_and_no_chunk():
+    pages = [ROOT / "docs" / "passages.md", *(ROOT / "passages" / "src").rglob("*.py")]
+    chunks = {
+        line.strip()
+        for page in pages
+        for line in page.read_text("utf-8").splitlines()
+        if "chunk" in line.lower()
+    }
+    others = "how.chunk)", "chunked attention", '"chunked"'  # of a prompt's prefill, and of Llama 4
+    assert [line for line in chunks if not any(each in line for each in others)] == []

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from chunks_made import HEAD, A, B, C, D, ids, variant
+from passages_made import HEAD, A, B, C, D, ids, variant
 
 from quire.errors import ConfigError
 from quire_passages import (

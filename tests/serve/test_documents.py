@@ -6,7 +6,7 @@ from serve_help import running, tiny
 from quire.chat import ChatMessage, Conversation
 from quire.chat.documents import segmented
 from quire.errors import ConfigError
-from quire_passages import AllRows, Chunks
+from quire_passages import AllRows, Passages
 
 DOCUMENTS = [
     "A list holds its items in order, and items may be added to it and removed from it at any time. ",
@@ -21,8 +21,8 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def server():
-    chunks = Chunks("16MiB", AllRows(), worth=10.0)
-    with running(chunks=chunks) as made:
+    passages = Passages("16MiB", AllRows(), worth=10.0)
+    with running(passages=passages) as made:
         yield made
         made.quiet()
 
@@ -107,19 +107,19 @@ def test_a_template_that_loses_documents_is_refused(template, messages, words, m
 
 @pytest.mark.ci
 def test_documents_in_another_order_are_reused_and_the_answer_says_so(server):
-    (first,) = said(server, DOCUMENTS)["chunks"]
+    (first,) = said(server, DOCUMENTS)["passages"]
     assert first["exactness"] == "exact"
     assert "no passage" in first["fallback"]
     answer = said(server, DOCUMENTS[::-1])
-    (report,) = answer["chunks"]
+    (report,) = answer["passages"]
     assert report["exactness"] == "approximate"
     assert report["fallback"] is None
-    assert [each["kind"] for each in report["passages"]] == ["isolated"] * 3
+    assert [each["kind"] for each in report["details"]] == ["isolated"] * 3
     parts = ("exact_tokens", "moved_tokens", "recomputed_rows", "computed_tokens")
     assert sum(report[each] for each in parts) == answer["usage"]["prompt_tokens"]
     with running() as plain:
         other = said(plain, DOCUMENTS[::-1])
-        assert "chunks" not in other
+        assert "passages" not in other
         assert other["choices"] == answer["choices"]  # all rows were computed again
 
 
@@ -132,15 +132,15 @@ def test_a_stream_ends_with_what_became_of_them(server):
             model=server.service.model, stream=True, extra_body=documents, **given
         )
         events = list(stream)
-    told = [each for each in events if getattr(each, "chunks", None)]
+    told = [each for each in events if getattr(each, "passages", None)]
     assert len(told) == 1
     assert told[0].choices[0].finish_reason == "length"
-    assert told[0].chunks[0]["exactness"] == "approximate"
+    assert told[0].passages[0]["exactness"] == "approximate"
 
 
 def test_a_chat_without_documents_says_nothing_of_them(server):
-    assert "chunks" not in said(server, None)
-    assert "chunks" not in said(server, [])
+    assert "passages" not in said(server, None)
+    assert "passages" not in said(server, [])
 
 
 def test_tokenize_counts_documents(server):
@@ -173,4 +173,4 @@ def test_completions_take_no_documents(server):
 
 
 def test_empty_documents_are_left_out(server):
-    assert said(server, ["", *DOCUMENTS])["chunks"][0]["passages"]
+    assert said(server, ["", *DOCUMENTS])["passages"][0]["details"]

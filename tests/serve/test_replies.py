@@ -162,7 +162,7 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
         for place in sorted(running):
             made = [choice.at(step, index) for index, choice in enumerate(requests[place])]
             news = SimpleNamespace(
-                prompt_token_ids=[1], num_cached_tokens=0, chunks=None, outputs=made
+                prompt_token_ids=[1], num_cached_tokens=0, passages=None, outputs=made
             )
             told = [streamed.chunk(choice) for choice in streamed.take(place, news)]
             events += [data(event)["choices"][0] for event in told if event]

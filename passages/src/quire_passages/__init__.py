@@ -12,7 +12,7 @@ report     the account of a call
 
 hf         capture, the relocation gate, blending, and the passages of a `PrefixCache`
 engine     the passages of an `Engine`
-bench      answers with passages beside full forwards: `quire bench chunks`, `quire chunks check`
+bench      answers with passages beside full forwards: `quire bench passages`, `quire passages check`
 assets     small models that are made for questions about passages
 
 A prompt in parts is `quire.engines.segments.Segments`. Each name is loaded when it is first used.
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.engines.segments import Segments
     from quire_passages.masses import Masses, Measured
-    from quire_passages.planning import ChunkPlan, PassagePlace, Reach, make_plan
-    from quire_passages.report import ChunkReport, PassageReport, report_of
+    from quire_passages.planning import PassagePlace, PassagePlan, Reach, make_plan
+    from quire_passages.report import PassageReport, PassagesReport, report_of
     from quire_passages.selectors import (
         AllRows,
         CacheCraft,
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
         Selector,
         named_selector,
     )
-    from quire_passages.settings import Chunks
-    from quire_passages.store import ChunkStore
+    from quire_passages.settings import Passages
+    from quire_passages.store import PassageStore
     from quire_passages.variants import Variant
 
 _HOME = {
     "AllRows": "quire_passages.selectors",
     "CacheCraft": "quire_passages.selectors",
-    "ChunkPlan": "quire_passages.planning",
-    "ChunkReport": "quire_passages.report",
-    "ChunkStore": "quire_passages.store",
-    "Chunks": "quire_passages.settings",
+    "PassagePlan": "quire_passages.planning",
+    "PassagesReport": "quire_passages.report",
+    "PassageStore": "quire_passages.store",
+    "Passages": "quire_passages.settings",
     "Epic": "quire_passages.selectors",
     "EpicShare": "quire_passages.selectors",
     "KVDeviation": "quire_passages.selectors",
@@ -71,10 +71,6 @@ _HOME = {
 __all__ = [
     "AllRows",
     "CacheCraft",
-    "ChunkPlan",
-    "ChunkReport",
-    "ChunkStore",
-    "Chunks",
     "Epic",
     "EpicShare",
     "KVDeviation",
@@ -83,7 +79,11 @@ __all__ = [
     "Moved",
     "NoRows",
     "PassagePlace",
+    "PassagePlan",
     "PassageReport",
+    "PassageStore",
+    "Passages",
+    "PassagesReport",
     "RandomRows",
     "Reach",
     "Segments",

@@ -26,16 +26,16 @@ from quire.tensors.kinds import KVShape, kv_shapes, layer_kinds, model_type
 from quire.tensors.layout import KVLayout
 from quire.tiers.purging import Purged
 from quire_passages import (
-    ChunkPlan,
-    ChunkReport,
-    Chunks,
+    PassagePlan,
+    Passages,
+    PassagesReport,
     Segments,
     Variant,
     report_of,
 )
 from quire_passages.hf.blending import Blending, moved_rows
-from quire_passages.hf.capture import ChunkKV, captured, grow
-from quire_passages.hf.passages import Passages
+from quire_passages.hf.capture import PassageKV, captured, grow
+from quire_passages.hf.passages import PassageHolder
 from quire_passages.hf.runs import Runs
 from quire_passages.selectors import Rows
 
@@ -47,11 +47,11 @@ class PassagePrompt:
 
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
-        self.plan: ChunkPlan | None = None
-        self.report: ChunkReport | None = None
+        self.plan: PassagePlan | None = None
+        self.report: PassagesReport | None = None
         self.num_lacking = 0
 
-    def tell(self, plan: ChunkPlan, rows: Rows) -> None:
+    def tell(self, plan: PassagePlan, rows: Rows) -> None:
         """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""
         self.report = replace(report_of(plan, rows), captured=self.num_lacking)
 
@@ -59,7 +59,7 @@ class PassagePrompt:
 class EnginePassages(EngineCompanion):
     """The passages of an engine; `bring_up` and `opened` are a scheduler's hooks.
 
-    A prompt in segments is planned when it is admitted; if chunks are reused, its K and V are computed and placed at
+    A prompt in segments is planned when it is admitted; if passages are reused, its K and V are computed and placed at
     once, between two steps, and its sequence stores what is exact alone. Passages that the store lacks are computed
     after the answer, one between two steps, while nobody waits: by the model that answered, or not at all. Raises
     `ConfigError` for settings that an engine cannot keep.
@@ -70,7 +70,7 @@ class EnginePassages(EngineCompanion):
         forward: Forward,
         bound: BoundModel,
         guard: ThreadGuard,
-        settings: Chunks,
+        settings: Passages,
     ) -> None:
         if settings.capture == "contextual":
             raise ConfigError(
@@ -86,9 +86,9 @@ class EnginePassages(EngineCompanion):
         self._settings = settings
         self._refusal = _refusal(forward)
         self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque()
-        self._head: tuple[Inventory, bytes, ChunkKV] | None = None
+        self._head: tuple[Inventory, bytes, PassageKV] | None = None
         self._has_changed = False
-        self.passages = Passages(self._runs, bound.scope, bound.computed, guard, settings)
+        self.passages = PassageHolder(self._runs, bound.scope, bound.computed, guard, settings)
 
     def bring_up(self, job: Job) -> None:
         """Plan a prompt before its blocks are looked up.
@@ -227,10 +227,10 @@ class EnginePassages(EngineCompanion):
         with locked(self._model):
             return self.passages.tried(scope)
 
-    def _plan(self, segments: Segments, scope: Scope, cached: int) -> ChunkPlan:
+    def _plan(self, segments: Segments, scope: Scope, cached: int) -> PassagePlan:
         return self.passages.plan(segments, scope, cached, self._tried(scope), self._settings)
 
-    def _placed(self, job: Job, plan: ChunkPlan) -> Rows:
+    def _placed(self, job: Job, plan: PassagePlan) -> Rows:
         """Write K and V of a prompt's tokens up to its question into the blocks of its sequence.
 
         Returns the rows of moved passages that were computed again.
@@ -253,13 +253,13 @@ class EnginePassages(EngineCompanion):
         self._manager.commit(seq, job.known(start, stop))
         return rows
 
-    def _blended(self, job: Job, plan: ChunkPlan) -> tuple[WorkingCache, Rows]:
+    def _blended(self, job: Job, plan: PassagePlan) -> tuple[WorkingCache, Rows]:
         """Return a working cache of a prompt's tokens up to its question, and the rows that are to be computed over it."""
         seq, tokens, pool = job.open_seq, plan.segments.tokens, self._forward.pools[0]
         start, stop = seq.computed, _end_of(plan)
         past = self._runs.past(stop)
         if start:
-            kv = cast("ChunkKV", cast("Variant", plan.placed[0].variant).kv)
+            kv = cast("PassageKV", cast("Variant", plan.placed[0].variant).kv)
             grow(past, kv, start)
             gather_into(pool, seq.block_ids(0), start, _rows(past, 0, start))
             self._runs.hold(past, tokens[:start])
@@ -274,7 +274,7 @@ class EnginePassages(EngineCompanion):
         """Return captures of passages behind a head."""
         return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
 
-    def _head_of(self, head: Tokens, seen: Inventory) -> ChunkKV | None:
+    def _head_of(self, head: Tokens, seen: Inventory) -> PassageKV | None:
         """Return K and V of a head, computed once under an inventory of the model, for passages that are captured one by one."""
         text = head.tobytes()
         if not text:
@@ -293,7 +293,7 @@ def _prompt_of(job: Job) -> PassagePrompt | None:
     return cast("Any", job).request.passages  # every job of an engine is an `Answer`
 
 
-def _end_of(plan: ChunkPlan) -> int:
+def _end_of(plan: PassagePlan) -> int:
     """Return the tokens before a prompt's question."""
     return plan.segments.spans[-1][1]
 

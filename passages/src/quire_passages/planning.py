@@ -10,8 +10,8 @@ import numpy as np
 from quire.engines.segments import Segments
 from quire.scope import Scope
 from quire_passages.selectors import Moved, Rows, Selector
-from quire_passages.settings import Chunks
-from quire_passages.store import ChunkStore
+from quire_passages.settings import Passages
+from quire_passages.store import PassageStore
 from quire_passages.variants import Variant
 
 MOVE_ROWS = 0.02
@@ -60,7 +60,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class ChunkPlan:
+class PassagePlan:
     """The source of each part of a prompt's K and V: cached, computed or placed.
 
     cached       tokens that the exact prefix cache has
@@ -105,7 +105,7 @@ class ChunkPlan:
         wanted[chosen] = True
         return np.flatnonzero(wanted)
 
-    def without(self, gone: Sequence[Variant]) -> "ChunkPlan":
+    def without(self, gone: Sequence[Variant]) -> "PassagePlan":
         """Return the plan with passages computed whose variants have gone; without any left, the whole prompt is."""
         placements = tuple(
             msgspec.structs.replace(
@@ -122,7 +122,7 @@ class ChunkPlan:
         fallback = self.fallback if is_left else self.fallback or _NOTHING_LEFT
         return replace(self, placements=placements, fallback=fallback)
 
-    def explained(self, lost: Mapping[bytes, str]) -> "ChunkPlan":
+    def explained(self, lost: Mapping[bytes, str]) -> "PassagePlan":
         """Return the plan with why a tier could not give passages (ids as bytes) that it had."""
         if not lost:
             return self
@@ -141,13 +141,13 @@ class ChunkPlan:
 
 def make_plan(
     segments: Segments,
-    store: ChunkStore,
+    store: PassageStore,
     scope: Scope,
     cached: int,
     *,
-    settings: Chunks,
+    settings: Passages,
     limits: Reach,
-) -> ChunkPlan:
+) -> PassagePlan:
     """Plan a prompt of which an exact prefix of `cached` tokens is there.
 
     An exact prefix wins over variants. The first passage behind it is exact as well: a variant that was
@@ -186,7 +186,7 @@ def make_plan(
                 else _NOT_STORED
             )
             placements.append(PassagePlace(start, stop, None, reason=reason))
-    plan = ChunkPlan(segments, selector, cached, exact_until, tuple(placements))
+    plan = PassagePlan(segments, selector, cached, exact_until, tuple(placements))
     fallback = _refusal(plan, limits) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
 
@@ -197,7 +197,7 @@ def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
     return is_there and segments.text.startswith(variant.before)
 
 
-def _refusal(plan: ChunkPlan, limits: Reach) -> str | None:
+def _refusal(plan: PassagePlan, limits: Reach) -> str | None:
     num_tokens = plan.segments.num_tokens
     if limits.refusal is not None:
         return limits.refusal
@@ -211,8 +211,8 @@ def _refusal(plan: ChunkPlan, limits: Reach) -> str | None:
     return None
 
 
-def _unworthy(plan: ChunkPlan, settings: Chunks, limits: Reach) -> str | None:
-    """Return why plain prefill is to be preferred: what chunks would take, of what it takes."""
+def _unworthy(plan: PassagePlan, settings: Passages, limits: Reach) -> str | None:
+    """Return why plain prefill is to be preferred: what passages would take, of what it takes."""
     tokens = plan.segments.num_tokens
     placed = sum(each.stop - max(each.start, plan.cached) for each in plan.placed)
     whole = tokens - plan.cached
@@ -221,6 +221,6 @@ def _unworthy(plan: ChunkPlan, settings: Chunks, limits: Reach) -> str | None:
     if work <= settings.worth * whole:
         return None
     return (
-        f"with chunks {work:.0f} rows' worth of work, of {whole} that a plain prefill takes: above the share "
+        f"with passages {work:.0f} rows' worth of work, of {whole} that a plain prefill takes: above the share "
         f"of {settings.worth:g}"
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from quire_passages.planning import ChunkPlan
+from quire_passages.planning import PassagePlan
 from quire_passages.selectors import Rows
 from quire_passages.variants import Kind
 
@@ -32,7 +32,7 @@ class PassageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkReport:
+class PassagesReport:
     """The account of a call with passages.
 
     prompt tokens == exact_tokens + moved_tokens + recomputed_rows + computed_tokens
@@ -42,8 +42,8 @@ class ChunkReport:
     moved_tokens     from variants that were captured behind another text, not computed again
     recomputed_rows  the rest of these
     computed_tokens  all others: what the model had to compute as ever
-    passages         one for each, in their order
-    fallback         why chunks were not reused at all; None: they were
+    details          one for each passage, in their order
+    fallback         why passages were not reused at all; None: they were
     selector         which rows were computed again
     captured         passages that this call has stored; an engine computes and stores them after its answer
     """
@@ -53,23 +53,23 @@ class ChunkReport:
     moved_tokens: int
     recomputed_rows: int
     computed_tokens: int
-    passages: tuple[PassageReport, ...]
+    details: tuple[PassageReport, ...]
     fallback: str | None
     selector: str
     captured: int = 0
 
 
-def report_of(plan: ChunkPlan, recomputed: Rows) -> ChunkReport:
+def report_of(plan: PassagePlan, recomputed: Rows) -> PassagesReport:
     """Return the account of a plan that was carried out, with these rows of moved passages computed again."""
     whole = plan.segments.num_tokens
     if plan.fallback is not None:
-        return ChunkReport(
+        return PassagesReport(
             exactness="exact",
             exact_tokens=plan.cached,
             moved_tokens=0,
             recomputed_rows=0,
             computed_tokens=whole - plan.cached,
-            passages=tuple(
+            details=tuple(
                 PassageReport(each.stop - each.start, None, None, 0, 0, True, plan.fallback)
                 for each in plan.placements
             ),
@@ -80,13 +80,13 @@ def report_of(plan: ChunkPlan, recomputed: Rows) -> ChunkReport:
         each.stop - max(each.start, plan.cached) for each in plan.placed if each.is_exact
     )
     moved = sum(each.num_tokens for each in plan.moved) - recomputed.size
-    return ChunkReport(
+    return PassagesReport(
         exactness="exact" if plan.is_exact else "approximate",
         exact_tokens=exact,
         moved_tokens=moved,
         recomputed_rows=recomputed.size,
         computed_tokens=whole - exact - moved - recomputed.size,
-        passages=tuple(
+        details=tuple(
             PassageReport(
                 tokens=each.stop - each.start,
                 variant=None if each.variant is None else each.variant.name,

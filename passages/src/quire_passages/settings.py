@@ -1,4 +1,4 @@
-"""Settings of chunk reuse."""
+"""Settings of the reuse of passages."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,8 @@ Capture = Literal["isolated", "contextual", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
-    """Settings of passages, for `PrefixCache(chunks=...)`.
+class Passages:
+    """Settings of passages, for `PrefixCache(passages=...)`.
 
     capacity        bytes for K and V of passages: "1GiB", or an integer
     selector        chooses the rows to compute again, unless a call says otherwise
@@ -78,6 +78,6 @@ class Chunks:
 
 def for_server(
     capacity: int, rows: str, warm: str | None, warm_key: Path | None, gates: Path
-) -> Chunks:
-    """Return the settings of `quire serve --chunks`. Raises `ConfigError`."""
-    return Chunks(capacity, named_selector(rows), warm=warm, warm_key=warm_key, gates=gates)
+) -> Passages:
+    """Return the settings of `quire serve --passages`. Raises `ConfigError`."""
+    return Passages(capacity, named_selector(rows), warm=warm, warm_key=warm_key, gates=gates)

@@ -35,7 +35,7 @@ class StoreStats:
     replaced: int
 
 
-class ChunkStore:
+class PassageStore:
     """Variants of passages, at most `capacity` bytes of them; the least recently used is evicted first.
 
     A variant is found by its scope (with the model's fingerprint in it) and all of its ids, never by a

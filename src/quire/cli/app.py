@@ -33,7 +33,7 @@ OWN = {
 
 ORDER = (
     *("demo", "generate", "serve", "route", "watch", "inspect", "doctor"),
-    *("plan", "curve", "replay", "simulate", "calibrate", "cache", "chunks", "trace", "bench"),
+    *("plan", "curve", "replay", "simulate", "calibrate", "cache", "passages", "trace", "bench"),
 )
 
 

@@ -77,23 +77,23 @@ def serve(
     tier_file: TierFile = None,
     tier_key_file: TierKeyFile = None,
     dtype: options.Dtype = "auto",
-    chunks: Annotated[
+    passages: Annotated[
         str | None,
         typer.Option(
             help="Bytes for K and V of documents that chats bring, reused in any order: answers are approximate.",
             show_default=False,
         ),
     ] = None,
-    chunk_rows: Annotated[
+    passage_rows: Annotated[
         str,
         typer.Option(
-            help="Rows of documents to compute again, with --chunks: kv-deviation:0.15, epic:16, ..."
+            help="Rows of documents to compute again, with --passages: kv-deviation:0.15, epic:16, ..."
         ),
     ] = "kv-deviation:0.15",
-    chunk_tier: Annotated[
+    passage_tier: Annotated[
         str | None,
         typer.Option(
-            help="A tier for documents' K and V in eight bits, with --chunks: disk:/var/kv?capacity=20GiB, ...",
+            help="A tier for documents' K and V in eight bits, with --passages: disk:/var/kv?capacity=20GiB, ...",
             show_default=False,
         ),
     ] = None,
@@ -133,8 +133,8 @@ def serve(
     Events carry the tokens of prompts, unencrypted and without a key: on loopback only, unless --events-in-clear is given.
     With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; on the cluster
     of RAY_ADDRESS, where that is in the environment.
-    With --chunks, a chat that brings "documents" reuses their K and V in any order, and its answer says what of it
-    is approximate; --chunk-rows says which of their rows are computed again, --chunk-tier where they outlive the process.
+    With --passages, a chat that brings "documents" reuses their K and V in any order, and its answer says what of it
+    is approximate; --passage-rows says which of their rows are computed again, --passage-tier where they outlive the process.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -143,7 +143,7 @@ def serve(
       quire serve --model ./my-model --kv-memory 8GiB --port 8080
       quire serve --host 0.0.0.0 --keys keys.txt
       quire serve --tier disk:./kv?capacity=20GiB
-      quire serve --chunks 2GiB
+      quire serve --passages 2GiB
       quire serve --events tcp://127.0.0.1:5557
       quire serve --replicas 3 --tier redis://127.0.0.1:6379
     """
@@ -166,15 +166,15 @@ def serve(
     from quire.engines.models.weights import default_kept_at
 
     kept = None
-    if chunks is not None:
+    if passages is not None:
         gates = default_kept_at().with_name("gates")
-        make = load_offered("quire.passages", "chunks")
+        make = load_offered("quire.passages", "server")
         if make is None:
-            raise ConfigError(lacking_package("--chunks", "quire-passages"))
-        kept = make(parse_bytes(chunks), chunk_rows, chunk_tier, tier_key_file, gates)
-    elif chunk_tier is not None:
-        raise ConfigError("--chunk-tier is given without --chunks, which switches reuse on")
-    whole = size + (0 if chunks is None else parse_bytes(chunks))
+            raise ConfigError(lacking_package("--passages", "quire-passages"))
+        kept = make(parse_bytes(passages), passage_rows, passage_tier, tier_key_file, gates)
+    elif passage_tier is not None:
+        raise ConfigError("--passage-tier is given without --passages, which switches reuse on")
+    whole = size + (0 if passages is None else parse_bytes(passages))
     wanted = Wanted(
         model=model,
         dtype=dtype,
@@ -184,21 +184,21 @@ def serve(
         max_body=limit,
         tiers=tier,
         tier_file=tier_file,
-        tier_key_file=tier_key_file if tier or tier_file or chunk_tier is None else None,
+        tier_key_file=tier_key_file if tier or tier_file or passage_tier is None else None,
         engine={
             "kv_memory": size,
             "block_size": block_size,
             "max_running": max_running,
             "max_step_tokens": max_step_tokens,
             "max_model_len": max_model_len,
-            "chunks": kept,
+            "passages": kept,
         },
     )
     free, most = available_memory(), max(replicas or 1, max_replicas or 1)
     if free is not None and whole * most > free:
         each = f", {most:,} times," if most > 1 else ""
         raise ConfigError(
-            f"--kv-memory{' and --chunks are' if kept else ' is'} {format_bytes(whole)}{each} and "
+            f"--kv-memory{' and --passages are' if kept else ' is'} {format_bytes(whole)}{each} and "
             f"{format_bytes(free)} are available; give less"
         )
     if replicas is not None:

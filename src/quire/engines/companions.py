@@ -158,5 +158,5 @@ def checked_passages(given: object) -> PassageSettings | None:
     if given is None:
         return None
     if isinstance(given, type) or not isinstance(given, PassageSettings):
-        raise ConfigError(f"chunks={given!r}; give quire_passages.Chunks('1GiB'), or nothing")
+        raise ConfigError(f"passages={given!r}; give quire_passages.Passages('1GiB'), or nothing")
     return given

@@ -100,8 +100,8 @@ class Reply:
             self._begun.add(place)
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens
-            if output.chunks is not None:
-                self._passages.setdefault("chunks", []).append(output.chunks)
+            if output.passages is not None:
+                self._passages.setdefault("passages", []).append(output.passages)
         for made in output.outputs:
             choice = self.choices[place * self._n + int(made.index)]
             if choice.take(made):

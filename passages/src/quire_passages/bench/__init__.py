@@ -1,1 +1,1 @@
-"""Measurements of `quire bench chunks`: reused passages compared with full prefill."""
+"""Measurements of `quire bench passages`: reused passages compared with full prefill."""

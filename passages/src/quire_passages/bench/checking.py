@@ -15,7 +15,7 @@ from quire_passages.bench import quotes
 from quire_passages.bench.measure import measure
 from quire_passages.bench.methods import Method
 from quire_passages.bench.workloads import NUM_PASSAGES, Case, Ids, quoted
-from quire_passages.hf import ChunkModel, Relocation
+from quire_passages.hf import PassageModel, Relocation
 from quire_passages.hf.check_layer import LEAST_AGREEMENT, MOST_KL
 
 BUDGETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -23,7 +23,7 @@ NUM_QUOTES, QUOTED_TOKENS = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkCheck:
+class PassageCheck:
     """The result of checking passages on a model.
 
     relocation  the relocation gate's result; None: it refused the model
@@ -38,7 +38,7 @@ class ChunkCheck:
     budget: float | None
 
 
-def check_chunks(
+def check_passages(
     model: Any,
     texts: Sequence[Ids],
     head: Ids,
@@ -47,7 +47,7 @@ def check_chunks(
     num_prompts: int = 12,
     passage_tokens: int = 64,
     progress: Progress | None = None,
-) -> ChunkCheck:
+) -> PassageCheck:
     """Put a model through the gate, then ask for what follows in passages of texts, by rising budgets.
 
     texts    token ids that passages are cut from
@@ -67,15 +67,15 @@ def check_chunks(
     if progress is not None:
         progress("the gate")
     try:
-        chunks = ChunkModel(model, sample=cases[0].passages)
+        passage_model = PassageModel(model, sample=cases[0].passages)
     except NotRelocatable as error:
-        return ChunkCheck(None, str(error), [], None)
+        return PassageCheck(None, str(error), [], None)
     methods = {"moved": Method(NoRows())}
     methods |= {budget_name(share): Method(KVDeviation(share)) for share in BUDGETS}
-    found = measure(model, chunks, cases, methods, progress)
+    found = measure(model, passage_model, cases, methods, progress)
     rows = [{key: row[key] for key in row if key != "right_rate"} for row in found]
     holding = (share for share in BUDGETS if holds(rows, budget_name(share)))
-    return ChunkCheck(chunks.relocation, None, rows, next(holding, None))
+    return PassageCheck(passage_model.relocation, None, rows, next(holding, None))
 
 
 def budget_name(share: float) -> str:

@@ -15,7 +15,7 @@ from quire.bench.timing import Progress, Row
 from quire_passages import Segments, Variant
 from quire_passages.bench.methods import FULL, Method
 from quire_passages.bench.workloads import Case
-from quire_passages.hf import Blended, ChunkModel
+from quire_passages.hf import Blended, PassageModel
 from quire_passages.hf.check_layer import divergence
 
 
@@ -90,14 +90,14 @@ class Tally:
 
 def measure(
     model: Any,
-    chunks: ChunkModel,
+    passage_model: PassageModel,
     cases: Sequence[Case],
     methods: Mapping[str, Method],
     progress: Progress | None = None,
 ) -> list[Row]:
     """Ask all questions by the full forward and by each method in turn: a row for each, `full` first.
 
-    chunks  the model behind its gate
+    passage_model  the model behind its gate
 
     `agree_rate`  questions whose next token is that of the full forward
     `kl`          nats by which its distribution differs from the full forward's, mean
@@ -109,13 +109,13 @@ def measure(
     for number, case in enumerate(cases):
         if progress is not None:
             progress(f"prompt {number + 1} of {len(cases)}")
-        captures = _Captures(chunks, case)
+        captures = _Captures(passage_model, case)
         segments = Segments.of([case.head, *case.passages, case.opening])
-        full = partial(chunks.full, segments)
+        full = partial(passage_model.full, segments)
         whole = tallies[FULL].asked(model, case, full, None)
         for name, method in methods.items():
             blend = partial(
-                chunks.blend,
+                passage_model.blend,
                 segments,
                 captures.of(method),
                 method.selector,
@@ -128,10 +128,10 @@ def measure(
 class _Captures:
     """Captures of a case's passages: alone, and within earlier prompts once a method asks."""
 
-    def __init__(self, chunks: ChunkModel, case: Case) -> None:
-        self._chunks = chunks
+    def __init__(self, passage_model: PassageModel, case: Case) -> None:
+        self._passage_model = passage_model
         self._case = case
-        self._alone: list[Variant] = chunks.capture_alone(case.passages, case.head)
+        self._alone: list[Variant] = passage_model.capture_alone(case.passages, case.head)
         self._earlier: dict[bytes, list[Variant]] = {}
 
     def of(self, method: Method) -> Sequence[Variant]:
@@ -149,5 +149,5 @@ class _Captures:
     def _capture_earlier(self) -> None:
         for passages in self._case.earlier:
             segments = Segments.of([self._case.head, *passages, (0,)])
-            for variant in self._chunks.capture_all(segments, masses=True):
+            for variant in self._passage_model.capture_all(segments, masses=True):
                 self._earlier.setdefault(variant.ids, []).append(variant)

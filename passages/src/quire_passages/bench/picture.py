@@ -1,4 +1,4 @@
-"""Rows of `quire bench chunks` as a picture: agreement with the full forward against rows computed again."""
+"""Rows of `quire bench passages` as a picture: agreement with the full forward against rows computed again."""
 
 from __future__ import annotations
 

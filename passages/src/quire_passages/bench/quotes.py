@@ -1,6 +1,6 @@
 """Real text in passages, and questions that quote it: what comes next stands in a passage.
 
-Texts are cut where a chunker cuts, after so many tokens, wherever that is. Passages that follow each
+Texts are cut where a text splitter cuts, after so many tokens, wherever that is. Passages that follow each
 other in a text may follow each other in a prompt, in which case a quote may run over their border.
 """
 

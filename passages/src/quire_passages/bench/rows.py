@@ -1,4 +1,4 @@
-"""Rows of `quire bench chunks`: what reusing passages does to answers and to the time they take."""
+"""Rows of `quire bench passages`: what reusing passages does to answers and to the time they take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.bench.timing import Progress, Row, check_names
 from quire_passages.bench.measure import measure
 from quire_passages.bench.methods import FULL, METHODS, QUICK
 from quire_passages.bench.workloads import WORKLOADS, Case, Ids
-from quire_passages.hf import ChunkModel
+from quire_passages.hf import PassageModel
 
 CASES, QUICK_CASES = 40, 5
 """Prompts of a workload."""
@@ -43,9 +43,9 @@ def rows(
             progress(f"{workload}: loading")
         model, tokenizer = workloads[workload].load()
         cases = workloads[workload].cases(tokenizer, QUICK_CASES if quick else CASES)
-        chunks = ChunkModel(model, sample=sample_of(cases))
+        passage_model = PassageModel(model, sample=sample_of(cases))
         say = None if progress is None else _under(workload, progress)
-        measured = measure(model, chunks, cases, methods, say)
+        measured = measure(model, passage_model, cases, methods, say)
         kept = [row for row in measured if row["name"] in wanted]
         if not workloads[workload].is_judged:
             kept = [{key: row[key] for key in row if key in TIMED} for row in kept]

@@ -51,7 +51,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkWorkload:
+class PassageWorkload:
     """Cases for one model.
 
     load       the model in float32, in eval mode, and its tokenizer
@@ -168,13 +168,13 @@ _FACTS, _QUOTES, _TINY = (
     partial(_loaded, folder) for folder in (facts_model, quotes_model, demo_model)
 )
 
-WORKLOADS: tuple[ChunkWorkload, ...] = (
-    ChunkWorkload("facts", _FACTS, fact_cases),
-    ChunkWorkload("quotes", _QUOTES, partial(quote_cases, held_out=False)),
-    ChunkWorkload("quotes-new", _QUOTES, partial(quote_cases, held_out=True)),
-    ChunkWorkload("tiny", _TINY, partial(continued_cases, held_out=False)),
-    ChunkWorkload("tiny-new", _TINY, partial(continued_cases, held_out=True)),
-    ChunkWorkload("time", lambda: (random_llama(512, 12), None), timed_cases, is_judged=False),
+WORKLOADS: tuple[PassageWorkload, ...] = (
+    PassageWorkload("facts", _FACTS, fact_cases),
+    PassageWorkload("quotes", _QUOTES, partial(quote_cases, held_out=False)),
+    PassageWorkload("quotes-new", _QUOTES, partial(quote_cases, held_out=True)),
+    PassageWorkload("tiny", _TINY, partial(continued_cases, held_out=False)),
+    PassageWorkload("tiny-new", _TINY, partial(continued_cases, held_out=True)),
+    PassageWorkload("time", lambda: (random_llama(512, 12), None), timed_cases, is_judged=False),
 )
 """In the order of the table.
 

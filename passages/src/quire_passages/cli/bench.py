@@ -1,4 +1,4 @@
-"""`quire bench chunks`: answers with reused passages beside full forwards."""
+"""`quire bench passages`: answers with reused passages beside full forwards."""
 
 from functools import partial
 from itertools import groupby
@@ -17,7 +17,7 @@ from quire.cli.options import AsJson, Quick, ReportTo, Rows, names
 from quire.cli.tables import plain_table
 
 
-def chunks(
+def passages(
     *,
     rows: Rows = None,
     workloads: Annotated[
@@ -36,18 +36,18 @@ def chunks(
 
     [bold]Examples[/bold]
 
-      quire bench chunks --quick
-      quire bench chunks --workloads facts --rows moved,epic_8,kv_deviation_15%
-      quire bench chunks --report chunks.html
+      quire bench passages --quick
+      quire bench passages --workloads facts --rows moved,epic_8,kv_deviation_15%
+      quire bench passages --report passages.html
     """
     check_installed()
     check_writable(report, ".html", ".svg")
     from quire_passages.bench import picture
-    from quire_passages.bench import rows as chunk_rows
+    from quire_passages.bench import rows as passage_rows
 
     hush()
     measure = partial(
-        chunk_rows.rows, names(rows) or None, among=names(workloads) or None, quick=quick
+        passage_rows.rows, names(rows) or None, among=names(workloads) or None, quick=quick
     )
     found = tell(measure, "passages reused", by_workload, as_json=as_json)
     if report is not None:

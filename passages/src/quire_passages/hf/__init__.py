@@ -10,13 +10,13 @@ check_layer  which layer tells best what of a moved passage is wrong
 relocation   what the gate has found
 weighing     attention masses of passages
 blending     a working cache filled by a plan
-model        ChunkModel: all of it over a bare model
+model        PassageModel: all of it over a bare model
 passages     passages of a PrefixCache: captured, kept, and placed
 warm         passages in a tier, in eight bits
 remembered   what the gate has found, from one process to the next
 """
 
-from quire_passages.hf.model import Blended, ChunkModel
+from quire_passages.hf.model import Blended, PassageModel
 from quire_passages.hf.relocation import Relocation
 
-__all__ = ["Blended", "ChunkModel", "Relocation"]
+__all__ = ["Blended", "PassageModel", "Relocation"]

@@ -10,8 +10,8 @@ import torch
 from quire.engines.models.working_cache import WorkingCache
 from quire.errors import ConfigError, InvariantError, NotRelocatable
 from quire.tensors.kinds import LayerKind
-from quire_passages import ChunkPlan, KVDeviation, Reach, Selector
-from quire_passages.hf.capture import ChunkKV, grow, place
+from quire_passages import KVDeviation, PassagePlan, Reach, Selector
+from quire_passages.hf.capture import PassageKV, grow, place
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.rows import Choose, Positions, RowForward
 from quire_passages.selectors import Rows
@@ -36,7 +36,7 @@ class Blending:
         )
 
     def fill(
-        self, past: WorkingCache, plan: ChunkPlan, num_columns: int, *, rotate: bool = True
+        self, past: WorkingCache, plan: PassagePlan, num_columns: int, *, rotate: bool = True
     ) -> tuple[Rows, torch.Tensor | None]:
         """Bring `past`, which holds `plan.exact_until` exact columns, to `num_columns` of the plan's prompt.
 
@@ -55,7 +55,7 @@ class Blending:
         logits = self.rows(past, plan.segments.tokens, rows, check, ends=ends)
         return moved_rows(plan, kept[0] if kept else rows), logits
 
-    def begin(self, past: WorkingCache, plan: ChunkPlan, num_columns: int) -> Rows:
+    def begin(self, past: WorkingCache, plan: PassagePlan, num_columns: int) -> Rows:
         """Place K and V as `fill` does, and return the rows to compute over them, by whoever asks.
 
         Where the selector has a check layer, they are computed up to that one, which says what is left of them.
@@ -67,7 +67,7 @@ class Blending:
         return self.rows.chosen(past, plan.segments.tokens, rows, check)
 
     def _place(
-        self, past: WorkingCache, plan: ChunkPlan, num_columns: int, *, rotate: bool
+        self, past: WorkingCache, plan: PassagePlan, num_columns: int, *, rotate: bool
     ) -> None:
         if past.get_seq_length() != plan.exact_until:
             raise InvariantError(
@@ -77,15 +77,15 @@ class Blending:
             raise InvariantError(
                 "a plan places a variant that has gone; leave it out with `without`"
             )
-        chunks = [(each, cast("ChunkKV", cast("Any", each.variant).kv)) for each in plan.placed]
-        if chunks:
-            grow(past, chunks[0][1], num_columns - plan.exact_until)
-        for each, chunk in chunks:
+        placed = [(each, cast("PassageKV", cast("Any", each.variant).kv)) for each in plan.placed]
+        if placed:
+            grow(past, placed[0][1], num_columns - plan.exact_until)
+        for each, kv in placed:
             shift = each.shift if rotate else 0
-            place(past, chunk, each.start, shift, self.relocation.rotations)
+            place(past, kv, each.start, shift, self.relocation.rotations)
         past.ledger.append_unknown(num_columns - plan.exact_until, REASON)
 
-    def _check(self, plan: ChunkPlan, kept: list[Rows]) -> tuple[int, Choose] | None:
+    def _check(self, plan: PassagePlan, kept: list[Rows]) -> tuple[int, Choose] | None:
         """Return the check layer and who chooses there: of moved rows the selector, and all others; noted in `kept`."""
         if not (plan.selector.checks and plan.moved):
             return None
@@ -115,17 +115,17 @@ class Blending:
             raise NotRelocatable(self.relocation.drops_rows)
 
 
-def _spanned(plan: ChunkPlan) -> Rows:
+def _spanned(plan: PassagePlan) -> Rows:
     """Return all positions of moved passages."""
     return np.concatenate([np.arange(each.num_tokens) + each.start for each in plan.moved])
 
 
-def _rows(plan: ChunkPlan, num_columns: int) -> Rows:
+def _rows(plan: PassagePlan, num_columns: int) -> Rows:
     """Return the rows of the first columns of a plan that are computed, up to a check layer at least."""
     rows = plan.rows(plan.selector.rows(plan.moved))
     return rows[rows < num_columns]
 
 
-def moved_rows(plan: ChunkPlan, rows: Rows) -> Rows:
+def moved_rows(plan: PassagePlan, rows: Rows) -> Rows:
     """Return those of `rows` that moved passages have."""
     return rows[np.isin(rows, _spanned(plan))] if plan.moved else rows[:0]

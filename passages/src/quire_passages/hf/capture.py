@@ -11,7 +11,7 @@ from quire.tensors.rotary import Rotation, rotate_into
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChunkKV:
+class PassageKV:
     """K and V of a passage at the position at which it was captured: `[kv_heads, tokens, width]` per layer.
 
     They are changed by a purge alone: what is placed in a prompt is a copy.
@@ -37,7 +37,7 @@ class ChunkKV:
         return self.layers[0][0].shape[1]
 
 
-def captured(past: WorkingCache, start: int, stop: int) -> ChunkKV | None:
+def captured(past: WorkingCache, start: int, stop: int) -> PassageKV | None:
     """Copy tokens `start` to `stop` of a working cache of one row; None where a layer lacks some of them.
 
     A windowed layer that began with a window alone lacks what lies before it.
@@ -46,10 +46,10 @@ def captured(past: WorkingCache, start: int, stop: int) -> ChunkKV | None:
     if any(max(each.first, each.whole_from) > start for each in held):
         return None
     rows = (each.row(0, start, stop) for each in held)
-    return ChunkKV(tuple((k.contiguous().clone(), v.contiguous().clone()) for k, v in rows))
+    return PassageKV(tuple((k.contiguous().clone(), v.contiguous().clone()) for k, v in rows))
 
 
-def grow(past: WorkingCache, like: ChunkKV, num_columns: int) -> None:
+def grow(past: WorkingCache, like: PassageKV, num_columns: int) -> None:
     """Append columns for so many tokens to all layers, unwritten."""
     for index, (k, v) in zip(sorted(past.kv_layers), like.layers, strict=True):
         past.kv_layers[index].extend(
@@ -59,7 +59,7 @@ def grow(past: WorkingCache, like: ChunkKV, num_columns: int) -> None:
 
 def place(
     past: WorkingCache,
-    chunk: ChunkKV,
+    kv: PassageKV,
     start: int,
     shift: int,
     rotations: Sequence[Rotation | None],
@@ -68,10 +68,8 @@ def place(
 
     A windowed layer takes what of it stands in the columns that it has.
     """
-    stop = start + chunk.num_tokens
-    for index, (k, v), rotation in zip(
-        sorted(past.kv_layers), chunk.layers, rotations, strict=True
-    ):
+    stop = start + kv.num_tokens
+    for index, (k, v), rotation in zip(sorted(past.kv_layers), kv.layers, rotations, strict=True):
         layer = past.kv_layers[index]
         first = min(max(start, layer.first), stop)
         k_out, v_out = layer.row(0, first, stop)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from quire.engines.models.supported import num_embeddings
-from quire_passages import ChunkPlan, KVDeviation, NoRows, PassagePlace, Segments, Selector
+from quire_passages import KVDeviation, NoRows, PassagePlace, PassagePlan, Segments, Selector
 from quire_passages.hf.blending import Blending
-from quire_passages.hf.capture import ChunkKV, captured, grow, place
+from quire_passages.hf.capture import PassageKV, captured, grow, place
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.runs import Runs
 
@@ -143,7 +143,7 @@ class _MovedText:
     def read(self, selector: Selector) -> torch.Tensor:
         """Return the logits `[tokens, vocab]` of what is read behind rows that a selector chooses."""
         runs, segments = self._runs, self._segments
-        plan = ChunkPlan(segments, selector, 0, segments.head.size, self._places)
+        plan = PassagePlan(segments, selector, 0, segments.head.size, self._places)
         past = runs.past(segments.num_tokens)
         runs.feed(past, segments.head)
         self._blending.fill(past, plan, self._start)
@@ -193,7 +193,7 @@ def _deviations(runs: Runs, found: Relocation, passages: Sequence[Passage]) -> D
     return np.concatenate(parts, axis=1)
 
 
-def _between(exact: ChunkKV, moved: ChunkKV) -> Deviations:
+def _between(exact: PassageKV, moved: PassageKV) -> Deviations:
     layers = [
         _relative(one[0], two[0]) + _relative(one[1], two[1])
         for one, two in zip(exact.layers, moved.layers, strict=True)

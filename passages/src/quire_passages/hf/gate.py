@@ -25,7 +25,7 @@ from quire.engines.models.supported import num_embeddings
 from quire.errors import NotRelocatable, UnsupportedModel
 from quire.tensors.kinds import LayerKind, decoder_config, model_type
 from quire.tensors.rotary import Pairs, Rotation, rotate_into
-from quire_passages.hf.capture import ChunkKV
+from quire_passages.hf.capture import PassageKV
 from quire_passages.hf.check_layer import check_layer
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.rows import RowForward
@@ -126,7 +126,7 @@ def _tried(
 
 
 def _compared(
-    runs: Runs, name: str, ids: Ids, near: ChunkKV, limit: int
+    runs: Runs, name: str, ids: Ids, near: PassageKV, limit: int
 ) -> tuple[tuple[Rotation | None, ...], float]:
     """Return how each layer is turned, by a short move; and the largest distance, by that and a far one."""
     last = limit - len(ids) - _FIRST

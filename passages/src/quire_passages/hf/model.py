@@ -1,4 +1,4 @@
-"""Chunks over a bare model: capture, blend, compare. No cache, no store, and nothing is declined."""
+"""Passages over a bare model: capture, blend, compare. No cache, no store, and nothing is declined."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from quire.engines.models.working_cache import WorkingCache
 from quire.engines.segments import Given
 from quire.errors import TokensError
 from quire.tensors.kinds import layer_kinds
-from quire_passages import ChunkPlan, NoRows, PassagePlace, Segments, Selector, Variant
+from quire_passages import NoRows, PassagePlace, PassagePlan, Segments, Selector, Variant
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.gate import relocation_of
 from quire_passages.hf.relocation import Relocation
@@ -41,12 +41,12 @@ class Blended:
         return self.rows.size / self.moved if self.moved else 0.0
 
 
-class ChunkModel:
+class PassageModel:
     """A model of transformers with operations on the KV of passages, for measuring and checking.
 
-        chunks = ChunkModel(model)
-        held = [chunks.capture(ids, before=segments.head) for ids in segments.passages]
-        blended, whole = chunks.blend(segments, held, Epic(16)), chunks.full(segments)
+        passage_model = PassageModel(model)
+        held = [passage_model.capture(ids, before=segments.head) for ids in segments.passages]
+        blended, whole = passage_model.blend(segments, held, Epic(16)), passage_model.full(segments)
 
     sample     passages of real text as token ids, by which the check layer is picked; None: random ones
     positions  positions that the gate has to vouch for; None: as far as the model's config goes
@@ -61,7 +61,7 @@ class ChunkModel:
         sample: Sequence[Sequence[int]] | None = None,
         positions: int | None = None,
     ) -> None:
-        model = checked_model(model, "ChunkModel")
+        model = checked_model(model, "PassageModel")
         kinds = layer_kinds(model.config)
         self._runs = Runs(model, kinds)
         self.relocation: Relocation = relocation_of(model, kinds, sample, positions)
@@ -122,7 +122,7 @@ class ChunkModel:
                 and segments.text.startswith(variant.before)
             )
             placements.append(PassagePlace(start, stop, variant, is_exact=is_exact))
-        plan = ChunkPlan(segments, selector, 0, segments.head.size, tuple(placements))
+        plan = PassagePlan(segments, selector, 0, segments.head.size, tuple(placements))
         if not plan.placed:
             return self.full(segments)
         past = self._runs.past(segments.num_tokens)

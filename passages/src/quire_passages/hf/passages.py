@@ -24,10 +24,10 @@ from quire.tiers.keys import TierKey
 from quire.tiers.opening import open_tiers
 from quire.tiers.purging import Purged
 from quire_passages import (
-    ChunkPlan,
-    ChunkReport,
-    Chunks,
-    ChunkStore,
+    PassagePlan,
+    Passages,
+    PassagesReport,
+    PassageStore,
     Reach,
     Segments,
     Selector,
@@ -36,7 +36,7 @@ from quire_passages import (
     report_of,
 )
 from quire_passages.hf.blending import Blending
-from quire_passages.hf.capture import ChunkKV, captured
+from quire_passages.hf.capture import PassageKV, captured
 from quire_passages.hf.gate import relocation_of
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.remembered import GateMemory
@@ -47,7 +47,7 @@ from quire_passages.hf.weighing import masses_of
 _NONE = np.empty(0, np.int64)
 
 
-class Passages(TenantHolder):
+class PassageHolder(TenantHolder):
     """The K and V of passages beside a prefix cache, and the model's relocation by its identity.
 
     runs      plain forwards of the model
@@ -67,10 +67,10 @@ class Passages(TenantHolder):
         bind: Callable[[Scope | None], Scope],
         computed: Computed,
         guard: ThreadGuard,
-        settings: Chunks,
+        settings: Passages,
     ) -> None:
         self.settings = settings
-        self.store = ChunkStore(settings.capacity)
+        self.store = PassageStore(settings.capacity)
         self.runs = runs
         self._bind = bind
         self._computed = computed
@@ -128,8 +128,8 @@ class Passages(TenantHolder):
         bound: Scope,
         cached: int,
         blending: Blending | NotRelocatable,
-        settings: Chunks,
-    ) -> ChunkPlan:
+        settings: Passages,
+    ) -> PassagePlan:
         """Plan a prompt of which `cached` tokens are there, with what a warm tier has of its passages brought back."""
         lost: dict[bytes, str] = {}
         if isinstance(blending, NotRelocatable):
@@ -142,7 +142,7 @@ class Passages(TenantHolder):
         return plan.explained(lost)
 
     def capture_alone(
-        self, segments: Segments, bound: Scope, blending: Blending, head: ChunkKV | None
+        self, segments: Segments, bound: Scope, blending: Blending, head: PassageKV | None
     ) -> int:
         """Compute the passages that the store lacks behind this head; how many fitted: none where the model changes.
 
@@ -182,7 +182,7 @@ class Passages(TenantHolder):
         """Drop what was captured under some scopes, and overwrite it; return the captures."""
         gone = self.store.purge(is_own)
         for each in gone:
-            cast("ChunkKV", each).wipe()
+            cast("PassageKV", each).wipe()
         return len(gone)
 
     def barring(self, scope: Scope) -> AbstractContextManager[object]:
@@ -238,11 +238,11 @@ class Passages(TenantHolder):
 class AskedSegments:
     """One call that was given segments: how its working cache is filled, and what is kept of it."""
 
-    def __init__(self, passages: Passages, segments: Segments, settings: Chunks) -> None:
+    def __init__(self, passages: PassageHolder, segments: Segments, settings: Passages) -> None:
         self._passages = passages
         self._segments = segments
         self._settings = settings
-        self._report: ChunkReport | None = None
+        self._report: PassagesReport | None = None
 
     def prompt(
         self, input_ids: object, attention_mask: object, media: object
@@ -290,7 +290,7 @@ class AskedSegments:
         count = 0
         if not isinstance(blending, NotRelocatable) and request.has_stayed():
             count = self._captured(request, past, blending)
-        return replace(report, chunks=replace(self._report, captured=count))
+        return replace(report, passages=replace(self._report, captured=count))
 
     def _captured(self, request: Request, past: WorkingCache, blending: Blending) -> int:
         """Keep the passages of this prompt that the store lacks; how many fitted."""
@@ -325,11 +325,11 @@ class AskedSegments:
         return any(each.before == before for each in there)
 
 
-class CachePassages(Passages, CacheCompanion):
+class CachePassages(PassageHolder, CacheCompanion):
     """The passages of a `PrefixCache`."""
 
     def __init__(
-        self, kept: KeptBlocks, kinds: Sequence[LayerKind], guard: ThreadGuard, settings: Chunks
+        self, kept: KeptBlocks, kinds: Sequence[LayerKind], guard: ThreadGuard, settings: Passages
     ) -> None:
         identity = kept.identity
         runs = Runs(kept.model, kinds)

@@ -12,7 +12,7 @@ from quire.engines.models.column_tokens import TokenLedger
 from quire.engines.models.working_cache import WorkingCache
 from quire.tensors.kinds import LayerKind
 from quire_passages import Masses, Segments, Variant
-from quire_passages.hf.capture import ChunkKV, captured, grow, place
+from quire_passages.hf.capture import PassageKV, captured, grow, place
 
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -56,7 +56,7 @@ class Runs:
         """Note that the columns behind those that are known hold exact K and V of `ids`."""
         past.ledger.append(_row(ids, self.model.device))
 
-    def kv(self, ids: Ids, first: int) -> ChunkKV:
+    def kv(self, ids: Ids, first: int) -> PassageKV:
         """Return K and V of ids as they are at positions from `first` on, with nothing before them."""
         past = self.past(len(ids))
         self.feed(past, ids, first)
@@ -65,7 +65,7 @@ class Runs:
         return found
 
     def isolated(
-        self, head: Ids, passages: Sequence[Ids], held: ChunkKV | None = None
+        self, head: Ids, passages: Sequence[Ids], held: PassageKV | None = None
     ) -> list[Variant]:
         """Return variants of passages, each computed behind a head alone, whose own K and V are dropped.
 

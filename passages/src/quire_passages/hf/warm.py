@@ -35,7 +35,7 @@ from quire.tiers.format import (
 from quire.tiers.keys import TierKey, stored_tag
 from quire.tiers.stack.vouching import vouch
 from quire_passages import Variant
-from quire_passages.hf.capture import ChunkKV
+from quire_passages.hf.capture import PassageKV
 
 _TIMEOUT_S = 5.0
 _MOST_REFUSED = 4096
@@ -68,7 +68,7 @@ class WarmPassages:
         keys: list[bytes] = []
         records: list[memoryview] = []
         for each in variants:
-            if each.kind != "isolated" or each.rounded or not isinstance(each.kv, ChunkKV):
+            if each.kind != "isolated" or each.rounded or not isinstance(each.kv, PassageKV):
                 continue
             payload = b"".join(map(_encoded, each.kv.layers))
             record = new_buffer(record_bytes(len(payload)))
@@ -154,7 +154,7 @@ class WarmPassages:
             for (heads, width), dim in zip(layer, (_KEYS, _VALUES), strict=True)
         )
 
-    def _decoded(self, payload: memoryview, num_tokens: int) -> ChunkKV:
+    def _decoded(self, payload: memoryview, num_tokens: int) -> PassageKV:
         layers: list[KV] = []
         start = 0
         for layer in self._shapes:
@@ -166,7 +166,7 @@ class WarmPassages:
                 kv.append(part.to(self._model.device))
                 start = stop
             layers.append((kv[0], kv[1]))
-        return ChunkKV(tuple(layers))
+        return PassageKV(tuple(layers))
 
 
 def _encoded(layer: KV) -> bytes:

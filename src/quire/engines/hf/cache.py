@@ -67,8 +67,8 @@ class PrefixCache(PurgeableCache, ModelFace):
                 to a tiny twin of its config; "first", besides, the first reused call of each shape
                 (rows, padding, windows, beams, media, adapter) against a whole forward of the model,
                 with an `UnsupportedModel` out of that call where they differ; None, the short check alone
-    chunks      reuse K and V of passages at any position where a call gives `segments`, approximately:
-                `quire_passages.Chunks("1GiB")`; they are kept in `passages`. None: never
+    passages    reuse K and V of passages at any position where a call gives `segments`, approximately:
+                `quire_passages.Passages("1GiB")`; the attribute `passages` keeps them. None: never
     wait_s      seconds that a call waits while another thread uses the cache, in the order of calls, before
                 `CacheBusy`. None: not at all
 
@@ -107,7 +107,7 @@ class PrefixCache(PurgeableCache, ModelFace):
         self._calls = Calls(model, self.kept, factory, first, settings.get("clock", time.monotonic))
         self.layout, self.tiers = self.kept.layout, self.kept.tiers
         self.last = NO_REPORT
-        own = settings.get("chunks")
+        own = settings.get("passages")
         self.passages = None if own is None else own.in_cache(self.kept, kinds, self._guard)
 
     @guarded
@@ -132,8 +132,8 @@ class PrefixCache(PurgeableCache, ModelFace):
         `quire.MediaItem` in the order of the prompt, a list of lists for several rows. A digest must
         name the processed content and its grid. By default it is SHA-256 of both.
         scope: who may share this prefix.
-        segments: in place of ids, `[head, passage, ..., question]`, ids each, for one row (`docs/chunks.md`); the
-        answer is approximate where `last.chunks` says so. selector: which rows are computed again.
+        segments: in place of ids, `[head, passage, ..., question]`, ids each, for one row (`docs/passages.md`); the
+        answer is approximate where `last.passages` says so. selector: which rows are computed again.
         By name: priority, retain_s: how long it is worth keeping; store_until: how many of each row's
         tokens, padding not counted, are kept at most: 0 keeps nothing, the prompt's length no answer;
         hint: a `quire.Hint`, what you foresee of its reuse; see `end_session`.

@@ -215,8 +215,8 @@ def taken_segments(
         return None
     if passages is None:
         raise ConfigError(
-            "segments are given, and this cache reuses no chunks, which is approximate: make it with "
-            "PrefixCache(model, chunks=quire_passages.Chunks('1GiB')), or pass the whole prompt"
+            "segments are given, and this cache reuses no passages, which is approximate: make it with "
+            "PrefixCache(model, passages=quire_passages.Passages('1GiB')), or pass the whole prompt"
         )
     return passages.asked(parts, selector)
 

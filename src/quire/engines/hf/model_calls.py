@@ -40,7 +40,7 @@ class CallReport:
     unknown_tokens  tokens that cannot be stored, as what the model computed for them, or for one before
                     them, is not what their ids alone give: a mask, positions or embeddings of the caller's
     unknown_reason  what came first among these; None where all tokens are known
-    chunks          what became of the passages of a call with segments; then `cached_tokens` are those of the
+    passages        what became of the passages of a call with segments; then `cached_tokens` are those of the
                     prefix alone, and K and V of passages that were placed are among neither
     """
 
@@ -52,13 +52,13 @@ class CallReport:
     tier_misses: dict[str, int] = field(default_factory=dict[str, int])
     unknown_tokens: int = 0
     unknown_reason: str | None = None
-    chunks: PassageAccount | None = None
+    passages: PassageAccount | None = None
 
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens that the model had to compute."""
-        if self.chunks is not None:
-            return self.chunks.computed_tokens + self.chunks.recomputed_rows
+        if self.passages is not None:
+            return self.passages.computed_tokens + self.passages.recomputed_rows
         return self.prompt_tokens - self.cached_tokens
 
 

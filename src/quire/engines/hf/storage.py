@@ -52,7 +52,7 @@ class Settings(TypedDict, total=False):
     tiers: "Tiers | None"
     tier_dtype: str | None
     verify: Verify
-    chunks: PassageSettings | None
+    passages: PassageSettings | None
     wait_s: float | None
 
 
@@ -65,7 +65,7 @@ def check_settings(capacity: Capacity, settings: Settings) -> None:
             raise ConfigError(f"PrefixCache has no setting {name!r}{near}")
     if not isinstance(capacity, Mapping):
         parse_bytes(capacity)
-    checked_passages(settings.get("chunks"))
+    checked_passages(settings.get("passages"))
     verify, allowed = settings.get("verify", "probe"), ("probe", "first", None)
     if verify not in allowed:
         raise ConfigError(f"verify={verify!r}; it is one of {', '.join(map(repr, allowed))}")
@@ -118,8 +118,8 @@ class KeptBlocks:
             watchers=[*own, *settings.get("watchers", ())],
         )
         # What is kept beyond this process is named by all of the weights.
-        chunks = settings.get("chunks")
-        read = checksum if self.tiers or (chunks and chunks.outlives) else None
+        passages = settings.get("passages")
+        read = checksum if self.tiers or (passages and passages.outlives) else None
         verify = lambda: probe_model(model, self.layout.block_size)  # noqa: E731
         self.identity = Identity(model, self.layout, before, verify, read, given=given)
         transfers = transfers_to(model.device)

@@ -71,7 +71,7 @@ class RequestOutput:
 
     num_cached_tokens  tokens of the prompt whose KV was there when the request was first admitted
     error              why it ended before its time, with `finish_reason` "error"
-    chunks             what became of the passages of a prompt in segments, where the engine reuses chunks
+    passages           what became of the passages of a prompt in segments, where the engine reuses them
     """
 
     request_id: str
@@ -82,7 +82,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     error: QuireError | None = None
-    chunks: PassageAccount | None = None
+    passages: PassageAccount | None = None
 
 
 @dataclass(slots=True)

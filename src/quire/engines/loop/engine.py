@@ -56,8 +56,8 @@ class Engine(PurgeableEngine):
 
     def __init__(self, model: Any, tokenizer: Any = None, **options: Any) -> None:
         settings = EngineSettings(**options)
-        chunks = checked_passages(settings.chunks)
-        outlives = bool(settings.tiers or (chunks and chunks.outlives))
+        passages = checked_passages(settings.passages)
+        outlives = bool(settings.tiers or (passages and passages.outlives))
         self._bound = BoundModel(model, settings.block_size, outlives=outlives)
         packed, model = self._bound.packed, self._bound.model
         groups = settings.groups(packed.layout)
@@ -83,8 +83,8 @@ class Engine(PurgeableEngine):
 
                 fingerprint = self._bound.identity.fingerprint
                 self._companions.append(EngineTiers(self.tiers, self._forward, fingerprint))
-            if chunks is not None:
-                self._companions.append(chunks.in_engine(self._forward, self._bound, self._guard))
+            if passages is not None:
+                self._companions.append(passages.in_engine(self._forward, self._bound, self._guard))
             for each in self._companions:
                 opened.callback(each.close)
             self._vocab_size = num_embeddings(model)

@@ -15,7 +15,7 @@ from quire.errors import ConfigError, TokensError
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its token ids, or one of them by name: {"prompt": ...}, {"prompt_token_ids": ...}.
 
-{"segments": [head, passage, ..., question]}, token ids each, lets an engine with `chunks` reuse passages; a list of ids
+{"segments": [head, passage, ..., question]}, token ids each, lets an engine with `passages` reuse passages; a list of ids
 may have such `segments` as an attribute.
 """
 

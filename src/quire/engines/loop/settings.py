@@ -28,7 +28,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     watchers       of the manager
     tiers          where KV goes that outlives the pools, as `PrefixCache` takes it; then `close` the engine
     clock          seconds, rising
-    chunks         reuse K and V of passages at any position where a prompt comes in segments, approximately; None: never
+    passages       reuse K and V of passages at any position where a prompt comes in segments, approximately; None: never
     debug_nan      fill fresh memory with NaN, so that reading what nobody computed shows
     """
 
@@ -40,7 +40,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     watchers: Sequence[Watcher] = ()
     tiers: "Tiers | None" = None
     clock: Callable[[], float] = monotonic
-    chunks: PassageSettings | None = None
+    passages: PassageSettings | None = None
     debug_nan: bool = False
 
     def __post_init__(self) -> None:

@@ -3,21 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from chunks_help import GATES, MOVED, REFUSED, made, prompt
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from passages_help import GATES, MOVED, REFUSED, made, prompt
 
 import quire
 from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire.errors import ConfigError, NotRelocatable, TokensError
 from quire.ops import check
-from quire_passages import AllRows, CacheCraft, Chunks, Epic, KVDeviation, NoRows, Segments
+from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, Passages, Segments
 from turns import by_turns, drawn
 
 SIZES = (16, 48, 40, 64, 56, 9)
 FREE = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
-"""Chunks are reused whatever they cost: the prompts are short."""
+"""Passages are reused whatever they cost: the prompts are short."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def model():
 
 
 def cache_of(model, **given):
-    return PrefixCache(model, "16MiB", debug=True, chunks=Chunks("64MiB", **{**FREE, **given}))
+    return PrefixCache(model, "16MiB", debug=True, passages=Passages("64MiB", **{**FREE, **given}))
 
 
 def turned(segments, order):
@@ -42,7 +42,7 @@ def asked(cache, segments, **given):
     )
     check(cache.manager)
     cache.passages.store.check()
-    report = cache.last.chunks
+    report = cache.last.passages
     parts = report.exact_tokens, report.moved_tokens, report.recomputed_rows, report.computed_tokens
     assert sum(parts) == segments.tokens.size == cache.last.prompt_tokens
     return output[0, segments.tokens.size :].tolist(), report
@@ -84,7 +84,7 @@ def test_all_rows_give_the_answer_of_the_model(name, selector):
     assert report.exactness == "approximate"
     assert report.moved_tokens == 0
     assert report.recomputed_rows == 48 + 40 + 56
-    assert [each.kind for each in report.passages] == ["isolated"] * 4
+    assert [each.kind for each in report.details] == ["isolated"] * 4
 
 
 def test_passages_in_another_order_are_moved(model):
@@ -92,9 +92,9 @@ def test_passages_in_another_order_are_moved(model):
     asked(cache, segments)
     _, report = asked(cache, turned(segments, [3, 1, 0, 2]))
     assert report.fallback is None
-    assert report.passages[0].is_exact  # captured behind this very head
-    assert [each.shift for each in report.passages] == [0, 56, 96, 144]
-    assert [each.recomputed for each in report.passages] == [0, 4, 4, 4]
+    assert report.details[0].is_exact  # captured behind this very head
+    assert [each.shift for each in report.details] == [0, 56, 96, 144]
+    assert [each.recomputed for each in report.details] == [0, 4, 4, 4]
     assert report.exact_tokens == 16 + 56
     assert report.moved_tokens == 40 + 48 + 64 - 12
     assert report.computed_tokens == 9
@@ -107,12 +107,12 @@ def test_a_cached_prefix_wins(model):
     answer, report = asked(cache, segments)
     assert answer == plain(model, segments)
     assert report.exactness == "exact"
-    assert [each.variant for each in report.passages] == [None] * 4
+    assert [each.variant for each in report.details] == [None] * 4
     _, report = asked(cache, turned(segments, [0, 1, 3, 2]))
-    assert [each.reason for each in report.passages[:2]] == ["cached prefix"] * 2
+    assert [each.reason for each in report.details[:2]] == ["cached prefix"] * 2
     assert report.exact_tokens >= 16 + 48 + 40
-    assert [each.variant is None for each in report.passages] == [True, True, True, False]
-    assert report.passages[2].is_exact  # the first behind the prefix: computed
+    assert [each.variant is None for each in report.details] == [True, True, True, False]
+    assert report.details[2].is_exact  # the first behind the prefix: computed
 
 
 def test_after_an_approximate_call_the_same_prompt_is_found_nowhere(model):
@@ -158,11 +158,11 @@ def test_nothing_approximate_is_ever_found_as_exact(model, data):
             continue
         selector = data.draw(st.sampled_from([NoRows(), Epic(3), KVDeviation(0.2), CacheCraft()]))
         answer, report = asked(cache, segments, selector=selector)
-        if report.exactness == "exact" and not any(each.variant for each in report.passages):
+        if report.exactness == "exact" and not any(each.variant for each in report.details):
             assert answer == plain(model, segments)
             exact.append([*segments.tokens.tolist(), *answer])
         else:
-            own = zip(segments.spans, report.passages, strict=True)
+            own = zip(segments.spans, report.details, strict=True)
             end = min(start for (start, _), each in own if each.variant or not each.is_exact)
             exact.append(segments.tokens[:end].tolist())
         known = max(shared(segments.tokens.tolist(), text) for text in exact)
@@ -197,7 +197,7 @@ def test_scopes_share_nothing_unless_isolated_captures_are_to_be_shared(model):
     cache = cache_of(model, share_isolated=True, capture="contextual")
     asked(cache, segments, scope=Scope(salt="one"))
     _, report = asked(cache, turned(segments, [1, 0, 2, 3]), scope=Scope(salt="two"))
-    moved = [each.variant for each in report.passages]
+    moved = [each.variant for each in report.details]
     assert (
         moved[0] is moved[2] is moved[3] is None
     )  # the first of that prompt stood behind the head alone
@@ -260,7 +260,7 @@ def test_variants_that_go_between_plan_and_assembly_are_computed(model, monkeypa
         assert report.fallback == "all variants have gone since they were planned"
         assert asked(cache, turned(segments, [1, 3, 0, 2]))[0]
     else:
-        reasons = [report.passages[at].reason for at in gone]
+        reasons = [report.details[at].reason for at in gone]
         assert set(reasons) == {"its variant has gone since it was planned"}
     cache.passages.store.check()
 
@@ -271,7 +271,7 @@ def test_the_same_passage_twice_and_short_ones(model):
     twice = turned(segments, [1, 0, 2, 0, 2])
     answer, report = asked(cache, twice, selector=AllRows())
     assert answer == plain(model, twice)
-    assert [each.reason for each in report.passages] == [
+    assert [each.reason for each in report.details] == [
         None,
         None,
         "shorter than 16 tokens",
@@ -304,7 +304,7 @@ def test_a_prompt_beyond_what_the_gate_vouches_for_is_computed():
 
 
 def test_what_hardly_pays_is_not_done(model):
-    cache = PrefixCache(model, "16MiB", chunks=Chunks("64MiB", gates=GATES))
+    cache = PrefixCache(model, "16MiB", passages=Passages("64MiB", gates=GATES))
     segments = prompt(sizes=(16, 17, 17, 60))
     asked(cache, segments)
     _, report = asked(cache, turned(segments, [1, 0]), selector=AllRows())
@@ -318,7 +318,7 @@ def test_several_answers_and_beams_of_one_prompt(model):
     ids = torch.from_numpy(other.tokens.astype(np.int64))[None]
     given = {"max_new_tokens": 5, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
     got = cache.generate(segments=other, selector=AllRows(), **given)
-    assert cache.last.chunks.exactness == "approximate"
+    assert cache.last.passages.exactness == "approximate"
     assert torch.equal(got, model.generate(ids, attention_mask=torch.ones_like(ids), **given))
 
 
@@ -362,8 +362,8 @@ def test_bad_requests_are_refused_and_change_nothing(model, given, error, words)
     assert cache.stats.prompt_tokens == 0
 
 
-def test_a_cache_without_chunks_refuses_segments(model):
-    with pytest.raises(ConfigError, match="reuses no chunks"):
+def test_a_cache_without_passages_refuses_segments(model):
+    with pytest.raises(ConfigError, match="reuses no passages"):
         PrefixCache(model, "1MiB").generate(segments=[[5], [6]])
-    with pytest.raises(ConfigError, match="chunks='1GiB'"):
-        quire.PrefixCache(model, "1MiB", chunks="1GiB")
+    with pytest.raises(ConfigError, match="passages='1GiB'"):
+        quire.PrefixCache(model, "1MiB", passages="1GiB")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from chunks_help import MOVED, chunks_of, made, prompt
+from passages_help import MOVED, made, passage_model_of, prompt
 
 from quire.errors import ConfigError, TokensError
 from quire.tensors.kinds import layer_kinds
 from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows
-from quire_passages.hf import ChunkModel
+from quire_passages.hf import PassageModel
 from quire_passages.hf.rows import RowForward
 from quire_passages.hf.runs import Runs
 from turns import by_turns
@@ -35,11 +35,11 @@ def far(one, two):
 @pytest.mark.cases(2)
 @by_masks
 def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
-    chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
-    alone = chunks.capture_alone(segments.passages, segments.head)
-    full = chunks.full(segments).logits
+    passage_model, segments = passage_model_of(name, attn_implementation=attention), prompt()
+    alone = passage_model.capture_alone(segments.passages, segments.head)
+    full = passage_model.full(segments).logits
     for selector in (AllRows(), KVDeviation(1.0), KVDeviation(1.0, check=2)):
-        blended = chunks.blend(segments, alone, selector, exact_first=False)
+        blended = passage_model.blend(segments, alone, selector, exact_first=False)
         assert blended.share == 1
         assert far(blended.logits, full) <= LIMIT
 
@@ -47,30 +47,32 @@ def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
 @pytest.mark.cases(2)
 @by_masks
 def test_any_rows_over_exact_kv_equal_a_plain_forward(name, attention):
-    chunks, segments = chunks_of(name, attn_implementation=attention), prompt()
-    there = chunks.capture_all(segments)
-    full = chunks.full(segments).logits
+    passage_model, segments = passage_model_of(name, attn_implementation=attention), prompt()
+    there = passage_model.capture_all(segments)
+    full = passage_model.full(segments).logits
     for selector in (NoRows(), Epic(4), RandomRows(0.3), RandomRows(0.7, seed=2), KVDeviation(0.2)):
-        blended = chunks.blend(segments, there, selector, exact_first=False)
+        blended = passage_model.blend(segments, there, selector, exact_first=False)
         assert far(blended.logits, full) <= LIMIT
 
 
 def test_an_exact_passage_is_placed_without_a_row():
-    chunks, segments = chunks_of("llama"), prompt()
-    blended = chunks.blend(segments, chunks.capture_all(segments), AllRows())
+    passage_model, segments = passage_model_of("llama"), prompt()
+    blended = passage_model.blend(segments, passage_model.capture_all(segments), AllRows())
     assert blended.moved == blended.rows.size == 0
-    assert far(blended.logits, chunks.full(segments).logits) <= LIMIT
+    assert far(blended.logits, passage_model.full(segments).logits) <= LIMIT
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_what_follows_the_blended_columns_is_computed_over_them(attention):
-    chunks, segments = chunks_of("llama", attn_implementation=attention), prompt()
-    blended = chunks.blend(segments, chunks.capture_alone(segments.passages), AllRows())
-    full = chunks.full(segments)
+    passage_model, segments = passage_model_of("llama", attn_implementation=attention), prompt()
+    blended = passage_model.blend(
+        segments, passage_model.capture_alone(segments.passages), AllRows()
+    )
+    full = passage_model.full(segments)
     following = torch.tensor([[7, 9]])
     with torch.no_grad():
         got, wanted = (
-            chunks._runs.model(following, past_key_values=each.past).logits
+            passage_model._runs.model(following, past_key_values=each.past).logits
             for each in (blended, full)
         )
     assert far(got, wanted) <= LIMIT
@@ -79,19 +81,22 @@ def test_what_follows_the_blended_columns_is_computed_over_them(attention):
 def test_moved_keys_are_those_that_the_model_computes_there():
     """One layer has no context below it, so that K and V of a passage depend on its position alone."""
     model = made("Llama", {"num_hidden_layers": 1})
-    chunks, segments = ChunkModel(model), prompt()
-    alone = chunks.capture_alone(segments.passages, segments.head)
-    full = chunks.full(segments).logits
-    assert far(chunks.blend(segments, alone, NoRows()).logits, full) <= LIMIT
-    assert far(chunks.blend(segments, alone, NoRows(), reposition=False).logits, full) > 50 * LIMIT
+    passage_model, segments = PassageModel(model), prompt()
+    alone = passage_model.capture_alone(segments.passages, segments.head)
+    full = passage_model.full(segments).logits
+    assert far(passage_model.blend(segments, alone, NoRows()).logits, full) <= LIMIT
+    assert (
+        far(passage_model.blend(segments, alone, NoRows(), reposition=False).logits, full)
+        > 50 * LIMIT
+    )
 
 
 @pytest.mark.ci
 def test_the_master_is_never_changed_and_a_hundred_moves_leave_no_error():
     model = made("Llama", {"num_hidden_layers": 1})
-    chunks = ChunkModel(model)
+    passage_model = PassageModel(model)
     first = prompt(sizes=(3, 24, 5))
-    (master,) = chunks.capture_alone(first.passages)
+    (master,) = passage_model.capture_alone(first.passages)
     kept = [(k.clone(), v.clone()) for k, v in master.kv.layers]
     errors = []
     for seed in range(100):
@@ -99,7 +104,10 @@ def test_the_master_is_never_changed_and_a_hundred_moves_leave_no_error():
         moved = prompt(seed, sizes=(size, 1, 5))
         segments = type(moved)(moved.head, first.passages, moved.question)
         errors.append(
-            far(chunks.blend(segments, [master], NoRows()).logits, chunks.full(segments).logits)
+            far(
+                passage_model.blend(segments, [master], NoRows()).logits,
+                passage_model.full(segments).logits,
+            )
         )
     assert max(errors) <= LIMIT
     assert max(errors[50:]) <= 2 * max(errors[:50])
@@ -127,8 +135,10 @@ def test_rows_without_a_mask_of_their_own_would_be_far_off(monkeypatch):
 def test_the_model_is_left_as_it_was():
     model = made("Llama", {})
     layers, forwards = list(model.model.layers), [dict(each.__dict__) for each in model.modules()]
-    chunks, segments = ChunkModel(model), prompt()
-    chunks.blend(segments, chunks.capture_all(segments, masses=True), KVDeviation(0.2))
+    passage_model, segments = PassageModel(model), prompt()
+    passage_model.blend(
+        segments, passage_model.capture_all(segments, masses=True), KVDeviation(0.2)
+    )
     assert list(model.model.layers) == layers
     assert [dict(each.__dict__) for each in model.modules()] == forwards
     assert model.config._attn_implementation == "sdpa"
@@ -136,10 +146,13 @@ def test_the_model_is_left_as_it_was():
 
 def test_rows_that_deviate_most_go_on():
     """Half of the passages are exact already: none of their rows is chosen."""
-    chunks, segments = chunks_of("llama"), prompt()
-    exact, alone = chunks.capture_all(segments), chunks.capture_alone(segments.passages)
+    passage_model, segments = passage_model_of("llama"), prompt()
+    exact, alone = (
+        passage_model.capture_all(segments),
+        passage_model.capture_alone(segments.passages),
+    )
     mixed = [alone[0], exact[1], alone[2], exact[3]]
-    blended = chunks.blend(segments, mixed, KVDeviation(0.3, check=1), exact_first=False)
+    blended = passage_model.blend(segments, mixed, KVDeviation(0.3, check=1), exact_first=False)
     starts = [segments.spans[index] for index in (1, 3)]
     assert blended.rows.size == np.ceil(0.3 * 90)
     assert not any(((blended.rows >= a) & (blended.rows < b)).any() for a, b in starts)
@@ -148,8 +161,8 @@ def test_rows_that_deviate_most_go_on():
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek v3", "gptneox"])
 def test_attention_masses_are_those_of_eager_attention(name):
-    chunks, segments = chunks_of(name), prompt()
-    found = chunks.capture_all(segments, masses=True)
+    passage_model, segments = passage_model_of(name), prompt()
+    found = passage_model.capture_all(segments, masses=True)
     eager = made(*MOVED[name], attn_implementation="eager")
     with torch.no_grad():
         ids = torch.from_numpy(segments.tokens.astype(np.int64))[None]
@@ -168,25 +181,27 @@ def test_attention_masses_are_those_of_eager_attention(name):
 
 
 def test_a_variant_of_another_passage_is_refused():
-    chunks, segments = chunks_of("llama"), prompt()
-    alone = chunks.capture_alone(segments.passages)
+    passage_model, segments = passage_model_of("llama"), prompt()
+    alone = passage_model.capture_alone(segments.passages)
     with pytest.raises(TokensError, match="another passage"):
-        chunks.blend(segments, alone[::-1], NoRows())
+        passage_model.blend(segments, alone[::-1], NoRows())
     with pytest.raises(TokensError, match="3 variants for 4"):
-        chunks.blend(segments, alone[:3], NoRows())
+        passage_model.blend(segments, alone[:3], NoRows())
 
 
 def test_a_check_layer_that_the_model_has_not_is_refused():
-    chunks, segments = chunks_of("llama"), prompt()
+    passage_model, segments = passage_model_of("llama"), prompt()
     with pytest.raises(ConfigError, match="layers 0 to 2"):
-        chunks.blend(segments, chunks.capture_alone(segments.passages), KVDeviation(0.2, check=3))
+        passage_model.blend(
+            segments, passage_model.capture_alone(segments.passages), KVDeviation(0.2, check=3)
+        )
 
 
 def test_cache_craft_computes_less_where_its_context_is_the_same():
-    chunks, segments = chunks_of("llama"), prompt()
-    there = chunks.capture_all(segments, masses=True)
+    passage_model, segments = passage_model_of("llama"), prompt()
+    there = passage_model.capture_all(segments, masses=True)
     turned = type(segments)(segments.head, segments.passages[::-1], segments.question)
-    same = chunks.blend(segments, there, CacheCraft(1.0), exact_first=False)
-    other = chunks.blend(turned, there[::-1], CacheCraft(1.0), exact_first=False)
+    same = passage_model.blend(segments, there, CacheCraft(1.0), exact_first=False)
+    other = passage_model.blend(turned, there[::-1], CacheCraft(1.0), exact_first=False)
     assert same.share == 0
     assert other.share > 0.3

@@ -1,4 +1,4 @@
-"""`quire bench chunks` and `quire chunks check`: what they say, and what they refuse."""
+"""`quire bench passages` and `quire passages check`: what they say, and what they refuse."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from cli_help import refusal, run, shown, told
 from quire import demo_model
 from quire_passages.bench import checking
-from quire_passages.bench import rows as chunk_rows
+from quire_passages.bench import rows as passage_rows
 from quire_passages.bench.checking import BUDGETS, budget_name, holds
 from quire_passages.bench.methods import FULL, METHODS, QUICK, family
 from quire_passages.bench.picture import COLOURS, page, picture
@@ -22,7 +22,7 @@ TEXT = " ".join(
 def _small(monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(chunk_rows, "QUICK_CASES", 2)
+    monkeypatch.setattr(passage_rows, "QUICK_CASES", 2)
     yield
     torch.set_num_threads(threads)
 
@@ -36,8 +36,8 @@ def notes(tmp_path_factory):
 
 @pytest.mark.ci
 def test_each_method_has_a_row_of_a_workload(tmp_path):
-    report = tmp_path / "chunks.svg"
-    words = ("bench", "chunks", "--quick", "--workloads", "facts", "--report", report)
+    report = tmp_path / "passages.svg"
+    words = ("bench", "passages", "--quick", "--workloads", "facts", "--report", report)
     rows = told(*words)
     assert [row["name"] for row in rows] == [FULL, *QUICK]
     assert {row["workload"] for row in rows} == {"facts"}
@@ -48,16 +48,16 @@ def test_each_method_has_a_row_of_a_workload(tmp_path):
 
 @pytest.mark.ci
 def test_the_table_is_of_the_rows_asked_for():
-    text = shown("bench", "chunks", "--quick", "--workloads", "facts", "--rows", "moved")
+    text = shown("bench", "passages", "--quick", "--workloads", "facts", "--rows", "moved")
     assert "moved" in text
     assert "boundary" in text
     assert "epic" not in text
 
 
 def test_names_that_do_not_exist_are_refused_with_those_that_do():
-    assert "epic_8" in refusal("bench", "chunks", "--rows", "epic_9")
-    assert "tiny-new" in refusal("bench", "chunks", "--workloads", "poems")
-    assert ".html or .svg" in refusal("bench", "chunks", "--report", "chunks.pdf")
+    assert "epic_8" in refusal("bench", "passages", "--rows", "epic_9")
+    assert "tiny-new" in refusal("bench", "passages", "--workloads", "poems")
+    assert ".html or .svg" in refusal("bench", "passages", "--report", "passages.pdf")
 
 
 def test_a_page_has_the_picture_and_every_figure():
@@ -95,19 +95,19 @@ def test_families_are_names_without_budgets():
 
 @pytest.mark.ci
 def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes, monkeypatch):
-    found_by, check = [], checking.check_chunks
+    found_by, check = [], checking.check_passages
 
     def checked_once(*given, **named):
         if not found_by:
             found_by.append(check(*given, **named))
         return found_by[0]
 
-    monkeypatch.setattr(checking, "check_chunks", checked_once)
+    monkeypatch.setattr(checking, "check_passages", checked_once)
     words = (
-        "chunks",
+        "passages",
         "check",
         "quire-tiny",
-        "--passages",
+        "--texts",
         notes,
         "--prompts",
         1,
@@ -125,7 +125,7 @@ def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes, monk
 @pytest.mark.ci
 def test_a_model_that_no_budget_repairs_is_told_no_with_code_1(notes, monkeypatch):
     monkeypatch.setattr("quire_passages.bench.checking.LEAST_AGREEMENT", 1.01)
-    done = run("chunks", "check", "quire-tiny", "--passages", notes, "--prompts", 1)
+    done = run("passages", "check", "quire-tiny", "--texts", notes, "--prompts", 1)
     assert done.exit_code == 1
     assert "no: not even 50% of rows" in done.stdout
 
@@ -135,7 +135,7 @@ def test_a_model_that_the_gate_refuses_is_told_no_with_the_layer(tmp_path, notes
     config = GPT2Config(vocab_size=264, n_positions=512, n_embd=32, n_layer=2, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(demo_model()).save_pretrained(tmp_path)
-    done = run("chunks", "check", tmp_path, "--passages", notes, "--json")
+    done = run("passages", "check", tmp_path, "--texts", notes, "--json")
     assert done.exit_code == 1
     assert "layer 0" in done.stdout
     assert '"relocatable": false' in done.stdout
@@ -143,7 +143,7 @@ def test_a_model_that_the_gate_refuses_is_told_no_with_the_layer(tmp_path, notes
 
 def test_passages_that_are_too_short_are_refused_with_what_is_needed(tmp_path):
     (tmp_path / "short.txt").write_text("A short text.", "utf-8")
-    line = refusal("chunks", "check", "quire-tiny", "--passages", tmp_path / "short.txt")
+    line = refusal("passages", "check", "quire-tiny", "--texts", tmp_path / "short.txt")
     assert "384 are needed" in line
 
 

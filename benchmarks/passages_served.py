@@ -1,10 +1,10 @@
 """Time saved by passages until an answer of one token, through the server: 2,048 tokens, on the CPU.
 
-    python benchmarks/chunk_served.py
+    python benchmarks/passages_served.py
 
 A Llama of 12 layers with random weights behind `quire serve`'s own application, in this process, asked over HTTP on
 loopback: a chat with eight documents in an order that was not asked before, whose first one differs each time, so that
-prefixes have the system prompt alone. Without chunks the same engine computes the same prompt. Medians over the rounds, in
+prefixes have the system prompt alone. Without passages the same engine computes the same prompt. Medians over the rounds, in
 which the servers take turns.
 """
 
@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 import torch
-from chunk_times import model_of
+from passages_times import model_of
 from transformers import AutoTokenizer
 
 from quire import demo_model
@@ -26,15 +26,15 @@ from quire.engines.loop import AsyncEngine, Engine
 from quire.serve.server import ModelServer
 from quire.serve.service import Bounds, ServedModel
 from quire.web.keys import ApiKeys
-from quire_passages import Chunks, named_selector
+from quire_passages import Passages, named_selector
 
 NUM_DOCUMENTS, TOKENS = 8, 256
 SELECTORS = ["epic-share:0.2", "kv-deviation:0.15"]
 
 
 @contextmanager
-def served(model, tokenizer, chunks):
-    engine = AsyncEngine(Engine(model, tokenizer, kv_memory="512MiB", chunks=chunks))
+def served(model, tokenizer, passages):
+    engine = AsyncEngine(Engine(model, tokenizer, kv_memory="512MiB", passages=passages))
     service = ServedModel(engine, "model", ApiKeys(), Bounds())
     listening, url = listen("127.0.0.1", 0, 60.0)
     server = ModelServer(service)
@@ -76,8 +76,8 @@ class Asked:
     """A server that is asked about documents: the seconds of each answer, and the last one."""
 
     def __init__(self, opened, model, tokenizer, line):
-        chunks = None if line is None else Chunks("512MiB", named_selector(line))
-        url, self.engine = opened.enter_context(served(model, tokenizer, chunks))
+        passages = None if line is None else Passages("512MiB", named_selector(line))
+        url, self.engine = opened.enter_context(served(model, tokenizer, passages))
         # One client, as each reads certificates first.
         self.client = opened.enter_context(httpx.Client(base_url=url, timeout=600))
         self.seconds, self.answer = [], None
@@ -125,7 +125,7 @@ if __name__ == "__main__":
     for name, (seconds, answer) in found.items():
         told = [
             (each["exactness"], each["exact_tokens"], each["moved_tokens"], each["recomputed_rows"])
-            for each in answer.get("chunks", ())
+            for each in answer.get("passages", ())
         ]
         prompt = answer["usage"]["prompt_tokens"]
         print(f"{name:20} {seconds * 1e3:8.1f} ms  {plain / seconds:5.2f} x  of {prompt} {told}")

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from chunks_help import MOVED, REFUSED, chunks_of, made
+from passages_help import MOVED, REFUSED, made, passage_model_of
 
 from quire.errors import NotRelocatable
 from quire.tensors.kinds import layer_kinds
 from quire.tensors.rotary import rotate_into
-from quire_passages.hf import ChunkModel
+from quire_passages.hf import PassageModel
 from quire_passages.hf.runs import Runs
 from turns import few
 
@@ -32,7 +32,7 @@ OF_A_KIND = (
 @pytest.mark.parametrize("name", few(MOVED, *OF_A_KIND))
 def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
     model = made(*MOVED[name])
-    found = chunks_of(name).relocation
+    found = passage_model_of(name).relocation
     assert found.error <= 1e-4
     assert found.drops_rows is None
     assert 1 <= found.check_layer <= 2
@@ -63,7 +63,7 @@ def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
     ],
 )
 def test_layout_width_and_place_are_inferred(name, width, offset, pairs, in_values):
-    found = chunks_of(name).relocation
+    found = passage_model_of(name).relocation
     for rotation in found.rotations:
         assert rotation.width == width
         assert rotation.offset == offset
@@ -72,7 +72,7 @@ def test_layout_width_and_place_are_inferred(name, width, offset, pairs, in_valu
 
 
 def test_layers_without_positions_are_not_turned():
-    found = chunks_of("smollm3").relocation
+    found = passage_model_of("smollm3").relocation
     assert [rotation is None for rotation in found.rotations] == [False, True, False]
 
 
@@ -81,7 +81,7 @@ def test_a_model_with_two_frequencies_has_both():
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
     })  # fmt: skip
-    found = ChunkModel(model).relocation.rotations
+    found = PassageModel(model).relocation.rotations
     assert np.array_equal(found[0].frequencies, found[1].frequencies)
     assert not np.array_equal(found[0].frequencies, found[2].frequencies)
 
@@ -97,25 +97,25 @@ def test_a_model_with_two_frequencies_has_both():
 )
 def test_a_model_that_cannot_be_moved_is_refused_by_layer(name, words):
     with pytest.raises(NotRelocatable, match=words):
-        ChunkModel(made(*REFUSED[name]))
+        PassageModel(made(*REFUSED[name]))
 
 
 def test_dynamic_scaling_is_refused_beyond_its_maximum():
     model = made(*MOVED["llama dynamic below its maximum"])
     with pytest.raises(NotRelocatable, match=r"layer 0, .* are [\d.]+ from .*below position 512"):
-        ChunkModel(model, positions=1024)
-    assert ChunkModel(model, positions=512).relocation.positions == 512
+        PassageModel(model, positions=1024)
+    assert PassageModel(model, positions=512).relocation.positions == 512
 
 
 def test_longrope_is_vouched_for_below_its_threshold_alone():
     model = made(*MOVED["phi3 longrope below its threshold"])
     before = {name: each.clone() for name, each in model.named_buffers()}
-    found = ChunkModel(model).relocation
+    found = PassageModel(model).relocation
     assert found.positions == 256
     assert "layer 0" in found.beyond
     assert all(torch.equal(each, before[name]) for name, each in model.named_buffers())
     with pytest.raises(NotRelocatable, match="below position 256"):
-        ChunkModel(model, positions=512)
+        PassageModel(model, positions=512)
 
 
 def test_a_window_of_keys_that_turns_the_wrong_way_is_refused(monkeypatch):
@@ -127,11 +127,11 @@ def test_a_window_of_keys_that_turns_the_wrong_way_is_refused(monkeypatch):
 
     monkeypatch.setattr(model.model.rotary_emb, "forward", bent)
     with pytest.raises(NotRelocatable, match="layer 0"):
-        ChunkModel(model)
+        PassageModel(model)
 
 
 @pytest.mark.ci
 def test_half_precision_passes_within_its_rounding():
     for dtype in (torch.bfloat16, torch.float16):
-        found = ChunkModel(made("Llama", {}).to(dtype)).relocation
+        found = PassageModel(made("Llama", {}).to(dtype)).relocation
         assert found.error <= 0.03

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chunks_help import GATES, made, prompt
 from hypothesis import strategies as st
+from passages_help import GATES, made, prompt
 
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
@@ -20,7 +20,7 @@ from quire.engines.loop import Engine, SamplingParams
 from quire.errors import TierBusy
 from quire.tiers.base import Outcome
 from quire.tiers.format import new_buffer, record_bytes
-from quire_passages import AllRows, Chunks, Segments
+from quire_passages import AllRows, Passages, Segments
 from turns import drawn
 
 POOL = prompt(seed=5, sizes=(16, 24, 40, 32, 28, 9))
@@ -57,9 +57,9 @@ def spec_of(kind, folder):
     }[kind]
 
 
-def chunks_of(spec, **given):
+def passages_of(spec, **given):
     free = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
-    return Chunks("64MiB", AllRows(), **free, warm=spec, **given)
+    return Passages("64MiB", AllRows(), **free, warm=spec, **given)
 
 
 def of(order):
@@ -75,8 +75,8 @@ class Warm:
         self.open()
 
     def open(self):
-        chunks = chunks_of(spec_of(self.kind, self.folder))
-        self.cache = PrefixCache(self.model, "16MiB", chunks=chunks)
+        passages = passages_of(spec_of(self.kind, self.folder))
+        self.cache = PrefixCache(self.model, "16MiB", passages=passages)
 
     @property
     def warm(self):
@@ -129,15 +129,15 @@ class Warm:
         return output[0, segments.tokens.size :].tolist()
 
     def check(self, order, before, lost):
-        report, store = self.cache.last.chunks, self.cache.passages.store
+        report, store = self.cache.last.passages, self.cache.passages.store
         store.check()
         self.warm.tier.check()
         placed = [at in before and (n > 0 or before[at] == "exact") for n, at in enumerate(order)]
-        assert [each.kind == "isolated" for each in report.passages] == placed
+        assert [each.kind == "isolated" for each in report.details] == placed
         assert (report.exactness == "approximate") == any(placed[1:])
         assert report.captured == len({at for at in order if at not in before})
         if any(placed):
-            for n, (each, at) in enumerate(zip(report.passages, order, strict=True)):
+            for n, (each, at) in enumerate(zip(report.details, order, strict=True)):
                 assert ("of no use" in (each.reason or "")) == (n > 0 and at in lost)
         else:
             assert "no passage behind the exact prefix is in the store" in report.fallback
@@ -206,10 +206,10 @@ def test_a_damaged_record_is_computed_with_its_reason_and_stored_anew(
         world.forget()
         world.damage(1, how)
         assert world.ask([2, 1, 0]) == plain(of([2, 1, 0]))
-        assert "of no use" in world.cache.last.chunks.passages[1].reason
+        assert "of no use" in world.cache.last.passages.details[1].reason
         world.forget()
         world.ask([2, 1, 0])
-        assert world.cache.last.chunks.passages[1].kind == "isolated"
+        assert world.cache.last.passages.details[1].kind == "isolated"
 
 
 @pytest.mark.parametrize("how", ["cut", "gone"])
@@ -226,12 +226,12 @@ def test_a_slab_that_was_cut_between_two_processes_costs_what_it_held(model, pla
             segments=of([1, 0]), max_new_tokens=4, do_sample=False, pad_token_id=0, store_until=0
         )
         assert answer[0, of([1, 0]).tokens.size :].tolist() == plain(of([1, 0]))
-        assert world.cache.last.chunks.exactness == "exact"
+        assert world.cache.last.passages.exactness == "exact"
         world.cache.passages.store.clear()
         world.cache.generate(
             segments=of([1, 0]), max_new_tokens=4, do_sample=False, pad_token_id=0, store_until=0
         )
-        assert world.cache.last.chunks.exactness == "approximate"
+        assert world.cache.last.passages.exactness == "approximate"
 
 
 @pytest.mark.cases(1)
@@ -239,7 +239,7 @@ def test_a_slab_that_was_cut_between_two_processes_costs_what_it_held(model, pla
 def test_on_a_full_file_system_requests_are_computed_and_told_why(model, plain, tmp_path, kind):
     with mounted(tmp_path, "tmpfs") as system:
         spec = spec_of(kind, system)
-        with closing(Engine(model, num_blocks=400, chunks=chunks_of(spec))) as engine:
+        with closing(Engine(model, num_blocks=400, passages=passages_of(spec))) as engine:
             ask(engine, [0, 1])
             fill(system)
             passages, told = engine._companions[-1].passages, []
@@ -247,37 +247,37 @@ def test_on_a_full_file_system_requests_are_computed_and_told_why(model, plain, 
                 passages.store.clear()
                 report, answer = ask(engine, order)
                 assert answer == plain(of(order))
-                told += [each.reason for each in report.passages if each.kind is None]
+                told += [each.reason for each in report.details if each.kind is None]
                 passages.store.check()
                 passages._warm.tier.check()
             assert f"tier {kind} has not taken it: full" in told
-            assert report.passages[2].kind == "isolated"  # stored while there was room
+            assert report.details[2].kind == "isolated"  # stored while there was room
             assert not list(system.rglob("unfinished/*"))
             (system / "other").unlink()
             passages.store.clear()
             ask(engine, [3, 2])
-        with closing(Engine(model, num_blocks=400, chunks=chunks_of(spec))) as engine:
+        with closing(Engine(model, num_blocks=400, passages=passages_of(spec))) as engine:
             report, answer = ask(engine, [0, 2, 1, 3])
-            assert [each.kind for each in report.passages] == [None, *["isolated"] * 3]
+            assert [each.kind for each in report.details] == [None, *["isolated"] * 3]
             assert answer == plain(of([0, 2, 1, 3]))
 
 
 def test_a_tier_too_small_for_a_passage_says_so(model, plain):
-    with PrefixCache(model, "16MiB", chunks=chunks_of("host:2KiB")) as cache:
+    with PrefixCache(model, "16MiB", passages=passages_of("host:2KiB")) as cache:
         for _ in range(2):
             cache.passages.store.clear()
             cache.generate(segments=of([0, 1]), max_new_tokens=1, pad_token_id=0, store_until=0)
-        assert "has not taken it: full" in cache.last.chunks.fallback
+        assert "has not taken it: full" in cache.last.passages.fallback
 
 
 def test_two_engines_find_each_others_passages_in_one_directory_of_files(model, plain, tmp_path):
     spec = spec_of("files", tmp_path)
-    engines = [Engine(model, num_blocks=400, chunks=chunks_of(spec)) for _ in range(2)]
+    engines = [Engine(model, num_blocks=400, passages=passages_of(spec)) for _ in range(2)]
     ask(engines[0], [0, 1])
     ask(engines[1], [2, 3])
     for engine in engines:
         report, answer = ask(engine, [3, 1, 0, 2])
-        assert [each.kind for each in report.passages[1:]] == ["isolated"] * 3
+        assert [each.kind for each in report.details[1:]] == ["isolated"] * 3
         assert answer == plain(of([3, 1, 0, 2]))
     assert len(list((tmp_path / "warm").rglob("*.quire"))) == 4
     for engine in engines:
@@ -288,7 +288,7 @@ def test_a_directory_of_a_disk_tier_is_one_engines_at_a_time(model, plain, tmp_p
     spec = spec_of("disk", tmp_path)
 
     def made_engine():
-        return Engine(model, num_blocks=400, chunks=chunks_of(spec))
+        return Engine(model, num_blocks=400, passages=passages_of(spec))
 
     with closing(made_engine()) as first:
         ask(first, [0, 1])
@@ -311,4 +311,4 @@ def ask(engine, order):
     each = of(order)
     given = {"segments": [each.head, *each.passages, each.question]}
     (output,) = engine.generate([given], GREEDY, store_until=0)
-    return output.chunks, list(output.outputs[0].token_ids)
+    return output.passages, list(output.outputs[0].token_ids)

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from chunks_help import GATES, made, prompt
+from passages_help import GATES, made, prompt
 
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 
@@ -15,7 +15,7 @@ from quire import Scope
 from quire.engines.hf import PrefixCache
 from quire.engines.loop import Engine, SamplingParams
 from quire.exchange.hashing import tenant_tag
-from quire_passages import Chunks, NoRows, Segments
+from quire_passages import NoRows, Passages, Segments
 from quire_passages.hf.warm import _encoded
 from turns import by_turns
 
@@ -36,8 +36,8 @@ def model():
 class OfCache:
     """A `PrefixCache` with passages."""
 
-    def __init__(self, model, chunks):
-        self.purged = PrefixCache(model, "16MiB", chunks=chunks)
+    def __init__(self, model, passages):
+        self.purged = PrefixCache(model, "16MiB", passages=passages)
         self.passages = self.purged.passages
         self.scope = self.purged.kept.identity.scope
 
@@ -45,27 +45,27 @@ class OfCache:
         self.purged.generate(
             segments=segments, max_new_tokens=2, pad_token_id=0, store_until=0, scope=scope
         )
-        return self.purged.last.chunks
+        return self.purged.last.passages
 
 
 class OfEngine:
     """An `Engine` with passages."""
 
-    def __init__(self, model, chunks):
-        self.purged = Engine(model, num_blocks=400, chunks=chunks)
+    def __init__(self, model, passages):
+        self.purged = Engine(model, num_blocks=400, passages=passages)
         self.passages = self.purged._companions[-1].passages
         self.scope = self.purged.scope
 
     def ask(self, scope, segments):
         given = {"segments": [segments.head, *segments.passages, segments.question]}
         (output,) = self.purged.generate([given], GREEDY, store_until=0, scope=scope)
-        return output.chunks
+        return output.passages
 
 
 HOLDERS = {"cache": OfCache, "engine": OfEngine}
 
 
-def chunks_of(room, folder, key="open"):
+def passages_of(room, folder, key="open"):
     warm = {"host": "host:8MiB", "disk": f"disk:{folder}/warm?capacity=8MiB"}
     warm["files"] = f"files:{folder}/warm"
     given = {"warm": warm.get(room)}
@@ -73,7 +73,7 @@ def chunks_of(room, folder, key="open"):
         (folder / "key").write_text(KEYS[key])
         (folder / "key").chmod(0o600)
         given["warm_key"] = folder / "key"
-    return Chunks("64MiB", NoRows(), worth=10.0, min_tokens=2, gates=GATES, **given)
+    return Passages("64MiB", NoRows(), worth=10.0, min_tokens=2, gates=GATES, **given)
 
 
 def turned(segments):
@@ -105,7 +105,7 @@ def where(holder, folder, needles):
 
 def reused(report):
     """Return the kinds of the captures that were placed; the first passage is captured with what stands before it."""
-    return [each.kind for each in report.passages[1:]]
+    return [each.kind for each in report.details[1:]]
 
 
 @pytest.mark.cases(2)
@@ -114,7 +114,7 @@ def reused(report):
 def test_passages_of_a_tenant_are_gone_and_those_of_others_stay(
     model, tmp_path, made_by, room, key
 ):
-    holder = HOLDERS[made_by](model, chunks_of(room, tmp_path, key))
+    holder = HOLDERS[made_by](model, passages_of(room, tmp_path, key))
     store = holder.passages.store
     with closing(holder.purged):
         for scope, segments in TEXTS.items():
@@ -147,7 +147,7 @@ def test_passages_of_a_tenant_are_gone_and_those_of_others_stay(
 def test_a_tier_of_passages_gives_and_takes_nothing_of_a_tenant_that_is_being_purged(
     model, tmp_path, made_by
 ):
-    holder = HOLDERS[made_by](model, chunks_of("files", tmp_path))
+    holder = HOLDERS[made_by](model, passages_of("files", tmp_path))
     with closing(holder.purged):
         for scope, segments in TEXTS.items():
             holder.ask(scope, segments)
@@ -174,7 +174,7 @@ def test_a_tier_of_passages_gives_and_takes_nothing_of_a_tenant_that_is_being_pu
 def test_passages_that_wait_to_be_captured_are_forgotten_and_so_is_the_head_before_them(
     model, tmp_path
 ):
-    holder = OfEngine(model, chunks_of("files", tmp_path))
+    holder = OfEngine(model, passages_of("files", tmp_path))
     engine = holder.purged
     with closing(engine):
         for scope, segments in TEXTS.items():

@@ -1,11 +1,11 @@
 """Time saved by passages until the first token: a prompt of 2,048 tokens of passages, on the CPU.
 
-    python benchmarks/chunk_times.py
+    python benchmarks/passages_times.py
 
 A Llama of 12 layers with random weights, `PrefixCache.generate` end to end: lookup, plan, K and V
 rotated and placed, rows computed, one token. Passages are captured before; each round brings them in
 an order that was not asked before, so that the prefix cache has the head alone. Plain prefill is the same
-call of a cache without chunks. Times are medians over the rounds, which take turns.
+call of a cache without passages. Times are medians over the rounds, which take turns.
 
 And planning alone: 64 passages of 512 tokens, all in a store that holds as many others.
 """
@@ -22,12 +22,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire_passages import (
-    Chunks,
-    ChunkStore,
     Epic,
     EpicShare,
     KVDeviation,
     NoRows,
+    Passages,
+    PassageStore,
     Reach,
     Segments,
     Variant,
@@ -81,7 +81,7 @@ def first_tokens(layers, width, rounds):
     given = {"max_new_tokens": 1, "do_sample": False, "pad_token_id": 0, "store_until": HEAD}
     plain = PrefixCache(model, "512MiB")
     caches = {
-        each.name: PrefixCache(model, "512MiB", chunks=Chunks("1GiB", each, "none"))
+        each.name: PrefixCache(model, "512MiB", passages=Passages("1GiB", each, "none"))
         for each in SELECTORS
     }
     every = list(prompts(rounds + 1))
@@ -94,7 +94,7 @@ def first_tokens(layers, width, rounds):
         took = {"plain": timed(plain.generate, ids, attention_mask=torch.ones_like(ids), **given)}
         for name, cache in caches.items():
             took[name] = timed(cache.generate, segments=segments, **given)
-            report = cache.last.chunks
+            report = cache.last.passages
             rows[name] = [report.exact_tokens, report.moved_tokens, report.recomputed_rows]
         if number:  # the first one warms up
             for name, seconds in took.items():
@@ -110,13 +110,13 @@ class Held:
 def planning(rounds):
     """Return the seconds of a lookup and plan of 64 passages of 512 tokens."""
     source = np.random.default_rng(0)
-    store, scope = ChunkStore("1GiB"), Scope(model="m")
+    store, scope = PassageStore("1GiB"), Scope(model="m")
     head, question = source.integers(3, 1000, HEAD), source.integers(3, 1000, QUESTION)
     passages = [source.integers(3, 1000, 512).astype(np.int32) for _ in range(128)]
     before = head.astype(np.int32).tobytes()
     for ids in passages:
         store.put(scope, Variant(ids.tobytes(), before, "isolated", Held()))
-    settings, limits = Chunks(selector=Epic(16)), Reach(1_000_000, 0.25)
+    settings, limits = Passages(selector=Epic(16)), Reach(1_000_000, 0.25)
     times = []
     for _ in range(rounds):
         order = source.permutation(128)[:64]

@@ -1,4 +1,4 @@
-"""Answers with reused passages: the small models of `quire bench chunks` tell one mistake from another."""
+"""Answers with reused passages: the small models of `quire bench passages` tell one mistake from another."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ from quire_passages.bench.measure import measure
 from quire_passages.bench.methods import METHODS, Method
 from quire_passages.bench.rows import CASES, sample_of
 from quire_passages.bench.workloads import WORKLOADS
-from quire_passages.hf import ChunkModel
+from quire_passages.hf import PassageModel
 from turns import few_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.ci]
@@ -36,13 +36,13 @@ def opened(name):
     workload = next(each for each in WORKLOADS if each.name == name)
     model, tokenizer = workload.load()
     cases = workload.cases(tokenizer, CASES)
-    return model, ChunkModel(model, sample=sample_of(cases)), cases
+    return model, PassageModel(model, sample=sample_of(cases)), cases
 
 
 def rows_of(name, num_cases, names, **others):
     methods = {each: METHODS[each] for each in names} | others
-    model, chunks, cases = opened(name)
-    return {row["name"]: row for row in measure(model, chunks, cases[:num_cases], methods)}
+    model, passage_model, cases = opened(name)
+    return {row["name"]: row for row in measure(model, passage_model, cases[:num_cases], methods)}
 
 
 @pytest.fixture(scope="module", params=[16, pytest.param(24, marks=pytest.mark.long)])
@@ -84,7 +84,7 @@ def test_the_check_layer_is_as_deep_as_repair_takes_and_no_deeper(facts):
 
 
 def test_random_weights_have_nothing_to_repair():
-    assert ChunkModel(random_llama(64, 4), positions=512).relocation.check_layer == 1
+    assert PassageModel(random_llama(64, 4), positions=512).relocation.check_layer == 1
 
 
 def test_the_default_beats_as_many_rows_by_chance(facts):
@@ -100,18 +100,18 @@ def test_more_rows_never_agree_less(facts):
 
 
 def test_a_hundred_moves_leave_no_trace():
-    _, chunks, (case, other, *_) = opened("facts")
+    _, passage_model, (case, other, *_) = opened("facts")
     rng = np.random.default_rng(3)
     head, passage = case.head, case.passages[1]
-    worn = chunks.capture(passage, before=head)
+    worn = passage_model.capture(passage, before=head)
     for _ in range(100):
         before = [other.passages[at] for at in rng.permutation(6)[: rng.integers(1, 6)]]
         segments = Segments.of([head, *before, passage, (*case.opening, *case.asked[0].tokens)])
         held = [None] * len(before)
-        moved = chunks.blend(segments, [*held, worn], NoRows())
+        moved = passage_model.blend(segments, [*held, worn], NoRows())
         assert moved.moved == len(passage)
-    fresh = chunks.capture(passage, before=head)
-    again = chunks.blend(segments, [*held, fresh], NoRows())
+    fresh = passage_model.capture(passage, before=head)
+    again = passage_model.blend(segments, [*held, fresh], NoRows())
     assert torch.equal(moved.logits, again.logits)
 
 

@@ -1,4 +1,4 @@
-"""`quire chunks`: passages whose KV is reused wherever they stand."""
+"""`quire passages`: passages whose KV is reused wherever they stand."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,18 +15,18 @@ from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
 
 if TYPE_CHECKING:
-    from quire_passages.bench.checking import ChunkCheck
+    from quire_passages.bench.checking import PassageCheck
 
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
-def chunks() -> None:
+def passages() -> None:
     """Passages whose KV is reused wherever they stand: whether a model allows it.
 
     [bold]Example[/bold]
 
-      quire chunks check ./my-model --passages notes.txt
+      quire passages check ./my-model --texts notes.txt
     """
 
 
@@ -34,7 +34,7 @@ def chunks() -> None:
 def check(
     model: Annotated[str, typer.Argument(help="A local folder, a hub id, or quire-tiny.")],
     *,
-    passages: Annotated[
+    texts: Annotated[
         list[Path] | None,
         typer.Option(help="Text files that passages are cut from.", show_default="Python's manual"),
     ] = None,
@@ -55,19 +55,19 @@ def check(
 
     [bold]Examples[/bold]
 
-      quire chunks check quire-quotes --opening '<quote>'
-      quire chunks check ./my-model --passages faq.txt --passages manual.txt --passage-tokens 256
+      quire passages check quire-quotes --opening '<quote>'
+      quire passages check ./my-model --texts faq.txt --texts manual.txt --passage-tokens 256
     """
-    texts = None if passages is None else [read_text(path) for path in passages]
+    read = None if texts is None else [read_text(path) for path in texts]
     with progress("loading the model") as say:
         loaded, tokenizer = models.load(model, dtype)
-        from quire_passages.bench.checking import check_chunks
+        from quire_passages.bench.checking import check_passages
         from quire_passages.bench.prose import is_held_out, joined, read_library
 
-        texts = joined(read_library(is_held_out)) if texts is None else texts
-        found = check_chunks(
+        read = joined(read_library(is_held_out)) if read is None else read
+        found = check_passages(
             loaded,
-            [_ids(tokenizer, text) for text in texts],
+            [_ids(tokenizer, text) for text in read],
             () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
             _ids(tokenizer, opening),
             num_prompts=prompts,
@@ -86,7 +86,7 @@ def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def picture(model: str, found: "ChunkCheck") -> Group:
+def picture(model: str, found: "PassageCheck") -> Group:
     """Return a check drawn for people."""
     if found.relocation is None:
         return Group(Text(), Text(f"no: {found.refusal}", "bold red"), Text())
@@ -105,13 +105,13 @@ def picture(model: str, found: "ChunkCheck") -> Group:
     return Group(Text(), facts_table(facts), Text(), table, Text(), _advice(found), Text())
 
 
-def _advice(found: "ChunkCheck") -> Text:
+def _advice(found: "PassageCheck") -> Text:
     from quire_passages.bench.checking import BUDGETS, LEAST_AGREEMENT, MOST_KL, holds
 
     bounds = f"{LEAST_AGREEMENT:.0%} of next tokens and {MOST_KL:g} nats"
     if found.budget is None:
         return Text(
-            f"no: not even {BUDGETS[-1]:.0%} of rows hold {bounds}; leave chunks off", "bold red"
+            f"no: not even {BUDGETS[-1]:.0%} of rows hold {bounds}; leave passages off", "bold red"
         )
     said = Text.assemble(
         "yes: ", (f"KVDeviation({found.budget:g})", "bold green"), f" holds {bounds}"
@@ -119,12 +119,12 @@ def _advice(found: "ChunkCheck") -> Text:
     if holds(found.rows, "moved"):
         said.append(
             "\nthese passages hardly ask for each other: moving them alone holds it too; "
-            "pass --passages of yours to be sure"
+            "pass --texts of yours to be sure"
         )
     return said
 
 
-def _told(found: "ChunkCheck") -> dict[str, Any]:
+def _told(found: "PassageCheck") -> dict[str, Any]:
     gate = found.relocation
     return {
         "relocatable": gate is not None,

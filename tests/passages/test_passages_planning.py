@@ -2,19 +2,19 @@
 
 import numpy as np
 import pytest
-from chunks_made import HEAD, QUESTION, A, B, C, D, asked, ids, variant
 from hypothesis import given
 from hypothesis import strategies as st
+from passages_made import HEAD, QUESTION, A, B, C, D, asked, ids, variant
 
 from quire.core import Scope
 from quire.errors import ConfigError
 from quire_passages import (
     AllRows,
-    Chunks,
-    ChunkStore,
     Epic,
     KVDeviation,
     NoRows,
+    Passages,
+    PassageStore,
     Reach,
     Segments,
     make_plan,
@@ -22,12 +22,12 @@ from quire_passages import (
 )
 
 SCOPE = Scope(model="m")
-FREE = Chunks(selector=Epic(2), min_tokens=1, worth=10)
+FREE = Passages(selector=Epic(2), min_tokens=1, worth=10)
 LIMITS = Reach(100_000, 0.0)
 
 
 def store_of(*variants):
-    store = ChunkStore("1MiB")
+    store = PassageStore("1MiB")
     for each in variants:
         store.put(SCOPE, each)
     return store
@@ -101,7 +101,7 @@ def test_the_same_passage_twice_is_placed_twice():
 
 def test_unknown_and_short_passages_are_computed_and_it_says_so():
     store = store_of(variant(A, HEAD), variant(B[:5], HEAD))
-    settings = Chunks(selector=Epic(2), min_tokens=6, worth=10)
+    settings = Passages(selector=Epic(2), min_tokens=6, worth=10)
     plan = planned(asked(A, C, B[:5], A), store, settings=settings)
     assert [each.reason for each in plan.placements] == [
         None,
@@ -117,21 +117,21 @@ def test_unknown_and_short_passages_are_computed_and_it_says_so():
 def test_the_last_token_is_always_computed_and_the_exact_head_never_again():
     store = store_of(*(variant(each, HEAD) for each in (A, B)))
     segments = asked(A, B)
-    plan = planned(segments, store, settings=Chunks(selector=NoRows(), min_tokens=1, worth=10))
+    plan = planned(segments, store, settings=Passages(selector=NoRows(), min_tokens=1, worth=10))
     rows = plan.rows(plan.selector.rows(plan.moved))
     assert rows.tolist() == list(range(segments.tokens.size - len(QUESTION), segments.tokens.size))
 
 
-def test_chunks_are_left_alone_where_plain_prefill_is_hardly_dearer():
+def test_passages_are_left_alone_where_plain_prefill_is_hardly_dearer():
     store = store_of(*(variant(each, HEAD) for each in (A, B)))
-    dear = planned(asked(A, B), store, settings=Chunks(selector=AllRows(), min_tokens=1))
+    dear = planned(asked(A, B), store, settings=Passages(selector=AllRows(), min_tokens=1))
     assert "of 55 that a plain prefill takes" in dear.fallback
     assert dear.is_exact
     long = [range(1000, 1500), range(2000, 2500), range(3000, 3500)]
     store = store_of(*(variant(each, HEAD) for each in long))
-    assert planned(asked(*long), store, settings=Chunks()).fallback is None
+    assert planned(asked(*long), store, settings=Passages()).fallback is None
     deep = Reach(100_000, 0.9)
-    checked = Chunks(selector=KVDeviation(0.1), worth=0.5)
+    checked = Passages(selector=KVDeviation(0.1), worth=0.5)
     assert planned(asked(*long), store, settings=checked).fallback is None
     assert planned(asked(*long), store, settings=checked, limits=deep).fallback
 
@@ -155,7 +155,7 @@ def test_a_variant_that_goes_between_plan_and_assembly_is_computed():
     assert left.placements[1].reason == "its variant has gone since it was planned"
     assert set(range(30, 50)) <= set(left.rows(left.selector.rows(left.moved)).tolist())
     report = report_of(left, left.selector.rows(left.moved))
-    assert report.passages[1].variant is None
+    assert report.details[1].variant is None
 
 
 def test_other_scopes_find_nothing():
@@ -175,7 +175,7 @@ def test_a_report_accounts_for_every_token(drawn, passages, known, before):
     head, cached, epic = drawn
     segments = asked(*passages, head=head)
     store = store_of(*(variant(each, before, "contextual") for each in known))
-    settings = Chunks(selector=Epic(epic), min_tokens=2, worth=3)
+    settings = Passages(selector=Epic(epic), min_tokens=2, worth=3)
     cached = min(cached, segments.tokens.size - 1)
     plan = planned(segments, store, cached, settings)
     again = plan.selector.rows(plan.moved) if plan.fallback is None else np.empty(0, np.int64)
@@ -215,7 +215,7 @@ def test_a_passage_that_is_cached_in_part_is_placed_from_there_on():
 )
 def test_settings_that_cannot_work_are_refused(given):
     with pytest.raises(ConfigError):
-        Chunks(**given)
+        Passages(**given)
 
 
 def test_a_plan_that_loses_variants_keeps_its_reason_and_without_any_has_one():

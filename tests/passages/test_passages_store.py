@@ -1,14 +1,14 @@
 """The store of variants, against a small model of it."""
 
 import pytest
-from chunks_made import HEAD, A, B, ids, variant
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from passages_made import HEAD, A, B, ids, variant
 
 from quire.core import Scope
 from quire.errors import ConfigError, PinError
-from quire_passages import ChunkStore
+from quire_passages import PassageStore
 from turns import lived
 
 ONE, TWO = Scope(salt="one", model="m"), Scope(salt="two", model="m")
@@ -19,7 +19,7 @@ def found(store, scope, passage=A, head=HEAD):
 
 
 def test_a_variant_is_found_in_its_scope_by_all_of_its_ids():
-    store = ChunkStore("1MiB")
+    store = PassageStore("1MiB")
     kept = variant(A, HEAD)
     assert store.put(ONE, kept)
     assert found(store, ONE) == [kept]
@@ -31,7 +31,7 @@ def test_a_variant_is_found_in_its_scope_by_all_of_its_ids():
 
 
 def test_a_shared_variant_serves_all_scopes_of_its_model_behind_its_head():
-    store = ChunkStore("1MiB")
+    store = PassageStore("1MiB")
     kept = variant(A, HEAD)
     store.put(ONE, kept, shared=True)
     assert found(store, TWO) == [kept]
@@ -40,14 +40,14 @@ def test_a_shared_variant_serves_all_scopes_of_its_model_behind_its_head():
 
 
 def test_what_was_captured_behind_other_passages_is_never_shared():
-    store = ChunkStore("1MiB")
+    store = PassageStore("1MiB")
     with pytest.raises(ConfigError, match="only isolated captures can be shared"):
         store.put(ONE, variant(A, [*HEAD, *B], "contextual"), shared=True)
     assert store.stats.variants == 0
 
 
 def test_the_same_capture_again_replaces_the_first():
-    store = ChunkStore("1MiB")
+    store = PassageStore("1MiB")
     first, second, other = variant(A, HEAD), variant(A, HEAD), variant(A, [*HEAD, *B], "contextual")
     for each in (first, second, other):
         store.put(ONE, each)
@@ -58,7 +58,7 @@ def test_the_same_capture_again_replaces_the_first():
 
 def test_what_was_used_longest_ago_goes_first_and_pinned_ones_stay():
     size = variant(A, HEAD).num_bytes
-    store = ChunkStore(3 * size)
+    store = PassageStore(3 * size)
     kept = [variant([*A[:-1], last], HEAD) for last in range(4)]
     for each in kept[:3]:
         store.put(ONE, each)
@@ -72,7 +72,7 @@ def test_what_was_used_longest_ago_goes_first_and_pinned_ones_stay():
 
 def test_what_fits_beside_no_pins_is_refused_and_nothing_goes_for_it():
     size = variant(A, HEAD).num_bytes
-    store = ChunkStore(2 * size)
+    store = PassageStore(2 * size)
     first, second = variant(A, HEAD), variant(B, HEAD)
     store.put(ONE, first)
     store.put(ONE, second)
@@ -85,7 +85,7 @@ def test_what_fits_beside_no_pins_is_refused_and_nothing_goes_for_it():
 
 
 def test_a_dropped_variant_has_gone_pinned_or_not():
-    store = ChunkStore("1MiB")
+    store = PassageStore("1MiB")
     kept = variant(A, HEAD)
     store.put(ONE, kept)
     pins = store.pin([kept])
@@ -101,12 +101,12 @@ def test_a_dropped_variant_has_gone_pinned_or_not():
 @pytest.mark.parametrize("capacity", [0, -1, "many", 1.5])
 def test_a_capacity_that_is_none_is_refused(capacity):
     with pytest.raises(ConfigError):
-        ChunkStore(capacity)
+        PassageStore(capacity)
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_two_passages_are_one_only_when_all_ids_are_equal(one, two):
-    store = ChunkStore("1MiB")
+    store = PassageStore("1MiB")
     one, two = (each[: len(each) // 4 * 4] for each in (one, two))
     first = variant([])
     first.ids = one
@@ -119,7 +119,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(capacity=st.integers(200, 2000))
     def begin(self, capacity):
-        self.store = ChunkStore(capacity)
+        self.store = PassageStore(capacity)
         self.made, self.pins = [], []
 
     @rule(

@@ -1,4 +1,4 @@
-"""The task of `quire bench chunks`: which facts hold behind passages in an order, and how they are told apart."""
+"""The task of `quire bench passages`: which facts hold behind passages in an order, and how they are told apart."""
 
 import itertools
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from quire_passages import Segments
-from quire_passages.hf import ChunkModel
+from quire_passages.hf import PassageModel
 
 SMALL = {
     "vocab_size": 128,
@@ -121,9 +121,9 @@ GATES = _KEPT.name
 
 
 @cache
-def chunks_of(kind, **given):
+def passage_model_of(kind, **given):
     """A model of `MOVED` behind its gate, which tests share and do not change."""
-    return ChunkModel(made(*MOVED[kind], **given))
+    return PassageModel(made(*MOVED[kind], **given))
 
 
 def made(name, given, seed=0, **more):

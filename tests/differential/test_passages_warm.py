@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from chunks_help import GATES, MOVED, REFUSED, made, prompt
+from passages_help import GATES, MOVED, REFUSED, made, prompt
 
 from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire.errors import NotRelocatable
-from quire_passages import AllRows, Chunks, NoRows, Segments
+from quire_passages import AllRows, NoRows, Passages, Segments
 from quire_passages.hf import passages as passages_module
 
 SIZES = (16, 24, 40, 32, 9)
@@ -28,8 +28,8 @@ def segments():
 
 def cache_of(model, folder, **given):
     free = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
-    chunks = Chunks("64MiB", NoRows(), **free, warm=f"files:{folder}", **given)
-    return PrefixCache(model, "16MiB", chunks=chunks)
+    passages = Passages("64MiB", NoRows(), **free, warm=f"files:{folder}", **given)
+    return PrefixCache(model, "16MiB", passages=passages)
 
 
 def asked(cache, segments, **given):
@@ -37,7 +37,7 @@ def asked(cache, segments, **given):
         output = cache.generate(
             segments=segments, max_new_tokens=4, do_sample=False, pad_token_id=0, **given
         )
-        return output[0, segments.tokens.size :].tolist(), cache.last.chunks
+        return output[0, segments.tokens.size :].tolist(), cache.last.passages
 
 
 def plain(model, segments):
@@ -62,7 +62,7 @@ def test_passages_are_found_by_the_next_cache_and_are_exact_nowhere(model, segme
     answer, report = asked(cache_of(model, tmp_path), segments, selector=AllRows())
     assert report.exactness == "approximate"
     assert report.exact_tokens == 0  # though all of them stand where they were captured
-    assert [each.kind for each in report.passages] == [None, *["isolated"] * 2]
+    assert [each.kind for each in report.details] == [None, *["isolated"] * 2]
     assert answer == plain(model, segments)
     assert report.captured == 0
 
@@ -112,8 +112,8 @@ def test_one_damaged_record_of_several_is_named_by_its_passage(model, segments, 
     first.close()
     _, report = asked(cache_of(model, tmp_path), turned(segments))
     assert report.exactness == "approximate"
-    assert "of no use" in report.passages[-1].reason
-    assert report.passages[-1].recomputed == 0
+    assert "of no use" in report.details[-1].reason
+    assert report.details[-1].recomputed == 0
 
 
 @pytest.mark.cases(1)
@@ -151,8 +151,8 @@ def test_the_gate_is_tried_once_for_all_processes(name, tmp_path, monkeypatch):
     model = made(*MOVED[name])
 
     def found():
-        chunks = Chunks("1MiB", gates=tmp_path)
-        return PrefixCache(model, "16MiB", chunks=chunks).passages.relocation()
+        passages = Passages("1MiB", gates=tmp_path)
+        return PrefixCache(model, "16MiB", passages=passages).passages.relocation()
 
     first = found()
     monkeypatch.setattr(passages_module, "relocation_of", None)
@@ -170,9 +170,9 @@ def test_a_refusal_is_remembered_with_its_reason(tmp_path, monkeypatch):
     model = made(*REFUSED["gpt2"])
 
     def refused():
-        chunks = Chunks("1MiB", gates=tmp_path)
+        passages = Passages("1MiB", gates=tmp_path)
         with pytest.raises(NotRelocatable) as caught:
-            PrefixCache(model, "16MiB", chunks=chunks).passages.relocation()
+            PrefixCache(model, "16MiB", passages=passages).passages.relocation()
         return str(caught.value)
 
     first = refused()
@@ -184,8 +184,8 @@ def test_a_refusal_is_remembered_with_its_reason(tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", ["cut", "another depth"])
 def test_findings_that_cannot_be_are_found_anew(model, tmp_path, damage):
     def found():
-        chunks = Chunks("1MiB", gates=tmp_path)
-        return PrefixCache(model, "16MiB", chunks=chunks).passages.relocation()
+        passages = Passages("1MiB", gates=tmp_path)
+        return PrefixCache(model, "16MiB", passages=passages).passages.relocation()
 
     first = found()
     (file,) = tmp_path.iterdir()

@@ -8,13 +8,13 @@ import torch
 
 peft = pytest.importorskip("peft")
 
-from chunks_help import GATES, made, prompt  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from passages_help import GATES, made, prompt  # noqa: E402
 
 from quire.core import Scope  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.ops import check  # noqa: E402
-from quire_passages import AllRows, Chunks, Epic, KVDeviation, NoRows, Segments  # noqa: E402
+from quire_passages import AllRows, Epic, KVDeviation, NoRows, Passages, Segments  # noqa: E402
 from turns import drawn  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -36,7 +36,7 @@ class Adapted:
             "16MiB",
             block_size=4,
             debug=True,
-            chunks=Chunks(capacity, worth=10.0, min_tokens=2, gates=GATES),
+            passages=Passages(capacity, worth=10.0, min_tokens=2, gates=GATES),
         )
 
     @staticmethod
@@ -80,7 +80,7 @@ class Adapted:
         how = self._how(ids) | {"scope": scope}
         del how["attention_mask"]
         output = self.cache.generate(segments=segments, selector=selector, **how)
-        report = self.cache.last.chunks
+        report = self.cache.last.passages
         if isinstance(selector, AllRows) or not report.moved_tokens:
             assert output[0, ids.shape[1] :].tolist() == wanted
         again = self.cache.generate(ids, scope=scope, **self._how(ids))
