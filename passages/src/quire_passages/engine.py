@@ -21,9 +21,8 @@ from quire.engines.segments import Tokens
 from quire.engines.thread_guard import ThreadGuard
 from quire.errors import ConfigError, NotRelocatable
 from quire.scheduling import Job, Scheduler
-from quire.tensors.copy import KV, gather_into, scatter
+from quire.tensors import KV, KVLayout, gather_into, scatter
 from quire.tensors.kinds import KVShape, kv_shapes, layer_kinds, model_type
-from quire.tensors.layout import KVLayout
 from quire.tiers.purging import Purged
 from quire_passages import (
     PassagePlan,

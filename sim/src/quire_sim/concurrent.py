@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from quire.core.sequence import Sequence
+from quire.core import Sequence
 from quire.core.tokens import TOKEN_BYTES, IntArray, key_of
 from quire_sim.distributions import check_positive
 from quire_sim.foresight import Advice, foresee

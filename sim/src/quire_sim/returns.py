@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from quire.config import MAX_SECONDS
-from quire.core.terms import Hint
+from quire.core import Hint
 from quire_sim.reuse import Bools, Counts, Floats, Reuses, reuses
 from quire_sim.trace.rows import Trace
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.engines.models.working_cache import WorkingCache
-from quire.tensors.copy import KV
+from quire.tensors import KV
 from quire.tensors.rotary import Rotation, rotate_into
 
 

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from quire.engines.models.layers import WorkingLayer
 from quire.engines.models.working_cache import WorkingCache
 from quire.errors import InvariantError, UnsupportedModel
-from quire.tensors.copy import KV
+from quire.tensors import KV
 from quire.tensors.kinds import LayerKind, model_type
 from quire_passages.hf.attention import register
 from quire_passages.hf.shadow import Given, Look, shadow_of

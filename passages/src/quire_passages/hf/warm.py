@@ -17,10 +17,10 @@ import torch
 
 from quire.core import Scope
 from quire.exchange.hashing import root_digest, tenant_tag
-from quire.tensors.copy import KV
+from quire.tensors import KV
 from quire.tensors.kinds import kv_shapes
 from quire.tensors.quant import Quantization, Quantized, dequantize, quantize
-from quire.tiers.base import Outcome, Tier
+from quire.tiers import Outcome, Tier
 from quire.tiers.format import (
     DType,
     Header,

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from quire._version import __version__
+from quire import __version__
 from quire.errors import ConfigError
 from quire.extras import lacking
 from quire_sim.optimum import BOUNDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.core.sequence import Sequence
+from quire.core import Sequence
 from quire.core.tokens import IntArray
 from quire_sim.trace.rows import TraceRequest
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from quire.core.kernel import Kernel, Leaving, Watcher
+from quire.core import Sequence as CacheSequence
+from quire.core import Watcher
+from quire.core.kernel import Kernel, Leaving
 from quire.core.node import Node
-from quire.core.sequence import Sequence as CacheSequence
 from quire.core.tokens import TOKEN_BYTES, IntArray
 from quire.errors import ConfigError
 from quire_sim.hardware import MemoryTier

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 import numpy as np
 
-from quire.core.terms import Hint
+from quire.core import Hint
 
 Runs: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 """Chains of block ids as runs, int32 [num_runs, 2]: (first id, length), ids rising by one."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from quire.core.terms import Hint
+from quire.core import Hint
 from quire.errors import TraceError
 
 MAX_TOKENS = 1 << 27
