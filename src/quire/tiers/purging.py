@@ -101,7 +101,7 @@ class Write:
     """
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        self.tags = frozenset(map(tag_of_key, keys))
+        self.tags = frozenset([key[TENANT_AT:] for key in keys])
         self.barred: frozenset[bytes] = frozenset()
         self.marks: dict[bytes, bytes] = {}
         self.purged: set[bytes] = set()

@@ -77,7 +77,10 @@ class DiskRecords:
         self._changes = threading.Lock()
 
     def __len__(self) -> int:
-        return sum(len(slab.index) for slab in self._all())
+        count = 0
+        for slab in self._all():
+            count += len(slab.index)
+        return count
 
     @property
     def num_bytes(self) -> int:

@@ -60,7 +60,10 @@ class DiskRoom:
     @property
     def used(self) -> int:
         """Bytes of all slabs."""
-        return sum(slab.num_bytes for slab in self._slabs)
+        used = 0
+        for slab in self._slabs:
+            used += slab.index.num_places * slab.record_bytes
+        return used
 
     @property
     def _slabs(self) -> list[Slab]:

@@ -70,7 +70,8 @@ class Arena:
         places = self.capacity // size
         fewest = min(places, max(FEWEST_CHUNKS, -(-self.capacity // CHUNK_BYTES)))
         # Among a few numbers of chunks there is one that leaves next to nothing over.
-        count = min(range(fewest, min(4 * fewest, places) + 1), key=lambda n: (places % n, n))
+        counts = np.arange(fewest, min(4 * fewest, places) + 1)
+        count = int(counts[(places % counts).argmin()])  # the fewest, of several
         self.chunk_bytes = places // count * size
         if self.chunk_bytes >= 1 << 20:
             self.chunk_bytes -= self.chunk_bytes % PAGE_BYTES

@@ -74,17 +74,17 @@ def write(
 
     Behind a refused one of a prompt, none stays.
     """
-    under_way = Write(keys[index] for index in indices)
+    under_way = Write([keys[index] for index in indices])
     try:
         shared.writes.begin(under_way)
+        if not under_way.barred and under_way.tags.isdisjoint(shared.purged):
+            return _write(shared, level, chain, indices, keys)
         own = [
             index
             for index in indices
             if tag_of_key(keys[index]) not in under_way.barred
             and shared.purged.get(tag_of_key(keys[index]), 0) <= chain.epoch
         ]
-        if len(own) == len(indices):
-            return _write(shared, level, chain, indices, keys)
         outcomes = dict(zip(own, _write(shared, level, chain, own, keys), strict=True))
         return [outcomes.get(index, Outcome.SKIPPED) for index in indices]
     finally:
@@ -117,11 +117,9 @@ def _write(
     with shared.lock:
         level.meter.stores.update(outcomes)
         level.meter.store_s += took_s
-        level.meter.stored_bytes += sum(
-            len(record)
-            for record, each in zip(records, outcomes, strict=True)
-            if each is Outcome.STORED
-        )
+        for record, each in zip(records, outcomes, strict=True):
+            if each is Outcome.STORED:
+                level.meter.stored_bytes += len(record)
         level.answered("store", answers)
         if chain.is_prompt and refused < len(indices):
             chain.broken_at.add(level.index)
