@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from quire.tiers.background import Background
 from quire.tiers.disk.crew import Crew
+from quire.tiers.threads import Background
 
 
 def test_a_crew_does_every_number_once_and_several_at_the_same_time():

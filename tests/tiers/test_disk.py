@@ -42,7 +42,7 @@ class DiskContract(BoundedContract):
 
     def tamper(self, tier, key, record):
         tier.settle(10)  # else zeros are written behind the end that is cut here
-        place = tier._records.find(key)
+        place = tier._records.find([key])[0]
         size = place.slab.record_bytes
         path = tier.opened[0] / f"slab-{size}.quire"
         with path.open("r+b") as file:

@@ -201,7 +201,7 @@ def test_places_given_to_other_records_are_never_read_as_they_were(tmp_path, fil
 def test_a_flipped_bit_is_found_in_the_page_cache_and_behind_it(disk, files, is_cached):
     store(disk, range(4))
     (path,) = disk.path.glob("slab-*")
-    place = disk._records.find(names_of([2])[0]).place
+    place = disk._records.find([names_of([2])[0]])[0].place
     with path.open("r+b", buffering=0) as file:
         file.seek(place * RECORD + 70_000)
         byte = file.read(1)[0]

@@ -176,7 +176,7 @@ def test_in_memory(seed):
         run(host, seed)
         for shelf in host._arena.shelves.values():
             assert not shelf.index.num_reserved
-        assert (host._calls, host._filling._ended) == ([], {})
+        assert (host._calls, dict(host._filling)) == ([], {})
 
 
 @pytest.mark.parametrize("kind", [Host, Disk])

@@ -394,12 +394,12 @@ def test_who_waits_for_a_writer_that_is_cut_off_goes_on_and_tells_no_lies():
     (key,) = names_of(range(1))
     outcomes = []
     with Host("1MiB") as host:
-        host._filling.begin(key)  # a thread that a signal ends in the middle of its copy
+        host._filling.begin([key])  # a thread that a signal ends in the middle of its copy
         waiting = threading.Thread(
             target=lambda: outcomes.extend(host.put([key], records_of([key]), 10))
         )
         waiting.start()
-        while host._filling._ended.get(key) is None:
+        while host._filling.get(key) is None:
             time.sleep(0.001)
         host._mend("a call was cut off")
         waiting.join(5)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from stack_help import KEYS, RECORDS
 
-from quire.tiers.host import Host, pages
+from quire.tiers.host import Host
+from quire.tiers.host import arena as arenas
 from quire.tiers.host.arena import Arena
 
 PAGE = 1 << 12
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for 
 @pytest.fixture
 def arena():
     arena = Arena(CAPACITY)
-    ahead = pages.PagesAhead(arena.memory)
+    ahead = arenas.PagesAhead(arena.memory)
     yield arena.memory, ahead
     ahead.background.stop()
 
@@ -46,9 +47,9 @@ def test_what_is_written_meanwhile_stays(arena):
 
 
 def test_only_so_much_is_taken_ahead(monkeypatch):
-    monkeypatch.setattr(pages, "AHEAD_BYTES", 8 << 20)
-    monkeypatch.setattr(pages, "STEP_BYTES", 1 << 20)
-    ahead = pages.PagesAhead(Arena(CAPACITY).memory)
+    monkeypatch.setattr(arenas, "AHEAD_BYTES", 8 << 20)
+    monkeypatch.setattr(arenas, "STEP_BYTES", 1 << 20)
+    ahead = arenas.PagesAhead(Arena(CAPACITY).memory)
     taken = []
     for end in (0, 3 << 20, 5 << 20, 30 << 20, CAPACITY):
         ahead.reach(end)
@@ -59,8 +60,8 @@ def test_only_so_much_is_taken_ahead(monkeypatch):
 
 
 def test_a_tier_reaches_further_as_it_fills(monkeypatch):
-    monkeypatch.setattr(pages, "AHEAD_BYTES", 1 << 16)
-    monkeypatch.setattr(pages, "STEP_BYTES", 1 << 14)
+    monkeypatch.setattr(arenas, "AHEAD_BYTES", 1 << 16)
+    monkeypatch.setattr(arenas, "STEP_BYTES", 1 << 14)
     with Host(1 << 20) as host:
         ahead = host._arena.pages
         assert ahead.background.settle(60)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
+from quire.tiers.places.columns import Recency, as_words, find_all, oldest
 from quire.tiers.places.index import NOWHERE, PlaceIndex
-from quire.tiers.places.key_table import as_words, find_all
-from quire.tiers.places.recency import Recency, oldest
 from turns import lived
 
 

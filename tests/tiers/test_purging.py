@@ -93,7 +93,7 @@ def tear(tier, key):
     """Leave half of a record where it lay, and no header, as a writer does that dies."""
     if not isinstance(tier, Disk):
         return
-    spot = tier._records.find(key)
+    spot = tier._records.find([key])[0]
     if spot is not None:
         tier.delete([key])
         size = spot.slab.record_bytes

@@ -18,16 +18,14 @@ from cut_tiers import (
 )
 from processes import wait_until
 
-from quire.tiers.background import Background
 from quire.tiers.base import Outcome
 from quire.tiers.disk import Disk
 from quire.tiers.disk.crew import Crew
 from quire.tiers.files import Files
 from quire.tiers.format import record_bytes
 from quire.tiers.host import Host
-from quire.tiers.host.busy import BusyKeys, wait_for
 from quire.tiers.stack.lanes import Lanes, TierLane
-from quire.tiers.waiting import Signal
+from quire.tiers.threads import Background, BusyKeys, Signal, wait_for
 
 SAMPLES = 6
 SIZE, LARGE = record_bytes(1000), record_bytes(100_000)
@@ -110,13 +108,13 @@ def test_a_crew_that_helped_a_call_that_was_cut_off_does_nothing_of_it_and_helps
 def test_a_thread_that_waits_for_a_busy_key_goes_on_when_its_end_was_cut_off():
     def begun():
         busy = BusyKeys()
-        busy.begin(b"a", b"b")
+        busy.begin([b"a", b"b"])
         return busy, [busy.ended(b"a"), busy.ended(b"b")]
 
     whole, _ = begun()
-    for at in places_of(lambda: whole.end(b"a", b"b"), 1000, "busy"):
+    for at in places_of(lambda: whole.end([b"a", b"b"]), 1000, "busy"):
         (busy, ended), cut = begun(), KeptCut(at)
-        cut.run(lambda busy=busy: busy.end(b"a", b"b"))
+        cut.run(lambda busy=busy: busy.end([b"a", b"b"]))
         in_time(busy.end_all)  # as the tier does behind a cut
         in_time(lambda ended=ended: wait_for(ended, TIMEOUT_S))
         assert all(each.is_set() for each in ended), f"cut at {at}"

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Self, TypeAlias
 
 from quire.errors import ConfigError, InvariantError, QuireError, RecordError, SlotError, TierError
-from quire.tiers.format import KEY_BYTES, begins, carries, read_header, record_bytes, verify
+from quire.tiers.format import (
+    KEY_BYTES,
+    carries,
+    num_begun,
+    read_header,
+    record_bytes,
+    verify,
+)
 from quire.tiers.outcomes import ListedRecord, Outcome, TierStats
 from quire.tiers.purging import Purgeable, Write
 from quire.tiers.trust import Trust
@@ -83,13 +90,11 @@ class Tier(Purgeable):
         deadline = time.monotonic() + timeout_s
         trust = None if self.in_memory else self.trust
         answers = Answers(keys, buffers, came, may_drop=self.drops_damaged, trust=trust)
-        outcomes = self._guarded(
-            answers.outcomes, lambda _: self._get(keys, buffers, timeout_s, answers)
-        )
+        outcomes = self._guarded(answers.outcomes, self._get, keys, buffers, timeout_s, answers)
         if answers.damaged:
             if left := [keys[index] for index in sorted(answers.damaged - answers.dropped)]:
                 left_s = max(deadline - time.monotonic(), 0.0)
-                self._guarded([], lambda _: self._delete(left, left_s))
+                self._guarded([], self._delete, left, left_s)
             damaged = [at for at in sorted(answers.damaged) if outcomes[at] is Outcome.CORRUPT]
             self._say_damaged([keys[at] for at in damaged])
         if trust is not None:
@@ -121,7 +126,7 @@ class Tier(Purgeable):
             timeout_s /= 2
             self.delete(doubted, timeout_s)
         skipped = [Outcome.SKIPPED] * len(once)
-        outcomes = self._guarded(skipped, lambda done: self._write_all(once, kept, timeout_s, done))
+        outcomes = self._guarded(skipped, self._write_all, once, kept, timeout_s, skipped)
         if doubted and self.trust is not None:
             self.trust.replaced(doubted, once, outcomes)
         if Outcome.FULL in outcomes:
@@ -141,7 +146,7 @@ class Tier(Purgeable):
         check_keys(keys)
         found = [False] * len(keys)
         failures = self._guarded(
-            [], lambda _: found.__setitem__(slice(None), self._contains(keys, timeout_s))
+            [], lambda: found.__setitem__(slice(None), self._contains(keys, timeout_s))
         )
         self._outcomes.update(failures)
         if self.trust is not None and (doubted := set(self.trust.doubted(keys))):
@@ -167,7 +172,7 @@ class Tier(Purgeable):
     def delete(self, keys: Keys, timeout_s: float = 1.0) -> None:
         """Forget these keys, whether they are there or not."""
         check_keys(keys)
-        self._outcomes.update(self._guarded([], lambda _: self._delete(keys, timeout_s)))
+        self._outcomes.update(self._guarded([], self._delete, keys, timeout_s))
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the records, in any order. Raises `TierError` where the tier fails or cannot."""
@@ -216,12 +221,12 @@ class Tier(Purgeable):
                 self.writes.begin(write)
                 self._put_but(write, keys, records, timeout_s, done)
             finally:
-                wrote = any(each not in (Outcome.PRESENT, Outcome.FULL) for each in done)
-                for at in self._end_write(write, keys, timeout_s, has_written=wrote):
+                for at in self._end_write(write, keys, timeout_s, done):
                     done[at] = Outcome.SKIPPED
         finally:
-            write.is_over = True
-            self.writes.ended()
+            if not write.is_over:
+                write.is_over = True
+                self.writes.ended()
 
     @abstractmethod
     def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
@@ -272,12 +277,12 @@ class Tier(Purgeable):
             )
 
     def _guarded(
-        self, outcomes: list[Outcome], call: Callable[[list[Outcome]], None]
+        self, outcomes: list[Outcome], call: Callable[..., object], *given: object
     ) -> list[Outcome]:
         """Run a call that sets outcomes; what it left `SKIPPED` becomes what went wrong."""
         handled = sys.exc_info()[1]
         try:
-            call(outcomes)
+            call(*given)
         except BaseException as error:  # noqa: BLE001 - raised where it is no failure of the tier
             self._judge("a call", error, handled)
             if isinstance(error, TimeoutError):
@@ -379,9 +384,7 @@ def check_keys(keys: Keys, buffers: Buffers | None = None) -> None:
 def check_sealed(keys: Keys, records: Buffers) -> None:
     """Raise `RecordError` where a record's header does not hold, or is not of its key and size."""
     check_keys(keys, records)
-    for key, record in zip(keys, records, strict=True):
-        if begins(record, key):
-            continue
+    for key, record in list(zip(keys, records, strict=True))[num_begun(records, keys) :]:
         header = read_header(record)
         if header.key != key:
             raise RecordError(f"a record of key {header.key.hex()} put as {key.hex()}")

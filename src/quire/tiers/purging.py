@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from operator import itemgetter
 from typing import Protocol
 from weakref import WeakSet
 
@@ -29,7 +30,11 @@ from quire.exchange.hashing import TAG_BYTES
 from quire.interrupts import interrupt_in
 from quire.tiers.format import KEY_BYTES, TENANT_AT, tag_of_key
 from quire.tiers.outcomes import Outcome
-from quire.tiers.waiting import Bell
+from quire.tiers.threads import Bell
+
+_TAG_OF = itemgetter(slice(TENANT_AT, None))
+
+_UNWRITTEN = {Outcome.PRESENT, Outcome.FULL}
 
 ROUNDS = 3
 """How often a tier that others write to is looked through again."""
@@ -101,7 +106,7 @@ class Write:
     """
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        self.tags = frozenset([key[TENANT_AT:] for key in keys])
+        self.tags = frozenset(map(_TAG_OF, keys))
         self.barred: frozenset[bytes] = frozenset()
         self.marks: dict[bytes, bytes] = {}
         self.purged: set[bytes] = set()
@@ -120,7 +125,7 @@ class Bar:
 class Writes:
     """The puts of a tier that are under way, and the tags that are barred meanwhile.
 
-    A put ends with the first assignment of `finally`, whatever a signal does (`tiers.waiting`), and so does a bar:
+    A put ends with the first assignment of `finally`, whatever a signal does (`tiers.threads`), and so does a bar:
 
         write = Write(keys)
         try:
@@ -136,19 +141,18 @@ class Writes:
         self._changed = Bell()
         self._under_way: WeakSet[Write] = WeakSet()
         self._bars: WeakSet[Bar] = WeakSet()
+        self.ended = self._changed.ring
+        """To be called when a put is over: purges look again."""
         self.marks: dict[bytes, bytes] = {}
         """Marks of purges as they were last read, by tag."""
 
     def begin(self, write: Write) -> None:
         """Note a put. Keys of its `barred` tags are not to be written."""
         with self._lock:
-            write.barred = write.tags.intersection(self._barred())
+            if self._bars:
+                write.barred = write.tags.intersection(self._barred())
             write.marks = dict(self.marks)
             self._under_way.add(write)
-
-    def ended(self) -> None:
-        """Let purges look again: a put is over."""
-        self._changed.ring()
 
     def bar(self, bar: Bar) -> None:
         """Let no further put write a tag; those under way are told that it is purged."""
@@ -336,13 +340,15 @@ class Purgeable(ABC):
                 done[at] = outcome
 
     def _end_write(
-        self, write: Write, keys: Sequence[bytes], timeout_s: float, *, has_written: bool
+        self, write: Write, keys: Sequence[bytes], timeout_s: float, done: Sequence[Outcome]
     ) -> list[int]:
         """Note the end of a put, and take back what it has written of tags that were purged meanwhile.
 
         Returns the indices of the keys of these.
         """
-        changed = self._purged_elsewhere(write, timeout_s) if has_written else set[bytes]()
+        changed = set[bytes]()
+        if self.marks_purges and not _UNWRITTEN.issuperset(done):
+            changed = self._purged_elsewhere(write, timeout_s)
         write.is_over = True
         self.writes.ended()
         tags = self.writes.late(write) | changed
@@ -358,7 +364,7 @@ class Purgeable(ABC):
     def _purged_elsewhere(self, write: Write, timeout_s: float) -> set[bytes]:
         """Return the tags of a put that another process has purged since it began."""
         changed: set[bytes] = set()
-        for tag in write.tags - write.barred if self.marks_purges else ():
+        for tag in write.tags - write.barred:
             before = write.marks.get(tag, b"")
             try:
                 now = self._read_mark(mark_name(tag), timeout_s)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from quire.tiers.waiting import Bell, start
+from quire.tiers.threads import Bell, start
 
 _CLOSE_S = 10.0
 """The longest that each thread is waited for at the end: it has nothing to do then."""
@@ -16,7 +16,7 @@ _CLOSE_S = 10.0
 class Crew:
     """Does numbered work in the calling thread and in up to `helpers` more.
 
-    Threads begin with the first call that needs them. A call that a signal cuts off holds no lock of theirs (`tiers.waiting`).
+    Threads begin with the first call that needs them. A call that a signal cuts off holds no lock of theirs (`tiers.threads`).
     """
 
     def __init__(self, helpers: int, name: str) -> None:

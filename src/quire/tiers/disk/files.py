@@ -157,9 +157,9 @@ class DiskFiles:
                 yield start, stop
             start = stop
 
-    def is_removed(self, descriptor: int) -> bool:
-        """Return whether a file is in no directory any more."""
-        return not os.fstat(descriptor).st_nlink
+    def are_removed(self, *descriptors: int) -> bool:
+        """Return whether one of these files is in no directory any more."""
+        return not all(os.fstat(each).st_nlink for each in descriptors)
 
     def free_bytes(self, descriptor: int) -> int:
         """Return the bytes that the file system has left."""

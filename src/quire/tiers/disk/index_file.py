@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from quire.errors import TierError
 from quire.tiers.disk.files import DiskFiles
 from quire.tiers.format import KEY_BYTES
-from quire.tiers.places.key_table import Places, as_words, byte_view
+from quire.tiers.places.columns import Places, as_words, byte_view
 
 ROW_BYTES = 64
 SIZE_UNIT = 64
@@ -112,17 +112,18 @@ class IndexFile:
         self._files = files
         self._size = record_bytes // SIZE_UNIT
         self._has_head = False
-        self._descriptor = -1
+        self.descriptor = -1
+        """Number of the open file; -1 where there is none."""
         with suppress(FileNotFoundError):  # who only reads does without
-            self._descriptor = files.open(path, flags)
+            self.descriptor = files.open(path, flags)
 
     def read(self) -> IndexContents:
         """Read all of it. Raises `TierError` where a later version wrote it."""
-        length = self._files.length(self._descriptor) if self._descriptor >= 0 else 0
+        length = self._files.length(self.descriptor) if self.descriptor >= 0 else 0
         rows = length // ROW_BYTES
         written = [
             range(start // ROW_BYTES, end // ROW_BYTES)
-            for start, end in self._files.data_ranges(self._descriptor, rows * ROW_BYTES)
+            for start, end in self._files.data_ranges(self.descriptor, rows * ROW_BYTES)
         ]
         entries = np.zeros(sum(map(len, written)), ENTRY)
         damaged: list[int] = []
@@ -143,18 +144,18 @@ class IndexFile:
     def reserve(self, num_places: int) -> None:
         """Get disk space for the entries of so many places: none of them is ever short of it. Raises `OSError`."""
         length = (num_places + 1) * ROW_BYTES
-        before = self._files.length(self._descriptor)
+        before = self._files.length(self.descriptor)
         if before < length:
-            self._files.allocate(self._descriptor, before, length - before)
+            self._files.allocate(self.descriptor, before, length - before)
         if not self._has_head:
             head = bytearray(_HEAD.pack(0, _MAGIC, _MAJOR, _MINOR))
             head[:8] = checksums(np.frombuffer(head, ENTRY)).tobytes()
-            self._files.write_at(self._descriptor, memoryview(head), 0)
+            self._files.write_at(self.descriptor, memoryview(head), 0)
             self._has_head = True
 
     def cut(self, num_places: int) -> None:
         """Drop the entries of places from there on. Raises `OSError`."""
-        self._files.truncate(self._descriptor, (num_places + 1) * ROW_BYTES)
+        self._files.truncate(self.descriptor, (num_places + 1) * ROW_BYTES)
 
     def write(self, entries: Sequence[tuple[int, int, int, bytes]]) -> None:
         """Write the entries of some places: place, tag, stamp and key. Raises `OSError`, maybe in the middle."""
@@ -184,21 +185,12 @@ class IndexFile:
 
     def sync(self) -> None:
         """Return when earlier writes would survive a loss of power."""
-        self._files.sync(self._descriptor)
-
-    @property
-    def descriptor(self) -> int:
-        """Number of the open file; -1 where there is none."""
-        return self._descriptor
-
-    def is_removed(self) -> bool:
-        """Return whether another process removed the file, so that its entries are lost to later openings."""
-        return self._files.is_removed(self._descriptor)
+        self._files.sync(self.descriptor)
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
-            self._files.close(self._descriptor)
+        if self.descriptor >= 0:
+            self._files.close(self.descriptor)
 
     def _seal_and_write(self, places: list[int], rows: bytearray) -> None:
         words = np.frombuffer(rows, _WORD).reshape(-1, ROW_BYTES // 8)
@@ -211,12 +203,12 @@ class IndexFile:
         cuts = [at for at, (last, place) in enumerate(pairwise(places), 1) if place != last + 1]
         for start, stop in pairwise([0, *cuts, len(places)] if places else ()):
             some = view[start * ROW_BYTES : stop * ROW_BYTES]
-            self._files.write_at(self._descriptor, some, (places[start] + 1) * ROW_BYTES)
+            self._files.write_at(self.descriptor, some, (places[start] + 1) * ROW_BYTES)
 
     def _read_rows(self, rows: NDArray[Any], first: int) -> NDArray[np.bool_]:
         """Read rows; return which of them hold. The head's does, and says that nothing is in its place."""
         view = byte_view(rows)
-        self._files.read_at(self._descriptor, view, first * ROW_BYTES)
+        self._files.read_at(self.descriptor, view, first * ROW_BYTES)
         holds = checksums(rows) == rows["checksum"]
         if not first:
             self._check_version(view, is_whole=bool(holds[0]))

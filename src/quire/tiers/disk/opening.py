@@ -26,7 +26,7 @@ from quire.tiers.disk.index_file import (
 )
 from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import HEADER_BYTES, TAG_AT, read_header, record_bytes
-from quire.tiers.places.key_table import KEY_WORDS, as_words, later_duplicates
+from quire.tiers.places.columns import KEY_WORDS, as_words, later_duplicates
 
 _NAME = re.compile(r"(slab|index)-([1-9][0-9]*)\.quire")
 

@@ -9,7 +9,14 @@ from itertools import groupby
 
 from quire.tiers.base import Answers, Buffers, Keys, Outcome, checked
 from quire.tiers.disk.crew import Crew
-from quire.tiers.disk.records import RUN_BYTES, DiskRecords, Spot, cached, runs_of, tag_of
+from quire.tiers.disk.records import (
+    HEADER_CHECKSUM,
+    RUN_BYTES,
+    DiskRecords,
+    Spot,
+    cached,
+    runs_of,
+)
 from quire.tiers.disk.room import Clock
 
 _HELPED_FROM = 64 << 10
@@ -111,7 +118,7 @@ class RecordReader:
 
     def _outcome(self, spot: Spot, key: bytes, buffer: memoryview) -> Outcome:
         """Return the outcome of a place that was read as a whole; `HIT` is verified by who settles it."""
-        if tag_of(buffer) == spot.tag:
+        if int.from_bytes(buffer[HEADER_CHECKSUM], "little") == spot.tag:
             return Outcome.HIT
         if self._drops and checked(key, buffer) is Outcome.FOREIGN:
             return Outcome.FOREIGN

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import compress, pairwise
-from struct import Struct
 
 import msgspec
 import numpy as np
@@ -15,8 +14,8 @@ from quire.errors import InvariantError
 from quire.tiers.base import ListedRecord
 from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.format import TAG_AT
+from quire.tiers.places.columns import as_words, later_duplicates
 from quire.tiers.places.index import NOWHERE
-from quire.tiers.places.key_table import as_words, later_duplicates
 
 _AT_ONCE = 1024
 """Records that are retired before others get the lock: about 4 ms."""
@@ -29,7 +28,8 @@ _LOOKED_FOR_BYTES = 16 << 20
 
 _RUN_RECORDS = 256
 
-_TAG = Struct("<Q")
+HEADER_CHECKSUM = slice(TAG_AT, TAG_AT + 8)
+"""The bytes of a record that are its tag, little-endian: they cover key, generation and payload checksum."""
 
 _ENTRIES_AT_ONCE = 4096
 """Entries of an index's file that are written while nothing is published: about 1 ms."""
@@ -87,25 +87,22 @@ class DiskRecords:
         """Bytes of the places that hold a record."""
         return sum(len(slab.index) * slab.record_bytes for slab in self._all())
 
-    def find(self, key: bytes) -> Spot | None:
-        """Return the spot of a key's record. The caller holds `lock`."""
-        for slab in self._all():
-            place = slab.index.find(key)
-            if place != NOWHERE:
-                return Spot(slab, place, slab.index.generation_of(place))
-        return None
+    def find(self, keys: Sequence[bytes]) -> list[Spot | None]:
+        """Return the spot of each key's record. The caller holds `lock`."""
+        spots: list[Spot | None] = [None] * len(keys)
+        for slab in self.slabs.values():
+            for at, place in enumerate(slab.index.find_each(keys)):
+                if place != NOWHERE:
+                    spots[at] = Spot(slab, place, slab.index.generation_of(place))
+        return spots
 
     def pinned(self, keys: Sequence[bytes]) -> list[Spot | None]:
         """Return the spot of each key's record; the bytes of all stay until `unpin`."""
-        spots: list[Spot | None] = [None] * len(keys)
         with self.lock:
-            for slab in self._all():
-                index = slab.index
-                for at, key in enumerate(keys):
-                    if (place := index.find(key)) != NOWHERE:
-                        slab.pin(place)
-                        spots[at] = Spot(slab, place, index.generation_of(place))
-        return spots
+            spots = self.find(keys)
+            for spot in filter(None, spots):
+                spot.slab.pin(spot.place)
+            return spots
 
     def pins(self, spot: Spot) -> bool:
         """Return whether the record that was meant still lies there; then its bytes stay until `unpin`."""
@@ -141,7 +138,7 @@ class DiskRecords:
             stamps = self.recency.falling(len(keys))
             self.num_touches += len(keys)
             there = np.zeros(len(keys), np.bool_)
-            for slab in self._all():
+            for slab in self.slabs.values():
                 there |= slab.index.touch(keys, stamps)
             return self.recency.now, there.tolist()
 
@@ -155,34 +152,28 @@ class DiskRecords:
                 late = self._are_there([each.key for each in batch])
                 for each in compress(batch, late):
                     each.slab.index.release(each.place)
-            fresh = [each for each, is_late in zip(batch, late, strict=True) if not is_late]
-            by_slab = [
-                (slab, [each for each in fresh if each.slab is slab])
-                for slab in {each.slab.record_bytes: each.slab for each in fresh}.values()
-            ]
+            entries: dict[Slab, list[tuple[int, int, int, bytes]]] = {}
+            for each, is_late in zip(batch, late, strict=True):
+                if not is_late:
+                    own = entries.setdefault(each.slab, [])
+                    own.append((each.place, each.tag, each.stamp, each.key))
             try:
-                for slab, own in by_slab:
+                for slab, own in entries.items():
                     self.slabs.check_own(slab)
-                    slab.index_file.write(
-                        [(each.place, each.tag, each.stamp, each.key) for each in own]
-                    )
+                    slab.index_file.write(own)
                     self.slabs.check_own(slab)
             except OSError:
-                for slab, own in by_slab:
+                for slab, own in entries.items():
+                    places = [entry[0] for entry in own]
                     with suppress(OSError):
-                        slab.index_file.clear([each.place for each in own])
-                with self.lock:
-                    for each in fresh:
-                        each.slab.index.release(each.place)
+                        slab.index_file.clear(places)
+                    with self.lock:
+                        slab.index.release(*places)
                 raise
             with self.lock:
-                for slab, own in by_slab:
-                    slab.index.publish_all(
-                        [each.place for each in own],
-                        [each.key for each in own],
-                        [each.tag for each in own],
-                        [each.stamp for each in own],
-                    )
+                for slab, own in entries.items():
+                    places, tags, stamps, keys = zip(*own, strict=True)
+                    slab.index.publish_all(places, keys, tags, stamps)
         return late
 
     def drop(self, spots: Sequence[Spot]) -> None:
@@ -213,14 +204,13 @@ class DiskRecords:
         for start in range(0, len(keys), _AT_ONCE):
             with self._changes:  # or what is found may move before it is dropped
                 with self.lock:
-                    spots = list(filter(None, map(self.find, keys[start : start + _AT_ONCE])))
+                    spots = list(filter(None, self.find(keys[start : start + _AT_ONCE])))
                 self._retire(spots)
 
     def drop_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> None:
         """Forget those records of keys that have not the size given."""
-        with self.lock:
-            if not self._of_other_sizes(keys, sizes):  # as a rule
-                return
+        if len(set(sizes)) == 1 and self.slabs.keys() <= set(sizes):  # as a rule
+            return
         with self._changes:
             with self.lock:
                 spots = self._of_other_sizes(keys, sizes)
@@ -350,15 +340,10 @@ class DiskRecords:
     def _are_there(self, keys: Sequence[bytes]) -> list[bool]:
         """Return the keys that have a record: bool per key. The lock is held."""
         there = [False] * len(keys)
-        for slab in self._all():
-            find = slab.index.find
-            there = [was or find(key) != NOWHERE for was, key in zip(there, keys, strict=True)]
+        for slab in self.slabs.values():
+            for at, place in enumerate(slab.index.find_each(keys)):
+                there[at] |= place != NOWHERE
         return there
-
-
-def tag_of(record: memoryview) -> int:
-    """Return a record's header checksum: it covers key, generation and payload checksum."""
-    return _TAG.unpack_from(record, TAG_AT)[0]
 
 
 def runs_of(places: Sequence[Spot] | Sequence[Written], most_bytes: int = RUN_BYTES) -> list[range]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ from quire.tiers.disk.files import AlignedBuffers, is_full, zero
 from quire.tiers.disk.records import DiskRecords, Spot, is_there
 from quire.tiers.disk.slab import Slab
 from quire.tiers.format import new_buffer
-from quire.tiers.waiting import TimedLock
+from quire.tiers.threads import TimedLock
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -61,7 +61,7 @@ class DiskRoom:
     def used(self) -> int:
         """Bytes of all slabs."""
         used = 0
-        for slab in self._slabs:
+        for slab in list(self._records.slabs.values()):
             used += slab.index.num_places * slab.record_bytes
         return used
 
@@ -84,7 +84,7 @@ class DiskRoom:
             if places := slab.index.reserve_some(count):
                 return slab, places
         left_s = until - self._clock()
-        return slab, self.lock.run(lambda: self._make(slab, count, before), left_s)
+        return slab, self.lock.run(partial(self._make, slab, count, before), left_s)
 
     def _make(self, slab: Slab, count: int, before: int) -> list[int]:
         """Take places, making room until there are some, or none is to be made. The lock is held."""
@@ -115,7 +115,7 @@ class DiskRoom:
         """Return the slab of a record size, made if need be."""
         slabs = self._records.slabs
         slab = slabs.get(record_bytes)
-        return slab if slab is not None else self.lock.run(lambda: self._opened(record_bytes))
+        return slab if slab is not None else self.lock.run(partial(self._opened, record_bytes))
 
     def _opened(self, record_bytes: int) -> Slab:
         """Return the slab of a record size, opened if nobody has done it. The lock is held."""
@@ -128,9 +128,12 @@ class DiskRoom:
                 slabs[record_bytes] = slab
         return slab
 
-    def is_behind(self, slab: Slab) -> bool:
-        """Return whether less than half of what should be ahead of a slab is."""
-        return 2 * slab.free_bytes < self._ahead and self._may_grow(slab)
+    def wants(self, sizes: Iterable[int]) -> bool:
+        """Note which slabs of these sizes have less than half of `ahead`; return whether any is noted."""
+        for slab in filter(None, map(self._records.slabs.get, sizes)):
+            if 2 * slab.free_bytes < self._ahead and self.capacity - self.used >= slab.record_bytes:
+                self.wanted.add(slab.record_bytes)
+        return bool(self.wanted)
 
     def prewrite(self) -> bool:
         """Write some of a slab ahead; return whether there may be more to do."""
@@ -147,16 +150,12 @@ class DiskRoom:
 
     def _prewrites(self, slab: Slab) -> bool:
         """Write some of a slab ahead, if it is short; return whether it was. The lock is held."""
-        is_short = slab.free_bytes < self._ahead and self._may_grow(slab)
-        return is_short and self._adds(slab, slab.prewrite)
+        return slab.free_bytes < self._ahead and self._adds(slab, slab.prewrite)
 
     def forget(self, slabs: Sequence[Slab]) -> None:
         """Give out nothing more of slabs, whose records are forgotten. The lock is held."""
         self._chosen, self._chosen_from = np.zeros(0, _CHOSEN), []
         self._records.forget(slabs)
-
-    def _may_grow(self, slab: Slab) -> bool:
-        return self.capacity - self.used >= slab.record_bytes
 
     def fit(self) -> None:
         """Make slabs that were made for a larger capacity fit this one."""

@@ -15,10 +15,10 @@ from quire.tiers.disk.files import O_DIRECT, AlignedBuffers, DirectoryLock, Disk
 from quire.tiers.disk.index_file import IndexFile
 from quire.tiers.disk.page_cache import PageCache
 from quire.tiers.format import HEADER_BYTES, PAGE_BYTES
+from quire.tiers.places.columns import Recency
 from quire.tiers.places.index import PlaceIndex
-from quire.tiers.places.recency import Recency
 
-_ZEROS = memoryview(mmap.mmap(-1, 1 << 20)).toreadonly()
+_ZEROS = memoryview(mmap.mmap(-1, 4 << 20)).toreadonly()
 
 
 class Slab:
@@ -159,7 +159,8 @@ class Slab:
         if self._files.free_bytes(self._descriptor) < 2 * num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self.index_file.reserve(self.index.num_places + count)
-        at, end = self.num_bytes, self.num_bytes + count * self.record_bytes
+        at = self.num_bytes
+        end = at + num_bytes
         while at < end:
             some = _ZEROS[: end - at]
             self._files.write_at(self._descriptor, some, at)
@@ -231,7 +232,7 @@ class Slab:
 
     def is_removed(self) -> bool:
         """Return whether another process removed one of the files, so that its records are lost."""
-        return self._files.is_removed(self._descriptor) or self.index_file.is_removed()
+        return self._files.are_removed(self._descriptor, self.index_file.descriptor)
 
     def remove(self) -> None:
         """Close the files and remove them."""

@@ -22,6 +22,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakSet
@@ -30,7 +31,6 @@ from quire.config import parse_bytes
 from quire.errors import ConfigError, InvariantError, TierError
 from quire.interrupts import mutating
 from quire.tiers.addresses import directory_of
-from quire.tiers.background import Background
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.directory import TierDirectory
 from quire.tiers.disk.crew import Crew
@@ -49,9 +49,10 @@ from quire.tiers.disk.reading import RecordReader
 from quire.tiers.disk.records import DiskRecords
 from quire.tiers.disk.renewal import Renewal, prepare
 from quire.tiers.disk.room import Clock, DiskRoom
-from quire.tiers.disk.slab import Slabs
+from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.disk.writing import DiskWriter
 from quire.tiers.purging import Purge
+from quire.tiers.threads import Background
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +68,7 @@ _CLOSE_S = 60.0
 class _CallInProgress:
     """A call, in progress until it `is_over`, or until its frames are gone: a signal may cut it off anywhere."""
 
-    def __init__(self) -> None:
-        self.is_over = False
+    is_over = False
 
 
 class Disk(Tier):
@@ -267,10 +267,10 @@ class Disk(Tier):
         self._in_call(lambda: self._reader.get(keys, buffers, until, answers))
 
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
-        if self.is_read_only:
+        if self._lock is None:
             return
         until = self._clock() + timeout_s
-        self._in_call(lambda: self._write(keys, records, until, done))
+        self._in_call(partial(self._write, keys, records, until, done))
         self._wake(set(map(len, records)))
 
     def _write(self, keys: Keys, records: Buffers, until: float, done: list[Outcome]) -> None:
@@ -295,8 +295,8 @@ class Disk(Tier):
 
     def _lacks(self, sizes: Iterable[int]) -> bool:
         """Whether files of records of these sizes were removed, so that what they hold is lost with this process."""
-        slabs = map(self._records.slabs.get, sizes)
-        return any(slab is not None and slab.is_removed() for slab in slabs)
+        slabs = filter(None, map(self._records.slabs.get, sizes))
+        return any(map(Slab.is_removed, slabs))
 
     def _renews(self) -> bool:
         """Make anew what others removed of the directory; return whether there was anything. Raises `OSError` and `TierError`."""
@@ -372,10 +372,7 @@ class Disk(Tier):
 
     def _wake(self, sizes: Iterable[int]) -> None:
         """See to it that slabs of these record sizes are ahead, and the files not behind."""
-        slabs = self._records.slabs
-        wanted = {size for size in sizes if size in slabs and self._room.is_behind(slabs[size])}
-        self._room.wanted |= wanted
-        if wanted or self._has_many_uses() or self._is_behind():
+        if self._room.wants(sizes) or self._has_many_uses() or self._is_behind():
             self._background.wake()
 
     def _is_behind(self) -> bool:
@@ -384,7 +381,8 @@ class Disk(Tier):
 
     def _has_many_uses(self) -> bool:
         """Whether so many uses are untold that writing all entries costs next to nothing for each."""
-        return self._records.num_touches > max(_USES_KEPT, len(self._records))
+        num_touches = self._records.num_touches
+        return num_touches > _USES_KEPT and num_touches > len(self._records)
 
     def _chore(self) -> bool:
         if self._has_many_uses():

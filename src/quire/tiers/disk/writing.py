@@ -9,7 +9,7 @@ from contextlib import suppress
 from quire.tiers.base import Buffers, Keys, Outcome
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import is_full
-from quire.tiers.disk.records import RUN_BYTES, DiskRecords, Written, runs_of, tag_of
+from quire.tiers.disk.records import HEADER_CHECKSUM, RUN_BYTES, DiskRecords, Written, runs_of
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slab
 
@@ -48,14 +48,14 @@ class DiskWriter:
         oldest = newest - len(keys) + 1
         done[:] = [Outcome.PRESENT if each else Outcome.SKIPPED for each in there]
         waiting = [index for index, is_there in enumerate(there) if not is_there]
-        left = Counter(len(records[index]) for index in waiting)
-        spare: dict[int, tuple[Slab | None, list[int]]] = {size: (None, []) for size in left}
+        left = Counter(map(len, map(records.__getitem__, waiting)))
+        spare: dict[int, tuple[Slab | None, list[int]]] = {}
         batch: dict[int, Written] = {}
         num_bytes, refused = 0, None
         try:
             for index in waiting:
                 size = len(records[index])
-                slab, places = spare[size]
+                slab, places = spare.get(size, (None, []))
                 if not places:
                     count = min(left[size], max(1, _BATCH_BYTES // size))
                     slab, places = self._room.reserve(size, count, oldest, until)
@@ -64,9 +64,8 @@ class DiskWriter:
                 if slab is None or not places:
                     refused = Outcome.FULL
                     break
-                batch[index] = Written(
-                    slab, places.pop(), keys[index], tag_of(records[index]), newest - index
-                )
+                tag = int.from_bytes(records[index][HEADER_CHECKSUM], "little")
+                batch[index] = Written(slab, places.pop(), keys[index], tag, newest - index)
                 left[size] -= 1
                 num_bytes += size
                 if num_bytes >= _BATCH_BYTES:
@@ -88,7 +87,7 @@ class DiskWriter:
         self, batch: dict[int, Written], records: Buffers, until: float, done: list[Outcome]
     ) -> Outcome | None:
         """Fill places, by index in the call, and let them be found, up to the first that fails: return how."""
-        places, data = list(batch.values()), [records[index] for index in batch]
+        places, data = list(batch.values()), list(map(records.__getitem__, batch))
         runs = runs_of(places)
         failed: dict[int, Outcome] = {}
 
@@ -115,7 +114,11 @@ class DiskWriter:
         # A run keeps the device busy, and the page cache takes one write at a time: more threads would only be in a model's way.
         are_large = min(map(len, data), default=0) >= RUN_BYTES
         is_helped = are_large and any(places[run.start].slab.goes_past_cache for run in runs)
-        self._crew.each(len(runs), write, self._crew.helpers if is_helped else 0)
+        if is_helped:
+            self._crew.each(len(runs), write, self._crew.helpers)
+        else:
+            for number in range(len(runs)):
+                write(number)
         first = min(failed, default=len(places))
         outcome = failed.get(first)
         late: list[bool] = []

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
-from quire.tiers.background import Background
 from quire.tiers.directory import InTheWay, open_folder
 from quire.tiers.format import KEY_BYTES
+from quire.tiers.threads import Background
 
 SUFFIX = ".quire"
 WATERMARK = 0.05

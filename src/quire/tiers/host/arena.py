@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.errors import InvariantError
 from quire.tiers.format import PAGE_BYTES, PRIVATE
-from quire.tiers.host.pages import PagesAhead
 from quire.tiers.places.index import NOWHERE, PlaceIndex, Recency
+from quire.tiers.threads import Background
 
 CHUNK_BYTES = 64 << 20
 """What chunks are at most, unless one record is larger: what moves between sizes in one go."""
 
 FEWEST_CHUNKS = 16
+
+AHEAD_BYTES = 256 << 20
+"""So much is taken ahead of what is used, again when half of it is left."""
+
+STEP_BYTES = 8 << 20
+
+MADV_POPULATE_WRITE = 23
+"""Linux 5.14 and later: makes pages present as if written to, and leaves what they hold."""
 
 
 class Shelf:
@@ -35,9 +45,16 @@ class Shelf:
 
     def view(self, place: int) -> NDArray[np.uint8]:
         """View the bytes of a place."""
-        chunk, inside = divmod(place, self.per_chunk)
-        start = self.chunks[chunk] * self._arena.chunk_bytes + inside * self.size
-        return self._arena.memory[start : start + self.size]
+        return self.views((place,))[0]
+
+    def views(self, places: Iterable[int]) -> list[NDArray[np.uint8]]:
+        """View the bytes of places."""
+        arena, views = self._arena, list[NDArray[np.uint8]]()
+        for place in places:
+            chunk, inside = divmod(place, self.per_chunk)
+            start = self.chunks[chunk] * arena.chunk_bytes + inside * self.size
+            views.append(arena.memory[start : start + self.size])
+        return views
 
 
 class Arena:
@@ -94,6 +111,11 @@ class Arena:
             if place != NOWHERE:
                 return shelf, place
         return None
+
+    def places_of(self, size: int, keys: Sequence[bytes]) -> list[int]:
+        """Return the place that each key has on the shelf of a size; `NOWHERE` where it has none."""
+        shelf = self.shelves.get(size)
+        return shelf.index.find_each(keys) if shelf is not None else [NOWHERE] * len(keys)
 
     def contains(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return the keys that have a place: bool [keys]."""
@@ -193,3 +215,51 @@ class Arena:
             shelf.index.check()
             if shelf.index.num_places != len(shelf.chunks) * shelf.per_chunk:
                 raise InvariantError(f"{shelf.index.num_places} places in {shelf.chunks}")
+
+
+class PagesAhead:
+    """Makes memory present ahead of its use, in the background, from its start on, which begins a page.
+
+    The first write to a page costs a few microseconds, many times the copy into it. Where the system
+    cannot do this, pages come with the first write. `background` takes them; when it has stopped, the memory may go.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._taken = 0
+        self._wanted = 0
+        self._madvise = _madvise()
+        self.background = Background(self._take, "quire host pages")
+        self.reach(0)
+
+    def reach(self, end: int) -> None:
+        """Say that the memory is used as far as `end`, in bytes. Does not wait."""
+        if self._madvise is not None and 2 * (self._taken - end) < AHEAD_BYTES:
+            steps = -(-(end + AHEAD_BYTES) // STEP_BYTES)
+            self._wanted = min(steps * STEP_BYTES, self._memory.size)
+            if self._taken < self._wanted:
+                self.background.wake()
+
+    def give_up(self) -> None:
+        """Take no more than what is being taken."""
+        self._wanted = 0
+
+    def _take(self) -> bool:
+        size = min(STEP_BYTES, self._wanted - self._taken)
+        if self._madvise is None or size <= 0:
+            return False
+        start = self._memory.ctypes.data + self._taken
+        if self._madvise(start, size, MADV_POPULATE_WRITE):
+            self._madvise = None  # an older system, or no memory left: the first write will tell
+            return False
+        self._taken += size
+        return True
+
+
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Return the system's function; with it, others run meanwhile, unlike with that of `mmap`."""
+    if sys.platform != "linux":
+        return None
+    madvise: Any = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return madvise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.tiers.host.arena import Arena, Shelf
@@ -86,11 +86,12 @@ class Lending:
         if loan is not None:
             loan.leased_until = max(loan.leased_until, until)
 
-    def take_back(self, record: memoryview) -> None:
-        """End a loan; twice, and for other memory, nothing."""
-        loan = self._loan(record)
-        if loan is None:
-            return
+    def take_back(self, records: Iterable[memoryview]) -> None:
+        """End loans; twice, and for other memory, nothing."""
+        for loan in filter(None, map(self._loan, records)):
+            self._end(loan)
+
+    def _end(self, loan: _Loan) -> None:
         index = loan.shelf.index
         del self._loans[id(loan.view)], self._by_place[loan.shelf.size, loan.place]
         self.num_bytes -= loan.shelf.size

@@ -6,21 +6,22 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby, islice
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.config import parse_bytes
 from quire.errors import TierError
 from quire.interrupts import mutating
-from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome
-from quire.tiers.deadlines import in_time
+from quire.tiers.base import Buffers, Keys, ListedRecord, Outcome
 from quire.tiers.host.arena import Arena, Shelf
-from quire.tiers.host.busy import BusyKeys, wait_for
+from quire.tiers.host.arena_tier import ArenaTier
 from quire.tiers.host.lending import Lending
-from quire.tiers.host.wiping import ArenaTier
+from quire.tiers.places.index import NOWHERE
+from quire.tiers.threads import BusyKeys, wait_for
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ Result = TypeVar("Result")
 
 _LOCK_S = 1.0
 """The longest that the lock is waited for after an interrupt; else it is held for microseconds."""
+
+BATCH_BYTES = 16 << 20
+"""Records are found after so many bytes of a call were copied, or at its end."""
 
 WATERMARK = 20
 """One part in so many of a size's places makes room in one go."""
@@ -138,11 +142,14 @@ class Host(ArenaTier):
                 return None
         return shelf
 
-    @mutating
     def take_back(self, records: Sequence[memoryview]) -> None:
+        if self._lending.num_bytes:
+            self._take_back(records)
+
+    @mutating
+    def _take_back(self, records: Sequence[memoryview]) -> None:
         with self._lock:
-            for record in records:
-                self._lending.take_back(record)
+            self._lending.take_back(records)
 
     def scan(self) -> Iterator[ListedRecord]:
         """List the records as they are now, those used last first."""
@@ -164,29 +171,33 @@ class Host(ArenaTier):
         with self._lock:
             self._arena.release()
 
-    def _get(self, keys: Keys, buffers: Buffers, timeout_s: float, answers: Answers) -> None:
-        for index in self._each(keys, timeout_s):
-            outcome, writing = self._read(keys[index], buffers[index])
-            answers.settle(index, outcome)
-            if answers.claims_drop(index):
-                self._drop(keys[index], writing)
-
     def _put(self, keys: Keys, records: Buffers, timeout_s: float, done: list[Outcome]) -> None:
         deadline = self._clock() + timeout_s
-        sizes = [len(record) for record in records]
+        keys = list(map(bytes, keys))
+        spared = frozenset(keys)  # a prompt's head stays for its tail
         with self._lock:
             self._check_open()
-            self._cut_for(max((s for s in sizes if s <= self._arena.capacity), default=0))
-            others = self._publish_lent(keys, records, done)
-        if not others:
-            return
-        with self._sparing(keys):
-            for index in self._each(others, timeout_s):
-                at = others[index]
-                done[at] = self._write(keys[at], records[at], deadline)
+            self._cut_for(set(map(len, records)))
+            left = self._publish_lent(keys, records, done)
+            if not left:
+                return
+            self._calls.append(spared)
+        try:
+            left = self._fill(keys, records, left, deadline, done)
+            while left:
+                if self._clock() > deadline:
+                    raise TimeoutError
+                left = self._fill(keys, records, left, deadline, done)
+        finally:
+            with self._lock:
+                self._arena.use(keys)
+                with contextlib.suppress(ValueError):  # the tier has started anew
+                    self._calls.remove(spared)
 
     def _publish_lent(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[int]:
         """Let new records in lent places be found, and return which are none. The lock is held."""
+        if not self._lending.num_bytes:
+            return list(range(len(keys)))
         is_there = self._arena.contains(keys).tolist()
         lent: list[int] = []
         others: list[int] = []
@@ -196,7 +207,7 @@ class Host(ArenaTier):
         newest = self._arena.recency.take(len(keys))
         own = [records[index] for index in lent]
         stamps = [newest - index for index in lent]
-        self._lending.publish(own, [bytes(keys[index]) for index in lent], self._arena, stamps)
+        self._lending.publish(own, [keys[index] for index in lent], self._arena, stamps)
         for index in lent:
             done[index] = Outcome.STORED
         return others
@@ -224,91 +235,78 @@ class Host(ArenaTier):
         if self._closed:
             raise TierError("the host tier is closed")
 
-    def _each(self, keys: Sequence[object], timeout_s: float) -> Iterator[int]:
-        self._check_open()
-        return in_time(len(keys), timeout_s, self._clock)
+    def _fill(
+        self, keys: Keys, records: Buffers, left: list[int], deadline: float, done: list[Outcome]
+    ) -> list[int]:
+        """Settle some of the records that are left, all of one size, and return the others.
 
-    def _read(self, key: bytes, buffer: memoryview) -> tuple[Outcome, int]:
-        """Fill a buffer; return what became of it, and which writing of its place was read."""
-        while True:
-            with self._lock:
-                found = self._arena.find(key)
-                if found is None:
-                    return Outcome.ABSENT, 0
-                shelf, place = found
-                if shelf.size != len(buffer):
-                    return Outcome.FOREIGN, 0
-                generation = shelf.index.generation_of(place)
-                source = shelf.view(place)
-            # Unlike a memoryview, NumPy lets other threads run while it copies.
-            np.copyto(np.frombuffer(buffer, np.uint8), source)
-            with self._lock:
-                same = shelf.index.find(key) == place
-                if same and shelf.index.generation_of(place) == generation:
-                    return Outcome.HIT, generation
-
-    def _drop(self, key: bytes, writing: int) -> None:
-        """Forget a key's record, if it is the one that was read."""
+        Raises `TimeoutError`, but not before one is kept.
+        """
+        size, there, new = len(records[left[0]]), list[int](), list[int]()
+        some = [at for at in left if len(records[at]) == size][: max(1, BATCH_BYTES // size)]
         with self._lock:
-            found = self._arena.find(key)
-            if found is not None and found[0].index.generation_of(found[1]) == writing:
-                self._remove(*found)
-
-    def _write(self, key: bytes, record: memoryview, deadline: float) -> Outcome:
-        size, key = len(record), bytes(key)
-        while True:
+            self._check_open()
+            filling = self._filling
+            found = self._arena.places_of(size, [keys[at] for at in some])
+            for at, place in zip(some, found, strict=True):
+                if place != NOWHERE:
+                    there.append(at)
+                elif keys[at] not in filling:
+                    new.append(at)
+            ended = None if there or new else filling.ended(keys[some[0]])
+            names = [keys[at] for at in new]
+            shelf = self._shelf_to_fill(names, size, deadline) if new else None
+            places = shelf.index.reserve_some(len(new)) if shelf is not None else []
+            filling.end(names[len(places) :])
+        if ended is not None and not ended.wait(max(0.0, deadline - self._clock())):
+            raise TimeoutError
+        for at in there:
+            done[at] = Outcome.PRESENT
+        for at in new if shelf is None else ():
+            done[at] = Outcome.FULL
+        if shelf is not None:
+            new = new[: len(places)]
+            copied = self._copy([records[at] for at in new], shelf.views(places), deadline)
             with self._lock:
-                self._check_open()
-                before = self._arena.find(key)
-                if before is not None and before[0].size == size:
-                    return Outcome.PRESENT
-                if key not in self._filling:
-                    shelf = self._shelf_to_fill(key, size, deadline)
-                    if shelf is None:
-                        return Outcome.FULL
-                    place = shelf.index.reserve()
-                    target = shelf.view(place)
-                    break
-                ended = self._filling.ended(key)
-            if not ended.wait(max(0.0, deadline - self._clock())):
+                filling.end(names[: len(places)])
+                for found in map(self._arena.find, names[:copied]):
+                    if found is not None:  # of another size
+                        self._remove(*found)
+                newest = self._arena.recency.take(copied)
+                stamps = range(newest, newest - copied, -1)
+                self._arena.publish(shelf, places[:copied], names[:copied], stamps)
+                shelf.index.release(*places[copied:])
+            for at in new[:copied]:
+                done[at] = Outcome.STORED
+            if copied < len(new):
                 raise TimeoutError
-        np.copyto(target, np.frombuffer(record, np.uint8))
-        with self._lock:
-            self._filling.end(key)
-            before = self._arena.find(key)
-            if before is not None:
-                self._remove(*before)
-            self._arena.publish(shelf, [place], [key], [self._arena.recency.take(1)])
-        return Outcome.STORED
+        settled = {*there, *new}
+        return [at for at in left if at not in settled]
 
-    def _shelf_to_fill(self, key: bytes, size: int, deadline: float) -> Shelf | None:
-        """Return a shelf with a free place for a key, which is being filled from now on; None where there is no room."""
+    def _copy(self, records: Buffers, views: Sequence[NDArray[np.uint8]], deadline: float) -> int:
+        """Copy records until the deadline, but at least the first; return how many."""
+        copied = 0
+        for record, view in zip(records, views, strict=True):
+            if copied and self._clock() > deadline:
+                break
+            np.copyto(view, np.frombuffer(record, np.uint8))
+            copied += 1
+        return copied
+
+    def _shelf_to_fill(self, keys: list[bytes], size: int, deadline: float) -> Shelf | None:
+        """Return a shelf with a free place for keys, which are being filled from now on; None where there is no room."""
         shelf = None
-        self._filling.begin(key)
+        self._filling.begin(keys)
         try:
             shelf = self._make_room(size, deadline)
         finally:
             if shelf is None:
-                self._filling.end(key)
+                self._filling.end(keys)
         return shelf
 
     def _remove(self, shelf: Shelf, place: int) -> None:
         if not self._lending.withdraw(shelf, place):
             shelf.index.remove(place)
-
-    @contextlib.contextmanager
-    def _sparing(self, keys: Keys) -> Generator[None]:
-        """While entered, none of these makes room: a prompt's head stays for its tail."""
-        spared = frozenset(keys)
-        with self._lock:
-            self._calls.append(spared)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._arena.use(keys)
-                with contextlib.suppress(ValueError):  # the tier has started anew
-                    self._calls.remove(spared)
 
     # making room; the lock is held, and given up while `evicting` is told
 
@@ -366,14 +364,14 @@ class Host(ArenaTier):
             return len(places)
         keys = [key.tobytes() for key in index.keys_of(np.array(places, np.int64))]
         index.unpublish(*places)
-        self._leaving.begin(*keys)
+        self._leaving.begin(keys)
         try:
             told, evicting = self._unlocked(lambda: self.worth_telling(keys)), self.evicting
             if told and evicting is not None and not self._closed:
                 records = [shelf.view(places[at]).data.toreadonly() for at in told]
                 self._unlocked(lambda: evicting([keys[at] for at in told], records))
         finally:
-            self._leaving.end(*keys)
+            self._leaving.end(keys)
             index.release(*places)
         return len(places)
 
@@ -386,9 +384,10 @@ class Host(ArenaTier):
         finally:
             lock.acquire()
 
-    def _cut_for(self, size: int) -> None:
-        """See that chunks are large enough for a record, by letting everything go if they are not."""
+    def _cut_for(self, sizes: Collection[int]) -> None:
+        """See that chunks are large enough for records, by letting everything go if they are not."""
         arena = self._arena
+        size = max((each for each in sizes if each <= arena.capacity), default=0)
         if size <= arena.chunk_bytes:
             return
         shelves = list(arena.shelves.values())

@@ -14,7 +14,7 @@ from weakref import ref
 import numpy as np
 
 from quire.errors import TierError
-from quire.tiers.waiting import Bell, Permit, is_on, start
+from quire.tiers.threads import Bell, Permit, is_on, start
 
 Result = TypeVar("Result")
 Register = Callable[[int, int], int]

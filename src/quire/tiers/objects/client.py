@@ -19,7 +19,7 @@ from weakref import finalize
 from quire.errors import ConfigError, TierError
 from quire.extras import lacking
 from quire.tiers.addresses import shown, without
-from quire.tiers.waiting import Bell, last_at_exit, start
+from quire.tiers.threads import Bell, last_at_exit, start
 
 try:
     import obstore
@@ -156,7 +156,7 @@ class Client:
 
     Calls run as coroutines on the thread; what they bring is handed to the caller's thread, which alone touches
     the caller's buffers: an answer that comes too late is dropped. A caller that a signal cuts off holds no lock of
-    the thread's (`tiers.waiting`); its requests end by themselves. The thread ends with the client.
+    the thread's (`tiers.threads`); its requests end by themselves. The thread ends with the client.
     """
 
     def __init__(self, store: ObjectStore, concurrency: int) -> None:

@@ -226,7 +226,7 @@ class Objects(Tier):
         self._client.check_open()
         if any(self._index.find(key) is None for key in keys):
             deadline = time.monotonic() + timeout_s
-            failures = self._guarded([], lambda _: self._refresh(self._refresh_s, deadline))
+            failures = self._guarded([], self._refresh, self._refresh_s, deadline)
             self._outcomes.update(failures)
         return [self._index.find(key) is not None for key in keys]
 

@@ -13,7 +13,7 @@ A key is a SHA-256 already, so its first eight bytes say where the table has it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 
 from quire.errors import ConfigError, InvariantError, OutOfSlots, SlotError
 from quire.tiers.format import KEY_BYTES
-from quire.tiers.places.key_table import (
+from quire.tiers.places.columns import (
     KEY_WORDS,
     NOWHERE,
     Places,
+    Recency,
     as_words,
     drop_entry,
-    element_view,
     filled_table,
     find_all,
+    oldest,
 )
-from quire.tiers.places.recency import Recency, oldest
 
 _FEW_KEYS = 128
 """Below, one by one is faster, after a model has had the processor's caches."""
@@ -55,30 +55,24 @@ class PlaceIndex:
 
     def __init__(self, num_places: int, recency: Recency | None = None) -> None:
         self.recency = recency if recency is not None else Recency()
-        self._num_places = self._num_free = self._num_published = 0
+        self.num_places = 0
+        """Places in all. Read only."""
+        self.num_free = 0
+        """Places that `reserve` can give out. Read only."""
+        self._num_published = 0
         self._leases: dict[int, float] = {}
         self._allocate(0)
         self.grow(num_places)
 
     @property
-    def num_places(self) -> int:
-        """Places in all."""
-        return self._num_places
-
-    @property
-    def num_free(self) -> int:
-        """Places that `reserve` can give out."""
-        return self._num_free
-
-    @property
     def num_reserved(self) -> int:
         """Places that were given out and hold nothing that is found."""
-        return self._num_places - self._num_free - self._num_published
+        return self.num_places - self.num_free - self._num_published
 
     @property
     def stamps(self) -> NDArray[np.int64]:
         """View the stamps, [places]: 0 where nothing is published. Read only; valid until `grow`."""
-        return self._stamps[: self._num_places]
+        return self._stamps[: self.num_places]
 
     def stamp_of(self, place: int) -> int:
         """Return the stamp of a place; 0 where nothing is published."""
@@ -89,14 +83,20 @@ class PlaceIndex:
 
     def find(self, key: bytes) -> int:
         """Return the place of a key, or `NOWHERE`."""
-        mask, table, keys = self._mask, self._table_view, self._keys
-        probe = _PREFIX.unpack_from(key)[0] & mask
-        while entry := table[probe]:
-            at = (entry - 1) * KEY_BYTES
-            if keys[at : at + KEY_BYTES] == key:
-                return entry - 1
-            probe = (probe + 1) & mask
-        return NOWHERE
+        return self.find_each((key,))[0]
+
+    def find_each(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the place of each key, or `NOWHERE`."""
+        mask, table, held = self._mask, self._table_view, self._keys
+        found: list[int] = []
+        for key in keys:
+            probe = _PREFIX.unpack_from(key)[0] & mask
+            while entry := table[probe]:
+                if held[(entry - 1) * KEY_BYTES : entry * KEY_BYTES] == key:
+                    break
+                probe = (probe + 1) & mask
+            found.append(entry - 1)
+        return found
 
     def find_many(self, keys: Sequence[bytes] | NDArray[np.uint8]) -> Places:
         """Return the place of each key, `NOWHERE` where there is none: int64 [keys].
@@ -104,7 +104,7 @@ class PlaceIndex:
         Takes keys one by one or as an array [keys, 32].
         """
         if len(keys) < _FEW_KEYS:
-            return np.array([self.find(bytes(key)) for key in keys], np.int64)
+            return np.array(self.find_each(map(bytes, keys)), np.int64)
         return find_all(self._table, self._words, as_words(keys))
 
     def key_of(self, place: int) -> bytes:
@@ -127,7 +127,7 @@ class PlaceIndex:
     def reserved(self) -> Places:
         """Return all places that are neither free nor published, ascending: int64."""
         taken = self.stamps == 0
-        taken[self._free[: self._num_free]] = False
+        taken[self._free[: self.num_free]] = False
         return np.flatnonzero(taken)
 
     def published(self) -> Places:
@@ -141,17 +141,17 @@ class PlaceIndex:
 
     def reserve(self) -> int:
         """Take a free place, to fill it before it can be found. Raises `OutOfSlots`."""
-        if not self._num_free:
-            total = self._num_places
+        if not self.num_free:
+            total = self.num_places
             message = f"none of {total} places is free; remove records first"
             raise OutOfSlots(message, num_slots=total, busy=total, pinned=len(self._leases))
         return self.reserve_some(1)[0]
 
     def reserve_some(self, count: int) -> list[int]:
         """Take up to `count` free places."""
-        before = self._num_free
-        self._num_free = max(0, before - count)
-        return self._free[self._num_free : before][::-1].tolist()
+        before = self.num_free
+        self.num_free = max(0, before - count)
+        return self._free[self.num_free : before][::-1].tolist()
 
     def publish_all(
         self,
@@ -167,8 +167,8 @@ class PlaceIndex:
         """
         mask, table, held, used = self._mask, self._table_view, self._keys, self._stamp_view
         for place, key, generation, stamp in zip(places, keys, generations, stamps, strict=True):
-            if not 0 <= place < self._num_places or used[place]:
-                raise SlotError(f"place {place} of {self._num_places} is not there to be filled")
+            if not 0 <= place < self.num_places or used[place]:
+                raise SlotError(f"place {place} of {self.num_places} is not there to be filled")
             if len(key) != KEY_BYTES:
                 raise ConfigError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
             probe = _PREFIX.unpack_from(key)[0] & mask
@@ -195,10 +195,10 @@ class PlaceIndex:
     def release(self, *places: int) -> None:
         """Make reserved places free. Raises `SlotError` where one holds a record."""
         for place in places:
-            if not (0 <= place < self._num_places and self.num_reserved) or self._stamp_view[place]:
-                raise SlotError(f"place {place} of {self._num_places} is not reserved")
-            self._free_view[self._num_free] = place
-            self._num_free += 1
+            if not (0 <= place < self.num_places and self.num_reserved) or self._stamp_view[place]:
+                raise SlotError(f"place {place} of {self.num_places} is not reserved")
+            self._free_view[self.num_free] = place
+            self.num_free += 1
 
     def move(self, place: int, to: int) -> None:
         """Move the record of another place into a reserved one; the other stays reserved."""
@@ -250,38 +250,38 @@ class PlaceIndex:
         """Add places, up to `num_places` in all."""
         if not 0 <= num_places <= _MAX_SLOTS:
             raise ConfigError(f"an index has 0 to {_MAX_SLOTS} places, got {num_places}")
-        added = num_places - self._num_places
+        added = num_places - self.num_places
         if added < 0:
-            raise ConfigError(f"cannot grow from {self._num_places} places to {num_places}")
+            raise ConfigError(f"cannot grow from {self.num_places} places to {num_places}")
         if num_places > len(self._stamps):
-            self._allocate(num_places + (num_places // 4 if self._num_places else 0))
-        new = np.arange(num_places - 1, self._num_places - 1, -1)
-        self._free[self._num_free : self._num_free + added] = new
-        self._num_free += added
-        self._num_places = num_places
+            self._allocate(num_places + (num_places // 4 if self.num_places else 0))
+        new = np.arange(num_places - 1, self.num_places - 1, -1)
+        self._free[self.num_free : self.num_free + added] = new
+        self.num_free += added
+        self.num_places = num_places
 
     def shrink(self, num_places: int) -> None:
         """Drop the places from `num_places` on. Raises `SlotError` where one of them is not free."""
-        if not 0 <= num_places <= self._num_places:
-            raise ConfigError(f"cannot shrink from {self._num_places} places to {num_places}")
-        free = self._free[: self._num_free]
+        if not 0 <= num_places <= self.num_places:
+            raise ConfigError(f"cannot shrink from {self.num_places} places to {num_places}")
+        free = self._free[: self.num_free]
         kept = free[free < num_places]
-        free_there, dropped = self._num_free - len(kept), self._num_places - num_places
+        free_there, dropped = self.num_free - len(kept), self.num_places - num_places
         if free_there != dropped:
             raise SlotError(f"only {free_there} of the last {dropped} places are free")
-        self._num_free = len(kept)
+        self.num_free = len(kept)
         self._free[: len(kept)] = kept
-        self._words[num_places : self._num_places] = 0
-        self._num_places = num_places
+        self._words[num_places : self.num_places] = 0
+        self.num_places = num_places
         if num_places < len(self._stamps) // 2:
             self._allocate(num_places)
 
     def reserve_within(self, first: int, stop: int, count: int) -> Places:
         """Take up to `count` free places from `first` on and before `stop`: int64."""
-        free = self._free[: self._num_free]
+        free = self._free[: self.num_free]
         at = np.flatnonzero((free >= first) & (free < stop))[:count]
         taken, kept = free[at].astype(np.int64), np.delete(free, at)
-        self._num_free = len(kept)
+        self.num_free = len(kept)
         free[: len(kept)] = kept
         return taken
 
@@ -302,16 +302,16 @@ class PlaceIndex:
         Arrays of equal length: places below `num_places`, keys [n, 32] that all differ, generations,
         stamps above 0. Raises `SlotError` where a place comes twice or a number is out of range.
         """
-        if self._num_free != self._num_places:
+        if self.num_free != self.num_places:
             raise SlotError(f"{len(self)} places are published already; load into an empty index")
         words = as_words(keys)
         if not len(places) == len(words) == len(generations) == len(stamps):
             raise ConfigError("places, keys, generations and stamps must have one length")
         if not len(places):
             return
-        if places.min() < 0 or places.max() >= self._num_places or stamps.min() < 1:
-            raise SlotError(f"places must be below {self._num_places} and stamps above 0")
-        taken = np.zeros(self._num_places, np.bool_)
+        if places.min() < 0 or places.max() >= self.num_places or stamps.min() < 1:
+            raise SlotError(f"places must be below {self.num_places} and stamps above 0")
+        taken = np.zeros(self.num_places, np.bool_)
         taken[places] = True
         if np.count_nonzero(taken) != len(places):
             raise SlotError("a place comes twice")
@@ -319,8 +319,8 @@ class PlaceIndex:
         self._generations[places] = generations
         self._stamps[places] = stamps
         self._num_published = len(places)
-        self._num_free = self._num_places - len(places)
-        self._free[: self._num_free] = np.flatnonzero(~taken)[::-1]
+        self.num_free = self.num_places - len(places)
+        self._free[: self.num_free] = np.flatnonzero(~taken)[::-1]
         self.recency.now = max(self.recency.now, int(stamps.max()))
         self._fill_table()
 
@@ -329,30 +329,30 @@ class PlaceIndex:
 
         What is published stays so, and of the rest what is surely free: other places stay reserved.
         """
-        self._stamps[self._num_places :] = 0
+        self._stamps[self.num_places :] = 0
         self._num_published = int(np.count_nonzero(self._stamps))
-        free = np.unique(self._free[: self._num_free])
-        free = free[free < self._num_places]
+        free = np.unique(self._free[: self.num_free])
+        free = free[free < self.num_places]
         free = free[self._stamps[free] == 0][::-1]
-        self._free[: len(free)], self._num_free = free, len(free)
+        self._free[: len(free)], self.num_free = free, len(free)
         self._leases = {place: until for place, until in self._leases.items() if self.stamps[place]}
         self._fill_table()
 
     def check(self) -> None:
         """Verify the laws of the class; raises `InvariantError`."""
         places = self.published()
-        free = self._free[: self._num_free]
+        free = self._free[: self.num_free]
         laws = {
             "as many stamps as published places": len(places) == self._num_published,
             "no reserved places below zero": self.num_reserved >= 0,
             "free places are there, once, and hold nothing": (
                 len(np.unique(free)) == len(free)
                 and not self._stamps[free].any()
-                and bool((free < self._num_places).all())
+                and bool((free < self.num_places).all())
             ),
             "one table entry per published place": np.count_nonzero(self._table) == len(places),
             "each key is found": bool((self.find_many(self.keys_of(places)) == places).all()),
-            "nothing behind the last place": not self._stamps[self._num_places :].any(),
+            "nothing behind the last place": not self._stamps[self.num_places :].any(),
             "no stamp twice": len(np.unique(self._stamps[places])) == len(places),
             "no stamp from the future": not (self.stamps > self.recency.now).any(),
             "leases are of published places": all(
@@ -360,22 +360,23 @@ class PlaceIndex:
             ),
         }
         if broken := [law for law, holds in laws.items() if not holds]:
-            raise InvariantError(f"index of {self._num_places} places: {', '.join(broken)}")
+            raise InvariantError(f"index of {self.num_places} places: {', '.join(broken)}")
 
     def _allocate(self, capacity: int) -> None:
-        """Move into arrays of this many places. What is never touched takes no memory."""
-        kept = self._num_places
+        """Move into arrays of this many places, or one. What is never touched takes no memory."""
+        capacity = max(capacity, 1)  # an empty array has no view
+        kept = self.num_places
         # A slice of it is compared with a key; typed so, as the two types have no overlap.
-        keys: Any = bytearray(max(capacity, 1) * KEY_BYTES)
+        keys: Any = bytearray(capacity * KEY_BYTES)
         words = np.frombuffer(keys, np.uint64).reshape(-1, KEY_WORDS)
         stamps, generations = np.zeros(capacity, np.int64), np.zeros(capacity, np.uint64)
         free = np.zeros(capacity, np.int32)
         if kept:
             words[:kept], stamps[:kept] = self._words[:kept], self._stamps[:kept]
             generations[:kept] = self._generations[:kept]
-            free[: self._num_free] = self._free[: self._num_free]
+            free[: self.num_free] = self._free[: self.num_free]
         # Nothing is called between these: a signal finds all arrays as they were, or all new.
-        views = *map(element_view, (stamps, generations, free)), memoryview(keys).cast("Q")
+        views = stamps.data, generations.data, free.data, memoryview(keys).cast("Q")
         self._keys, self._words, self._stamps, self._generations = keys, words, stamps, generations
         self._stamp_view, self._generation_view, self._free_view, self._word_view = views
         self._free = free
@@ -385,12 +386,12 @@ class PlaceIndex:
         """Build the table anew, of a size that fits the arrays."""
         places = np.flatnonzero(self._stamps)
         table = filled_table(self._words[places, 0], places, len(self._stamps))
-        view = element_view(table)
+        view: memoryview[Any] = table.data
         self._table, self._table_view, self._mask = table, view, len(view) - 1
 
     def _end_leases_until(self, now: float) -> None:
         self._leases = {place: until for place, until in self._leases.items() if until > now}
 
     def _check_published(self, place: int) -> None:
-        if not 0 <= place < self._num_places or not self._stamp_view[place]:
-            raise SlotError(f"place {place} of {self._num_places} holds no record")
+        if not 0 <= place < self.num_places or not self._stamp_view[place]:
+            raise SlotError(f"place {place} of {self.num_places} holds no record")

@@ -16,7 +16,7 @@ from quire.tiers.addresses import without
 from quire.tiers.base import Outcome
 from quire.tiers.redis.link import Answer, Failure, Link, RedisRequest, remaining
 from quire.tiers.redis.url import Words
-from quire.tiers.waiting import Permit, Permits
+from quire.tiers.threads import Permit, Permits
 
 RECEIVE_BYTES = 1 << 20
 SEND_BYTES = 1 << 18

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any
 
 from quire.errors import TierError
-from quire.tiers.background import Background
 from quire.tiers.redis.link import Answer, Failure, RedisRequest, command, remaining
 from quire.tiers.redis.server import Server, bound, tier_errors
 from quire.tiers.redis.url import Words, place_of
-from quire.tiers.waiting import Bell
+from quire.tiers.threads import Background, Bell
 
 MAX_HOPS = 5
 MAX_NODES = 1024

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from quire.tiers.base import Keys
 from quire.tiers.stack.lanes import Deadline
-from quire.tiers.waiting import Signal
+from quire.tiers.threads import Signal
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 from weakref import WeakSet
 
-from quire.tiers.waiting import Signal, start
+from quire.tiers.threads import Signal, start
 
 Work: TypeAlias = Callable[[], object]
 

@@ -34,7 +34,7 @@ REMEMBERED_KEYS = 1 << 19
 
 _log = logging.getLogger(__name__)
 
-_FAILED = (Outcome.TIMEOUT, Outcome.ERROR)
+_FAILED = {Outcome.TIMEOUT, Outcome.ERROR}
 
 
 class _Pages(mmap.mmap):
@@ -169,6 +169,8 @@ class StackMember:
         self.settings = settings.of(name)
         self.in_memory = tier.in_memory
         self.answers_at_once = tier.in_memory or tier.answers_at_once
+        self.writes = not (self.settings.read_only or settings.read_only)
+        """Whether anything may be written to it."""
         self.meter = Meter()
         self.estimate = Estimate(*_first_guess(tier))
         self.reading, self.writing = (
@@ -193,15 +195,10 @@ class StackMember:
         """The shortest wait that is held against the tier."""
         return min(PATIENCE_S, self.shared.settings.lookup_timeout_s / 4)
 
-    @property
-    def writes(self) -> bool:
-        """Whether anything may be written to it."""
-        return not (self.settings.read_only or self.shared.settings.read_only)
-
     def answered(self, kind: Kind, outcomes: Sequence[Outcome]) -> None:
         """Tell the breaker how a call went. The lock is held."""
         breaker = self.writing if kind == "store" else self.reading
-        if any(failed in outcomes for failed in _FAILED):
+        if not _FAILED.isdisjoint(outcomes):
             breaker.failed(kind)
         else:
             breaker.succeeded(kind)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quire.tiers.base import Buffers, Keys, Outcome
 from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.member import Shared, StackMember
-from quire.tiers.stack.writing import Chain, StoreQueue, write
+from quire.tiers.stack.writing import Chain, TierWriter
 
 Bits: TypeAlias = NDArray[np.uint8]
 """A bit per tier for each key, uint8 [keys]."""
@@ -22,8 +22,8 @@ HEAD_KEYS = 8
 SECOND = 2
 """Uses from which on `second_use` writes."""
 
-_WORTH = (Outcome.STORED, Outcome.PRESENT, Outcome.FULL)
-"""Outcomes from the best down, for a key that several tiers were given; then any other."""
+_WORTH = {Outcome.STORED: 3, Outcome.PRESENT: 2, Outcome.FULL: 1}
+"""The better outcome of a key that several tiers were given is the one worth more; any other is worth 0."""
 
 
 class Placer:
@@ -35,13 +35,14 @@ class Placer:
     def __init__(self, shared: Shared, levels: Sequence[StackMember]) -> None:
         self._shared = shared
         self._levels = levels
-        self.queues = [StoreQueue(shared, level) for level in levels]
+        self.writers = [TierWriter(shared, level) for level in levels]
+        self._at_once = [each for each in levels if each.settings.write != "back"]
         self.counts_uses = any(level.settings.write == "second_use" for level in levels)
 
     def wanted(self, keys: Keys) -> Bits:
         """Return the tiers that would take each key now, a bit for each tier."""
         bits = np.zeros(len(keys), np.uint8)
-        for level, queue in zip(self._levels, self.queues, strict=True):
+        for level, writer in zip(self._levels, self.writers, strict=True):
             if not level.writes or level.settings.write == "back":
                 continue
             # Without its head a tail is of no use: who has none of the head is given all.
@@ -51,15 +52,15 @@ class Placer:
             lacks = np.ones(len(keys), np.bool_) if is_all else self._lacks(level, keys)
             if not level.in_memory:
                 with self._shared.lock:
-                    room = queue.room
+                    room = writer.room
                 lacks[np.flatnonzero(lacks)[room:]] = False
             bits |= lacks.astype(np.uint8) << np.uint8(level.index)
         return bits
 
     def store(self, keys: Keys, records: Buffers, wanted: Bits | None = None) -> list[Outcome]:
         """Give a prompt's records to all tiers that are written at once, or to those that want them."""
-        levels = [each for each in self._levels if each.settings.write != "back"]
-        return self._give(levels, keys, Chain(self._shared, records, is_prompt=True), wanted)
+        chain = Chain(self._shared, records, is_prompt=True)
+        return self._give(self._at_once, keys, chain, wanted)
 
     def store_evicted(self, keys: Keys, records: Buffers) -> list[Outcome]:
         """Put blocks that the device evicted into the fastest tier, and into those not written `back`."""
@@ -110,20 +111,20 @@ class Placer:
         if self.counts_uses:
             with self._shared.lock:
                 self._shared.uses.count(keys)
-        for level, queue in zip(self._levels, self.queues, strict=True):
+        for level, writer in zip(self._levels, self.writers, strict=True):
             if level.answers_at_once:
                 level.tier.touch(keys)
             else:
-                queue.touch(keys)
+                writer.touch(keys)
 
     @property
     def is_filling(self) -> bool:
         """Whether queued records of a tier should be written before more are made. The lock is held."""
-        return any(queue.is_filling for queue in self.queues)
+        return any(writer.is_filling for writer in self.writers)
 
     def drain(self, deadline: Deadline) -> bool:
         """Return whether nothing waits to be written any more, now or before the deadline."""
-        return all(queue.wait(deadline) for queue in self.queues)
+        return all(writer.wait(deadline) for writer in self.writers)
 
     def _lacks(self, level: StackMember, keys: Keys) -> NDArray[np.bool_]:
         """Return the gaps of a tier: keys that it should have, has not as far as is known, and is not about to get."""
@@ -134,8 +135,8 @@ class Placer:
                 lacks = ~_has_bit(level, self._shared.whereabouts.get(keys))
             else:
                 lacks = ~there
-            if self.queues[level.index].waiting_bytes:
-                lacks &= ~np.array(self.queues[level.index].has(keys), np.bool_)
+            if self.writers[level.index].waiting_bytes:
+                lacks &= ~np.array(self.writers[level.index].has(keys), np.bool_)
             if level.settings.write == "second_use":
                 lacks &= self._shared.uses.get(keys) >= SECOND
         return lacks
@@ -148,35 +149,23 @@ class Placer:
         for level in reversed(levels):
             if not level.writes or self._shared.is_closed:
                 continue
-            lacks = self._lacks(level, keys) if wanted is None else _has_bit(level, wanted)
-            indices: list[int] = np.flatnonzero(lacks).tolist()
-            if wanted is None and level.settings.write != "second_use":
-                for index in np.flatnonzero(~lacks).tolist():
-                    outcomes[index] = _better(outcomes[index], Outcome.PRESENT)
+            counts_uses, indices = level.settings.write == "second_use", list(range(len(keys)))
+            if wanted is not None:
+                indices = np.flatnonzero(_has_bit(level, wanted)).tolist()
+            elif counts_uses or not level.in_memory:  # memory says itself what it has
+                indices = np.flatnonzero(self._lacks(level, keys)).tolist()
+            told: dict[int, Outcome] = {}
+            if wanted is None and not counts_uses:
+                told = dict.fromkeys(range(len(keys)), Outcome.PRESENT)
             if indices:
-                for index, outcome in zip(
-                    indices, self._write(level, chain, indices, keys), strict=True
-                ):
-                    outcomes[index] = _better(outcomes[index], outcome)
+                given = self.writers[level.index].give(chain, indices, keys)
+                told.update(zip(indices, given, strict=True))
+            for index, outcome in told.items():
+                if _WORTH.get(outcome, 0) >= _WORTH.get(outcomes[index], 0):
+                    outcomes[index] = outcome
         chain.let_go()
         return outcomes
-
-    def _write(
-        self, level: StackMember, chain: Chain, indices: list[int], keys: Keys
-    ) -> list[Outcome]:
-        if not level.in_memory:
-            return self.queues[level.index].offer(chain, indices, keys)
-        return write(self._shared, level, chain, indices, keys)
 
 
 def _has_bit(level: StackMember, bits: Bits) -> NDArray[np.bool_]:
     return (bits >> np.uint8(level.index)) & np.uint8(1) != 0
-
-
-def _better(one: Outcome, other: Outcome) -> Outcome:
-    if one is Outcome.SKIPPED:
-        return other
-    for outcome in _WORTH:
-        if outcome in (one, other):
-            return outcome
-    return other

@@ -26,9 +26,9 @@ from quire.tiers.stack.purging import PurgeableStack
 from quire.tiers.stack.reading import Reader
 from quire.tiers.stack.settings import StackSettings
 from quire.tiers.stack.stats import StackStats, counted
-from quire.tiers.stack.vouching import check_own, vouch
-from quire.tiers.stack.writing import STORE_TIMEOUT_S
-from quire.tiers.waiting import Signal
+from quire.tiers.stack.vouching import vouch
+from quire.tiers.stack.writing import STORE_TIMEOUT_S, check_own
+from quire.tiers.threads import Signal
 
 MOST_TIERS = 8
 
@@ -316,7 +316,7 @@ class TierStack(PurgeableStack):
         self._prefetching.close()
         deadline = Deadline(shared.lanes, self.settings.close_timeout_s)
         if not self.drain(deadline.left_s):
-            left_bytes = sum(queue.waiting_bytes for queue in self._placing.queues)
+            left_bytes = sum(writer.waiting_bytes for writer in self._placing.writers)
             _log.warning(
                 "%r closes after %g s (close_timeout_s) without having written all: %d bytes waited",
                 self,
@@ -354,7 +354,7 @@ class TierStack(PurgeableStack):
         """Return the counts of every tier."""
         self.feeding.catch_up()
         with self._shared.lock:
-            queued = [queue.waiting_bytes for queue in self._placing.queues]
+            queued = [writer.waiting_bytes for writer in self._placing.writers]
             loads, refused = counted(self._loads), self._refused_keys
         reports = [level.report(held) for level, held in zip(self._levels, queued, strict=True)]
         return StackStats(reports, loads, refused, self.feeding.passed_over)
@@ -363,9 +363,9 @@ class TierStack(PurgeableStack):
         """Verify the invariants of the stack and of every tier; raises `InvariantError`."""
         if self._shared.is_abandoned:
             return
-        for level, queue in zip(self._levels, self._placing.queues, strict=True):
+        for level, writer in zip(self._levels, self._placing.writers, strict=True):
             with self._shared.lock:
-                counted, held = queue.count()
+                counted, held = writer.count()
             if counted != held:
                 raise InvariantError(
                     f"{level.name}: {counted} bytes are said to wait, {held} do; a bug in quire"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from quire.errors import ConfigError
-from quire.tiers.base import Buffers, Keys, Outcome, Tier, check_sealed
+from quire.tiers.base import Outcome, Tier
 from quire.tiers.format import new_buffer
 from quire.tiers.keys import TierKey
-from quire.tiers.trust import Trust, check_signer
+from quire.tiers.trust import Trust
 
 
 def vouch(tiers: Sequence[Tier], key: TierKey | None) -> None:
@@ -31,16 +31,6 @@ def vouch(tiers: Sequence[Tier], key: TierKey | None) -> None:
             tier.trust = Trust(key)
             if tier.in_memory:
                 _drop_unsigned(tier, tier.trust)
-
-
-def check_own(keys: Keys, records: Buffers, key: TierKey | None) -> None:
-    """Raise `RecordError` for a record not sealed under its key, or not signed with the tier key.
-
-    The MAC is not computed again: the sealer has just signed it.
-    """
-    check_sealed(keys, records)
-    if key is not None:
-        check_signer(records, key)
 
 
 def _drop_unsigned(tier: Tier, trust: Trust) -> None:

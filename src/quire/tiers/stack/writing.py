@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from quire.tiers.base import Buffers, Keys, Outcome
+from quire.tiers.base import Buffers, Keys, Outcome, check_sealed
 from quire.tiers.format import tag_of_key
+from quire.tiers.keys import TierKey
 from quire.tiers.purging import Write
 from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.member import Shared, StackMember, guarded
+from quire.tiers.trust import check_signer
 
 CHUNK_KEYS = 256
 STORE_TIMEOUT_S = 10.0
@@ -23,7 +25,17 @@ STORE_TIMEOUT_S = 10.0
 MOST_TOUCHES = 64
 """Touches that wait for one tier, in calls; what exceeds it is forgotten."""
 
-_KEPT = (Outcome.STORED, Outcome.PRESENT)
+_KEPT = {Outcome.STORED, Outcome.PRESENT}
+
+
+def check_own(keys: Keys, records: Buffers, key: TierKey | None) -> None:
+    """Raise `RecordError` for a record not sealed under its key, or not signed with the tier key.
+
+    The MAC is not computed again: the sealer has just signed it.
+    """
+    check_sealed(keys, records)
+    if key is not None:
+        check_signer(records, key)
 
 
 class Chain:
@@ -67,96 +79,11 @@ class Chain:
         return Chain(self._shared, copies, epoch=self.epoch)
 
 
-def write(
-    shared: Shared, level: StackMember, chain: Chain, indices: Sequence[int], keys: Keys
-) -> list[Outcome]:
-    """Write records of a chain to a tier, on this thread, but none that was purged since they were made.
+class TierWriter:
+    """The writer of one tier: at once where it is in memory, else from a queue, in the tier's lane.
 
-    Behind a refused one of a prompt, none stays.
-    """
-    under_way = Write([keys[index] for index in indices])
-    try:
-        shared.writes.begin(under_way)
-        if not under_way.barred and under_way.tags.isdisjoint(shared.purged):
-            return _write(shared, level, chain, indices, keys)
-        own = [
-            index
-            for index in indices
-            if tag_of_key(keys[index]) not in under_way.barred
-            and shared.purged.get(tag_of_key(keys[index]), 0) <= chain.epoch
-        ]
-        outcomes = dict(zip(own, _write(shared, level, chain, own, keys), strict=True))
-        return [outcomes.get(index, Outcome.SKIPPED) for index in indices]
-    finally:
-        under_way.is_over = True
-        shared.writes.ended()
-
-
-def _write(
-    shared: Shared, level: StackMember, chain: Chain, indices: Sequence[int], keys: Keys
-) -> list[Outcome]:
-    if level.index in chain.broken_at:
-        outcomes = [Outcome.SKIPPED] * len(indices)
-        with shared.lock:
-            level.meter.stores.update(outcomes)
-        return outcomes
-    wanting = [keys[index] for index in indices]
-    records = [chain.records[index] for index in indices]
-    began_s = shared.lanes.now()
-    outcomes = _put(level, wanting, records)
-    refused = next((at for at, each in enumerate(outcomes) if each not in _KEPT), len(indices))
-    answers = list(outcomes)
-    if chain.is_prompt:
-        stranded = [at for at in range(refused, len(indices)) if outcomes[at] is Outcome.STORED]
-        if stranded:
-            lost = [wanting[at] for at in stranded]
-            guarded(lambda: level.tier.delete(lost) or [], 0)
-        for at in stranded:
-            outcomes[at] = Outcome.SKIPPED
-    took_s = max(0.0, shared.lanes.now() - began_s)
-    with shared.lock:
-        level.meter.stores.update(outcomes)
-        level.meter.store_s += took_s
-        for record, each in zip(records, outcomes, strict=True):
-            if each is Outcome.STORED:
-                level.meter.stored_bytes += len(record)
-        level.answered("store", answers)
-        if chain.is_prompt and refused < len(indices):
-            chain.broken_at.add(level.index)
-        if not level.answers_at_once:
-            kept = [key for key, each in zip(wanting, outcomes, strict=True) if each in _KEPT]
-            shared.whereabouts.mark(kept, level.index)
-    return outcomes
-
-
-def _put(level: StackMember, keys: list[bytes], records: list[memoryview]) -> list[Outcome]:
-    """Put what the tier does not have. Where others write too it is asked first: that is cheaper."""
-    tier, timeout_s = level.tier, STORE_TIMEOUT_S
-    if tier.is_local:
-        return guarded(lambda: tier.put_sealed(keys, records, timeout_s), len(keys))
-    there: list[bool] = [False] * len(keys)
-
-    def look() -> list[Outcome]:
-        there[:], failures = tier.lookup(keys, timeout_s)
-        return failures
-
-    failures = guarded(look, 1)
-    if failures:
-        return failures[:1] * len(keys)
-    missing = [at for at, is_there in enumerate(there) if not is_there]
-    outcomes = [Outcome.PRESENT] * len(keys)
-    if missing:
-        wanting, lacking = [keys[at] for at in missing], [records[at] for at in missing]
-        answers = guarded(lambda: tier.put_sealed(wanting, lacking, timeout_s), len(missing))
-        for at, answer in zip(missing, answers, strict=True):
-            outcomes[at] = answer
-    return outcomes
-
-
-class StoreQueue:
-    """Records that wait to be written to one tier: at most `queue_bytes`, each key once.
-
-    `waiting_bytes` is the sum over the records in `_waiting`, what is being written included.
+    At most `queue_bytes` wait, each key once. `waiting_bytes` is the sum over the records in `_waiting`, what is being
+    written included.
     """
 
     def __init__(self, shared: Shared, level: StackMember) -> None:
@@ -170,6 +97,97 @@ class StoreQueue:
         self._idle.set()
         self.waiting_bytes = 0
         self._usual_bytes = 0
+        self.give = self.write if level.in_memory else self.offer
+        """Gives the tier the records of a chain with some indices; returns their outcomes."""
+
+    def write(self, chain: Chain, indices: Sequence[int], keys: Keys) -> list[Outcome]:
+        """Write records on this thread, but none that was purged since they were made.
+
+        Behind a refused one of a prompt, none stays.
+        """
+        shared = self._shared
+        write = Write(map(keys.__getitem__, indices))
+        try:
+            shared.writes.begin(write)
+            if not write.barred and write.tags.isdisjoint(shared.purged):
+                return self._write(chain, indices, keys)
+            own = [
+                index
+                for index in indices
+                if (tag := tag_of_key(keys[index])) not in write.barred
+                and shared.purged.get(tag, 0) <= chain.epoch
+            ]
+            outcomes = dict(zip(own, self._write(chain, own, keys), strict=True))
+            return [outcomes.get(index, Outcome.SKIPPED) for index in indices]
+        finally:
+            write.is_over = True
+            shared.writes.ended()
+
+    def _write(self, chain: Chain, indices: Sequence[int], keys: Keys) -> list[Outcome]:
+        shared, level = self._shared, self._level
+        if level.index in chain.broken_at:
+            outcomes = [Outcome.SKIPPED] * len(indices)
+            with shared.lock:
+                level.meter.stores.update(outcomes)
+            return outcomes
+        wanting = list(map(keys.__getitem__, indices))
+        records = list(map(chain.records.__getitem__, indices))
+        began_s = shared.lanes.now()
+        answers = outcomes = self._put(wanting, records)
+        is_broken = chain.is_prompt and not _KEPT.issuperset(answers)
+        if is_broken:
+            outcomes = self._without_stranded(answers, wanting)
+        took_s = max(0.0, shared.lanes.now() - began_s)
+        kept: list[bytes] = []
+        with shared.lock:
+            level.meter.stores.update(outcomes)
+            level.meter.store_s += took_s
+            for key, record, each in zip(wanting, records, outcomes, strict=True):
+                if each in _KEPT:
+                    kept.append(key)
+                if each is Outcome.STORED:
+                    level.meter.stored_bytes += len(record)
+            level.answered("store", answers)
+            if is_broken:
+                chain.broken_at.add(level.index)
+            if not level.answers_at_once:
+                shared.whereabouts.mark(kept, level.index)
+        return outcomes
+
+    def _without_stranded(self, answers: list[Outcome], keys: list[bytes]) -> list[Outcome]:
+        """Delete what was stored of a prompt behind a refused record; return the outcomes."""
+        outcomes = list(answers)
+        refused = next(at for at, each in enumerate(answers) if each not in _KEPT)
+        stranded = [at for at in range(refused, len(keys)) if answers[at] is Outcome.STORED]
+        if stranded:
+            lost = [keys[at] for at in stranded]
+            guarded(lambda: self._level.tier.delete(lost) or [], 0)
+        for at in stranded:
+            outcomes[at] = Outcome.SKIPPED
+        return outcomes
+
+    def _put(self, keys: list[bytes], records: list[memoryview]) -> list[Outcome]:
+        """Put what the tier does not have. Where others write too it is asked first: that is cheaper."""
+        tier, timeout_s = self._level.tier, STORE_TIMEOUT_S
+        if tier.is_local:
+            return guarded(partial(tier.put_sealed, keys, records, timeout_s), len(keys))
+        there: list[bool] = [False] * len(keys)
+
+        def look() -> list[Outcome]:
+            there[:], failures = tier.lookup(keys, timeout_s)
+            return failures
+
+        failures = guarded(look, 1)
+        if failures:
+            return failures[:1] * len(keys)
+        missing = [at for at, is_there in enumerate(there) if not is_there]
+        outcomes = [Outcome.PRESENT] * len(keys)
+        if missing:
+            wanting, lacking = [keys[at] for at in missing], [records[at] for at in missing]
+            put = partial(tier.put_sealed, wanting, lacking, timeout_s)
+            for at, answer in zip(missing, guarded(put, len(missing)), strict=True):
+                outcomes[at] = answer
+        return outcomes
 
     @property
     def room(self) -> int:
@@ -224,7 +242,9 @@ class StoreQueue:
             call = chain, part, keys
             if chain.is_lent:
                 call = chain.copied(part), range(len(part)), [keys[index] for index in part]
-            level.stores.submit(level, partial(self._write, *call), partial(self._forget, *call))
+            level.stores.submit(
+                level, partial(self._write_and_forget, *call), partial(self._forget, *call)
+            )
         return outcomes
 
     def touch(self, keys: Keys) -> None:
@@ -255,8 +275,8 @@ class StoreQueue:
 
     # In the tier's lane
 
-    def _write(self, chain: Chain, indices: Sequence[int], keys: Keys) -> None:
-        write(self._shared, self._level, chain, indices, keys)
+    def _write_and_forget(self, chain: Chain, indices: Sequence[int], keys: Keys) -> None:
+        self.write(chain, indices, keys)
         self._forget(chain, indices, keys)
 
     def _forget(self, chain: Chain, indices: Sequence[int], keys: Keys) -> None:

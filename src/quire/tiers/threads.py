@@ -1,4 +1,4 @@
-"""Waiting that the exception of a signal may cut off between any two bytecodes.
+"""Threads: waiting, and work in the background, that the exception of a signal may cut off between any two bytecodes.
 
 `threading.Condition`, and what is made of it (`Semaphore`, `Event`, `queue.Queue`, `Future`), takes and returns its lock in
 functions of Python. An exception in one of them leaves the lock held for ever. `Bell` and `Permits` hold a lock only in a `with`
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from weakref import ref
@@ -94,10 +94,7 @@ class Signal:
 class Permit:
     """The right of one call to a resource. It ends with `is_over`, or when no frame refers to it."""
 
-    __slots__ = ("__weakref__", "is_over")
-
-    def __init__(self) -> None:
-        self.is_over = False
+    is_over = False
 
 
 class Permits:
@@ -129,7 +126,8 @@ class Permits:
 
         def has_one() -> bool:
             with self._lock:
-                self._taken = list(filter(is_on, self._taken))
+                if len(self._taken) >= self._limit:
+                    self._taken = list(filter(is_on, self._taken))
                 if len(self._taken) < self._limit:
                     self._taken.append(ref(permit))
                     return True
@@ -158,6 +156,102 @@ class TimedLock:
         finally:
             permit.is_over = True
             self._permits.ended()
+
+
+class Background:
+    """Runs `chore` again and again in a thread of its own until it returns False.
+
+    It is one piece of work of a few milliseconds, so that `stop` does not take long.
+    """
+
+    def __init__(self, chore: Callable[[], bool], name: str) -> None:
+        self._chore = chore
+        self._name = name
+        self._lock = threading.Lock()
+        self._ended = Bell()
+        self._thread: threading.Thread | None = None
+        self._is_awake = False
+        self._is_stopped = False
+
+    def wake(self) -> None:
+        """Say that there may be something to do."""
+        with self._lock:
+            self._is_awake = True
+            if self._is_running() or self._is_stopped:
+                return
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            with suppress(RuntimeError):  # the system has none left: the next time, maybe
+                start(self._thread)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing is left to do; return whether that came to be in time."""
+        return self._ended.wait_for(lambda: not self._is_running(), timeout_s)
+
+    def stop(self) -> None:
+        """Begin nothing more, and return when the piece of work at hand is done."""
+        self._is_stopped = True
+        self._ended.wait_for(lambda: not self._is_running(), float("inf"))
+
+    def _is_running(self) -> bool:
+        """Whether there is a thread: one that a signal kept from beginning is none."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._goes_on():
+                while not self._is_stopped and self._chore():
+                    pass
+        except BaseException:
+            with self._lock:
+                self._end()
+            raise
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            is_own = self._thread is threading.current_thread()  # and not one that began too late
+            if is_own and self._is_awake and not self._is_stopped:
+                self._is_awake = False
+                return True
+            self._end()
+            return False
+
+    def _end(self) -> None:
+        """Say that this thread does nothing more. The lock is held."""
+        if self._thread is threading.current_thread():
+            self._thread = None
+        self._ended.ring()
+
+
+class BusyKeys(dict[bytes, Signal | None]):
+    """Keys that one thread each writes, or tells that they go, from `begin` to `end`. Not thread-safe: its owner locks."""
+
+    def begin(self, keys: Iterable[bytes]) -> None:
+        """Say that it begins for these keys."""
+        self.update(dict.fromkeys(keys))
+
+    def ended(self, key: bytes) -> Signal:
+        """Return what is set when it has ended for a key, whether it is there then or not."""
+        ended = self[key] = self[key] or Signal()
+        return ended
+
+    def end(self, keys: Iterable[bytes]) -> None:
+        """Let those go on who wait for keys."""
+        for key in keys:
+            if ended := self.get(key):
+                ended.set()  # first: a signal may come right behind `pop`
+            self.pop(key, None)
+
+    def end_all(self) -> None:
+        """Let all go on who wait."""
+        self.end(list(self))
+
+
+def wait_for(ended: Sequence[Signal], timeout_s: float) -> None:
+    """Wait until all are set, so long at most."""
+    deadline = time.monotonic() + timeout_s
+    for each in ended:
+        each.wait(max(0.0, deadline - time.monotonic()))
 
 
 _LAST: list[Callable[[], object]] = []
