@@ -8,9 +8,11 @@ from passages_help import MOVED, made, passage_model_of, prompt
 from quire.errors import ConfigError, TokensError
 from quire.tensors.kinds import layer_kinds
 from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows
+from quire_passages.bench.published import mean_of_all
 from quire_passages.hf import PassageModel
 from quire_passages.hf.rows import RowForward
 from quire_passages.hf.runs import Runs
+from quire_passages.hf.weighing import largest_early
 from turns import by_turns
 
 MASKS = [
@@ -137,7 +139,7 @@ def test_the_model_is_left_as_it_was():
     layers, forwards = list(model.model.layers), [dict(each.__dict__) for each in model.modules()]
     passage_model, segments = PassageModel(model), prompt()
     passage_model.blend(
-        segments, passage_model.capture_all(segments, masses=True), KVDeviation(0.2)
+        segments, passage_model.capture_all(segments, count=largest_early), KVDeviation(0.2)
     )
     assert list(model.model.layers) == layers
     assert [dict(each.__dict__) for each in model.modules()] == forwards
@@ -162,7 +164,7 @@ def test_rows_that_deviate_most_go_on():
 @pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek v3", "gptneox"])
 def test_attention_masses_are_those_of_eager_attention(name):
     passage_model, segments = passage_model_of(name), prompt()
-    found = passage_model.capture_all(segments, masses=True)
+    found = passage_model.capture_all(segments, count=mean_of_all)
     eager = made(*MOVED[name], attn_implementation="eager")
     with torch.no_grad():
         ids = torch.from_numpy(segments.tokens.astype(np.int64))[None]
@@ -170,14 +172,15 @@ def test_attention_masses_are_those_of_eager_attention(name):
     by_row = attention.mean(1).sum(0).numpy()
     (a, b), (c, d), (e, f) = segments.spans[:3]
     assert np.allclose(
-        found[2].masses.mean.inter, [by_row[e:f, a:b].sum(), by_row[e:f, c:d].sum()], atol=1e-3
+        found[2].masses.inter, [by_row[e:f, a:b].sum(), by_row[e:f, c:d].sum()], atol=1e-3
     )
-    assert np.isclose(found[2].masses.mean.intra, by_row[e:f, e:f].sum(), atol=1e-3)
-    assert np.allclose(found[1].masses.mean.tokens, by_row[c:d, a:b].sum(1), atol=1e-3)
+    assert np.isclose(found[2].masses.intra, by_row[e:f, e:f].sum(), atol=1e-3)
+    assert np.allclose(found[1].masses.tokens, by_row[c:d, a:b].sum(1), atol=1e-3)
     early = attention[:2, :, c:d, a:b].sum(-1).amax(1).sum(0).numpy()
-    assert np.allclose(found[1].masses.early.tokens, early, atol=1e-3)
+    by_early = passage_model.capture_all(segments, count=largest_early)
+    assert np.allclose(by_early[1].masses.tokens, early, atol=1e-3)
     assert found[0].kind == "isolated"
-    assert found[0].masses.mean.inter.size == 0
+    assert found[0].masses.inter.size == 0
 
 
 def test_a_variant_of_another_passage_is_refused():
@@ -199,7 +202,7 @@ def test_a_check_layer_that_the_model_has_not_is_refused():
 
 def test_cache_craft_computes_less_where_its_context_is_the_same():
     passage_model, segments = passage_model_of("llama"), prompt()
-    there = passage_model.capture_all(segments, masses=True)
+    there = passage_model.capture_all(segments, count=largest_early)
     turned = type(segments)(segments.head, segments.passages[::-1], segments.question)
     same = passage_model.blend(segments, there, CacheCraft(1.0), exact_first=False)
     other = passage_model.blend(turned, there[::-1], CacheCraft(1.0), exact_first=False)

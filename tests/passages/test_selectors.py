@@ -13,12 +13,11 @@ from quire_passages import (
     EpicShare,
     KVDeviation,
     Masses,
-    Measured,
     Moved,
     RandomRows,
     named_selector,
 )
-from quire_passages.masses import overlap
+from quire_passages.bench.published import PublishedCacheCraft
 
 a, b, c, d = (ids(*each) for each in (A, B, C, D))
 
@@ -27,12 +26,9 @@ def moved(*starts, passage=A, **given):
     return [Moved(variant(passage, HEAD, **given), start, ()) for start in starts]
 
 
-def masses(inter, tokens, intra=1.0, early=None):
-    def measured(inter, tokens):
-        return Measured(np.array(inter, np.float32), intra, np.array(tokens, np.float32))
-
-    lengths = (20,) * len(inter)
-    return Masses(lengths, measured(inter, tokens), measured(inter, early or tokens))
+def masses(inter, tokens, intra=1.0):
+    given = np.array(inter, np.float32), intra, np.array(tokens, np.float32)
+    return Masses((20,) * len(inter), *given)
 
 
 def test_epic_takes_the_first_rows_of_each_passage():
@@ -71,20 +67,30 @@ def test_random_rows_are_the_same_from_the_same_seed():
     assert np.all(np.diff(rows) > 0)
 
 
-def test_overlap_as_published_and_what_it_lets_pass():
-    inter = np.array([3.0, 1.0], np.float32)
-    published = lambda old, new: overlap(old, new, inter, corrected=False)  # noqa: E731
-    corrected = lambda old, new: overlap(old, new, inter, corrected=True)  # noqa: E731
-    assert published([a, b], [a, b]) == corrected([a, b], [a, b]) == 1
-    assert published([a, b], [a]) == 0.75
-    assert published([a, b], [b, a]) == 0  # both are there, the other way round
-    assert published([a, b], [a, c, b, d]) == 1  # new predecessors go unseen
-    assert corrected([a, b], [a, c, b, d]) == 0.5
-    assert (
-        overlap([], [a], np.empty(0, np.float32), corrected=False) == 1
-    )  # 0 of 0 is taken for all
-    assert overlap([], [a], np.empty(0, np.float32), corrected=True) == 0
-    assert overlap([], [], np.empty(0, np.float32), corrected=True) == 1
+def test_the_context_that_is_there_again_as_published_and_corrected():
+    def kept(selector, known, before, tokens=(1.0,) * 20):
+        weighed = masses([3.0, 1.0][: len(known)], tokens)
+        held = variant(C, HEAD, "contextual", predecessors=known, masses=weighed)
+        return selector.kept_context(held, tuple(before))
+
+    published, corrected = PublishedCacheCraft(), CacheCraft()
+    assert kept(published, [a, b], [a, b]) == kept(corrected, [a, b], [a, b]) == 1
+    assert kept(published, [a, b], [a]) == kept(corrected, [a, b], [a]) == 0.75
+    assert kept(published, [a, b], [b, a]) == 0  # both are there, the other way round
+    assert kept(corrected, [a, b], []) == 0
+    assert kept(published, [a, b], [a, c, b, d]) == 1  # new predecessors go unseen
+    assert kept(corrected, [a, b], [a, c, b, d]) == 0.5
+    assert kept(published, [], [a]) == 1  # 0 of 0 is taken for all
+    assert kept(corrected, [], [a]) == 0
+    assert kept(corrected, [], []) == 1
+
+
+def test_a_variant_without_masses_is_kept_where_nothing_stands_before_it():
+    alone, among = variant(A, HEAD), variant(A, HEAD, "contextual", predecessors=[b])
+    for selector, stale in ((CacheCraft(), 0), (PublishedCacheCraft(), 1)):
+        assert selector.kept_context(alone, ()) == 1
+        assert selector.kept_context(alone, (b,)) == stale
+        assert selector.kept_context(among, (b,)) == 0
 
 
 def test_the_share_to_compute_again_follows_its_equations():
@@ -97,15 +103,13 @@ def test_the_share_to_compute_again_follows_its_equations():
     assert CacheCraft(9.0).share(held, (d,)) == 1
 
 
-def test_rows_are_those_that_looked_most_at_other_passages():
-    tokens = list(range(20))
-    weighed = masses([10.0], tokens, early=tokens[::-1])
+@pytest.mark.parametrize("selector", [CacheCraft(0.5), PublishedCacheCraft(0.5)])
+def test_rows_are_those_that_looked_most_at_other_passages(selector):
+    weighed = masses([10.0], list(range(20)))
     held = variant(C, [*HEAD, *A], "contextual", predecessors=[a], masses=weighed)
-    place = [Moved(held, 100, (b,))]
-    share = CacheCraft(0.5).share(held, (b,))
-    count = math.ceil(20 * share)
-    assert CacheCraft(0.5, corrected=False).rows(place).tolist() == list(range(120 - count, 120))
-    assert CacheCraft(0.5).rows(place).tolist() == list(range(100, 100 + count))
+    count = math.ceil(20 * selector.share(held, (b,)))
+    rows = selector.rows([Moved(held, 100, (b,))])
+    assert rows.tolist() == list(range(120 - count, 120))
 
 
 def test_ties_go_to_the_head_of_a_passage():
@@ -113,6 +117,11 @@ def test_ties_go_to_the_head_of_a_passage():
     rows = CacheCraft(0.5).rows(place)
     assert rows.tolist() == list(range(100, 100 + rows.size))
     assert rows.size == 5
+    looked_at_none = masses([10.0], [0.0] * 20)
+    held = variant(C, [*HEAD, *A], "contextual", predecessors=[a], masses=looked_at_none)
+    assert CacheCraft().order(held).tolist() == list(range(20))
+    by_chance = PublishedCacheCraft().order(held).tolist()
+    assert sorted(by_chance) == list(range(20)) != by_chance
 
 
 def test_the_variant_with_the_least_to_compute_is_placed():
@@ -133,7 +142,6 @@ def test_the_variant_with_the_least_to_compute_is_placed():
         ("epic:8", "epic 8"),
         ("epic-share:0.25", "epic-share 0.25"),
         ("cache-craft:1", "cache-craft 1"),
-        ("cache-craft-published", "cache-craft-published 0.5"),
         ("random:0.2", "random 0.2"),
         ("all", "all"),
         ("none", "none"),

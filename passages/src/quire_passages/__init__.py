@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.engines.segments import Segments
-    from quire_passages.masses import Masses, Measured
+    from quire_passages.masses import Masses
     from quire_passages.planning import PassagePlace, PassagePlan, Reach, make_plan
     from quire_passages.report import PassageReport, PassagesReport, report_of
     from quire_passages.selectors import (
@@ -53,7 +53,6 @@ _HOME = {
     "EpicShare": "quire_passages.selectors",
     "KVDeviation": "quire_passages.selectors",
     "Masses": "quire_passages.masses",
-    "Measured": "quire_passages.masses",
     "Moved": "quire_passages.selectors",
     "NoRows": "quire_passages.selectors",
     "PassagePlace": "quire_passages.planning",
@@ -75,7 +74,6 @@ __all__ = [
     "EpicShare",
     "KVDeviation",
     "Masses",
-    "Measured",
     "Moved",
     "NoRows",
     "PassagePlace",

@@ -19,7 +19,8 @@ Corrected, where the published form reuses what is stale:
 - the mean over all layers and heads is dilute, as attention of late layers changes no K or V: the
   maximum over heads is taken, in the first half of the layers.
 
-The head of a prompt is no predecessor: as a sink of attention it would outweigh all of them.
+The head of a prompt is no predecessor: as a sink of attention it would outweigh all of them. The published
+form is measured beside the corrected one in `quire_passages.bench.published`.
 """
 
 import math
@@ -34,38 +35,23 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Attention of a passage by one way of counting, summed over layers.
+class Masses:
+    """Attention of a passage to the passages before it and to itself, summed over layers.
 
-    inter   [predecessors]  to each predecessor
-    intra   to itself
-    tokens  [n]  of each token to all predecessors
+    lengths  tokens of each predecessor
+    inter    [predecessors]  to each predecessor
+    intra    to itself
+    tokens   [n]  of each token to all predecessors
     """
 
+    lengths: tuple[int, ...]
     inter: Floats
     intra: float
     tokens: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Masses:
-    """Attention of a passage to the passages before it and to itself.
-
-    lengths  tokens of each predecessor
-    mean     over all layers, the mean of the heads: as published
-    early    over the first half of the layers, the largest of the heads
-    """
-
-    lengths: tuple[int, ...]
-    mean: Measured
-    early: Measured
-
-
-def overlap(old: Sequence[bytes], new: Sequence[bytes], inter: Floats, *, corrected: bool) -> float:
-    """Return beta' of a variant captured behind `old` passages that stands behind `new` ones now."""
-    if not old or not float(inter.sum()):
-        # Published implementations divide 0 by 0 here, and take it for a perfect match.
-        return 1.0 if not corrected or not new else 0.0
+def in_place(old: Sequence[bytes], new: Sequence[bytes], inter: Floats) -> float:
+    """Return beta' of a variant captured behind `old` passages, to some of which it looked, behind `new` ones."""
     present = set(new)
     beta = float(sum(mass for each, mass in zip(old, inter, strict=True) if each in present))
     beta /= float(inter.sum())
@@ -74,29 +60,22 @@ def overlap(old: Sequence[bytes], new: Sequence[bytes], inter: Floats, *, correc
     pairs = list(combinations(common, 2))
     if pairs:
         beta *= 1 - sum(places[a] > places[b] for a, b in pairs) / len(pairs)
-    if corrected and new:
-        known = set(old)
-        beta *= sum(each in known for each in new) / len(new)
     return beta
 
 
-def context_impact(masses: Masses, num_tokens: int, *, corrected: bool) -> float:
+def overlap(old: Sequence[bytes], new: Sequence[bytes], inter: Floats) -> float:
+    """Return beta', corrected, of a variant captured behind `old` passages that stands behind `new` ones."""
+    if not old or not float(inter.sum()):
+        return 0.0 if new else 1.0
+    known = set(old)
+    return in_place(old, new, inter) * sum(each in known for each in new) / max(len(new), 1)
+
+
+def context_impact(masses: Masses, num_tokens: int) -> float:
     """Return CCI, from 0.5 for a passage that looked at itself alone to 1."""
-    measured = masses.early if corrected else masses.mean
     outside = sum(
         float(mass) / (num_tokens * length)
-        for mass, length in zip(measured.inter, masses.lengths, strict=True)
+        for mass, length in zip(masses.inter, masses.lengths, strict=True)
     )
-    inside = measured.intra / num_tokens**2
+    inside = masses.intra / num_tokens**2
     return 1 / (1 + math.exp(-outside / max(inside, 1e-12)))
-
-
-def ranked(masses: Masses | None, num_tokens: int, *, corrected: bool) -> npt.NDArray[np.int64]:
-    """Return the tokens of a passage, those first that looked most at the passages before it."""
-    if masses is None:
-        return np.arange(num_tokens)
-    scores = (masses.early if corrected else masses.mean).tokens
-    if corrected or scores.any():
-        return np.argsort(-scores, kind="stable")
-    # All are equal: the published form says nothing of it, and any order is one.
-    return np.random.default_rng(num_tokens).permutation(num_tokens)

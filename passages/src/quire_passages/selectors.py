@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.config import nearest
 from quire.errors import ConfigError
-from quire_passages.masses import context_impact, overlap, ranked
+from quire_passages.masses import context_impact, overlap
 from quire_passages.variants import Variant
 
 Rows = npt.NDArray[np.int64]
@@ -134,18 +134,17 @@ class EpicShare(Selector):
 class CacheCraft(Selector):
     """The rows that looked most at other passages, as many as the variant's context has changed.
 
-    See `masses` for the source, and for what `corrected` corrects. Of several variants the one with
+    See `masses` for the source, and for what is corrected. Of several variants the one with
     the least to compute is placed.
     """
 
     weighs = True
 
-    def __init__(self, alpha: float = 0.5, *, corrected: bool = True) -> None:
+    def __init__(self, alpha: float = 0.5) -> None:
         if not alpha >= 0:
             raise ConfigError(f"alpha={alpha}; it weighs what is computed again, and is 0 or more")
         self.alpha = alpha
-        self.corrected = corrected
-        self.name = f"cache-craft{'' if corrected else '-published'} {alpha:g}"
+        self.name = f"cache-craft {alpha:g}"
 
     def rows(self, moved: Sequence[Moved]) -> Rows:
         return _joined(self._of(each) for each in moved)
@@ -155,23 +154,25 @@ class CacheCraft(Selector):
 
     def share(self, variant: Variant, before: tuple[bytes, ...]) -> float:
         """Return CFO, the share of a variant's rows to compute again behind these passages, 0 to 1."""
-        masses, known = variant.masses, variant.predecessors
-        if masses is None:
-            impact, kept = (
-                0.5,
-                0.0 if known else overlap((), before, _NONE, corrected=self.corrected),
-            )
-        else:
-            impact = context_impact(masses, variant.num_tokens, corrected=self.corrected)
-            inter = (masses.early if self.corrected else masses.mean).inter
-            kept = overlap(known, before, inter, corrected=self.corrected)
-        return min(max(self.alpha * impact * (1 - kept), 0.0), 1.0)
+        masses = variant.masses
+        impact = 0.5 if masses is None else context_impact(masses, variant.num_tokens)
+        return min(max(self.alpha * impact * (1 - self.kept_context(variant, before)), 0.0), 1.0)
+
+    def kept_context(self, variant: Variant, before: tuple[bytes, ...]) -> float:
+        """Return the share of a variant's context that is there again, 0 to 1."""
+        if variant.masses is None:
+            return 0.0 if variant.predecessors or before else 1.0
+        return overlap(variant.predecessors, before, variant.masses.inter)
+
+    def order(self, variant: Variant) -> Rows:
+        """Return the tokens of a variant, those first that looked most at the passages before it."""
+        if variant.masses is None:
+            return np.arange(variant.num_tokens)
+        return np.argsort(-variant.masses.tokens, kind="stable")
 
     def _of(self, moved: Moved) -> Rows:
-        variant = moved.variant
-        count = math.ceil(self.share(variant, moved.before) * variant.num_tokens)
-        order = ranked(variant.masses, variant.num_tokens, corrected=self.corrected)
-        return np.sort(order[:count]) + moved.start
+        count = math.ceil(self.share(moved.variant, moved.before) * moved.num_tokens)
+        return np.sort(self.order(moved.variant)[:count]) + moved.start
 
 
 class RandomRows(Selector):
@@ -211,7 +212,6 @@ _NAMED: dict[str, Callable[[float], Selector]] = {
     "epic": lambda tokens: Epic(int(tokens)),
     "epic-share": EpicShare,
     "cache-craft": CacheCraft,
-    "cache-craft-published": lambda alpha: CacheCraft(alpha, corrected=False),
     "random": RandomRows,
 }
 _DEFAULTS = {
@@ -219,7 +219,6 @@ _DEFAULTS = {
     "epic": 16.0,
     "epic-share": 0.2,
     "cache-craft": 0.5,
-    "cache-craft-published": 0.5,
     "random": 0.15,
 }
 
@@ -244,9 +243,6 @@ def named_selector(line: str) -> Selector:
             f"selector {line!r}: {number!r} is no number; write {name}:{_DEFAULTS[name]:g}"
         ) from None
     return _NAMED[name](value)
-
-
-_NONE = np.empty(0, np.float32)
 
 
 def _share(name: str, value: float) -> float:

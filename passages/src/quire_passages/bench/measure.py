@@ -13,10 +13,12 @@ import torch
 
 from quire.bench.timing import Progress, Row
 from quire_passages import Segments, Variant
-from quire_passages.bench.methods import FULL, Method
+from quire_passages.bench.methods import FULL, Captured, Method
+from quire_passages.bench.published import mean_of_all
 from quire_passages.bench.workloads import Case
 from quire_passages.hf import Blended, PassageModel
 from quire_passages.hf.check_layer import divergence
+from quire_passages.hf.weighing import largest_early
 
 
 @dataclass(slots=True)
@@ -132,22 +134,25 @@ class _Captures:
         self._passage_model = passage_model
         self._case = case
         self._alone: list[Variant] = passage_model.capture_alone(case.passages, case.head)
-        self._earlier: dict[bytes, list[Variant]] = {}
+        self._earlier: dict[Captured, dict[bytes, list[Variant]]] = {}
 
     def of(self, method: Method) -> Sequence[Variant]:
         """Return the captures that a method places, one for each passage."""
         if method.captured == "alone":
             return self._alone
-        if not self._earlier:
-            self._capture_earlier()
+        if method.captured not in self._earlier:
+            self._earlier[method.captured] = self._capture_earlier(method.captured)
+        earlier = self._earlier[method.captured]
         keys = [variant.ids for variant in self._alone]
         return [
-            method.selector.preferred(self._earlier[key], tuple(keys[:at]))
-            for at, key in enumerate(keys)
+            method.selector.preferred(earlier[key], tuple(keys[:at])) for at, key in enumerate(keys)
         ]
 
-    def _capture_earlier(self) -> None:
+    def _capture_earlier(self, captured: Captured) -> dict[bytes, list[Variant]]:
+        count = mean_of_all if captured == "earlier by mean" else largest_early
+        found: dict[bytes, list[Variant]] = {}
         for passages in self._case.earlier:
             segments = Segments.of([self._case.head, *passages, (0,)])
-            for variant in self._passage_model.capture_all(segments, masses=True):
-                self._earlier.setdefault(variant.ids, []).append(variant)
+            for variant in self._passage_model.capture_all(segments, count=count):
+                found.setdefault(variant.ids, []).append(variant)
+        return found

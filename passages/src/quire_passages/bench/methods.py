@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows, Selector
+from quire_passages.bench.published import PublishedCacheCraft
 
-Captured = Literal["alone", "earlier"]
-"""Where K and V of a passage are from: computed alone behind the head, or among others in an earlier prompt."""
+Captured = Literal["alone", "earlier", "earlier by mean"]
+"""Where K and V of a passage are from: computed alone behind the head, or among others in an earlier prompt.
+
+"by mean": attention is counted there as Cache-Craft was published."""
 
 
 class Method(NamedTuple):
@@ -41,7 +44,7 @@ METHODS: Mapping[str, Method] = {
     **{f"kv_deviation_15%_at_{at}": Method(KVDeviation(0.15, at)) for at in CHECKS},
     "earlier": Method(NoRows(), "earlier"),
     **{
-        f"cache_craft_published_{alpha:g}": Method(CacheCraft(alpha, corrected=False), "earlier")
+        f"cache_craft_published_{alpha:g}": Method(PublishedCacheCraft(alpha), "earlier by mean")
         for alpha in ALPHAS
     },
     **{f"cache_craft_{alpha:g}": Method(CacheCraft(alpha), "earlier") for alpha in ALPHAS},

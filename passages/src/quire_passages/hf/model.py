@@ -16,7 +16,7 @@ from quire_passages.hf.blending import Blending
 from quire_passages.hf.gate import relocation_of
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.runs import Runs, contextual
-from quire_passages.hf.weighing import masses_of
+from quire_passages.hf.weighing import Counting, masses_of
 from quire_passages.selectors import Rows
 
 
@@ -77,16 +77,16 @@ class PassageModel:
         read = Segments.of([head, *passages, [0]])
         return self._runs.isolated(read.head, read.passages)
 
-    def capture_all(self, segments: Segments, *, masses: bool = False) -> list[Variant]:
+    def capture_all(self, segments: Segments, *, count: Counting | None = None) -> list[Variant]:
         """Return variants of all passages of a prompt as they are there.
 
-        masses  measure their attention too, which `CacheCraft` goes by
+        count  measure their attention too, counted so; `CacheCraft` goes by `weighing.largest_early`
         """
         past = self._runs.past(segments.num_tokens)
         self._runs.feed(past, segments.tokens)
         found = None
-        if masses and segments.passages:
-            found = masses_of(self._blending.rows, past, segments.tokens, segments.spans)
+        if count is not None and segments.passages:
+            found = masses_of(self._blending.rows, past, segments.tokens, segments.spans, count)
         return contextual(past, segments, range(len(segments.passages)), found)
 
     def blend(
