@@ -28,7 +28,7 @@ FULL, SLIDING = FullAttention(), SlidingWindow(100)
         (Recurrent(1024), 8192, 11),
     ],
 )
-def test_what_a_sequence_keeps_of_each_kind(kind, num_tokens, blocks):
+def test_blocks_for_counts_the_blocks_that_each_kind_keeps(kind, num_tokens, blocks):
     assert kind.blocks_for(num_tokens, 16) == blocks
 
 
@@ -109,7 +109,7 @@ def test_memory_moves_from_where_it_was_not_missed(pressure, counts):
     assert shift_budget(SIXTY, [80, 40], pressure) == counts
 
 
-def test_no_group_gives_what_one_sequence_needs():
+def test_a_shift_of_the_budget_leaves_each_group_room_for_one_sequence():
     assert shift_budget(SIXTY, [80, 2], {"full": 10}) == [80, 2]
     assert shift_budget(SIXTY, [1, 40], {"sliding": 10}, share=1.0) == [1, 40]
 

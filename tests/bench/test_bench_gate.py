@@ -51,7 +51,7 @@ def test_rows_tell_hits_misses_loading_and_computing_and_judge(tmp_path):
         assert not list(tier.scan()), "what was put is deleted"
 
 
-def test_what_an_operator_should_know_of_a_server_is_said_once(monkeypatch, tmp_path, caplog):
+def test_a_warning_of_a_server_is_logged_once_per_benchmark(monkeypatch, tmp_path, caplog):
     opened = []
 
     def warns(line):
@@ -67,13 +67,13 @@ def test_what_an_operator_should_know_of_a_server_is_said_once(monkeypatch, tmp_
     assert len(caplog.messages) == 2, "only while rows are measured"
 
 
-def test_what_is_allowed_is_a_tenth_or_two_milliseconds():
+def test_a_request_may_be_a_tenth_or_two_milliseconds_slower_than_the_best():
     assert gate_rows.holds(1.09, 1.0)
     assert not gate_rows.holds(1.11, 1.0)
     assert gate_rows.holds(0.0019, 0.0)
 
 
-def test_the_command_prints_and_draws_them(monkeypatch, tmp_path):
+def test_bench_tiers_prints_and_draws_the_rows_of_the_gate(monkeypatch, tmp_path):
     monkeypatch.setattr(gate_rows, "computing_s", lambda num_tokens: num_tokens * 1e-6)
     drawn = tmp_path / "grid.svg"
     words = (f"files:{tmp_path / 'kv'}", "--gate", "--quick", "--report", str(drawn))

@@ -27,7 +27,7 @@ def _small(monkeypatch):
 
 
 @pytest.mark.ci
-def test_each_way_has_a_time_and_a_rate_and_ratios():
+def test_bench_hf_gives_each_way_times_rates_and_ratios():
     rows = {row["name"]: row for row in hf_rows.rows(quick=True)}
     assert list(rows) == hf_rows.row_names(quick=True)
     warm = rows["hf_ttft_warm_64"]

@@ -43,7 +43,7 @@ def test_a_tier_that_fails_has_a_reason_and_the_others_have_figures():
         ({"block_bytes": (0,)}, "at least 1 byte"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(words, message):
+def test_bench_tiers_refuses_sizes_and_places_that_it_cannot_measure(words, message):
     with pytest.raises(ConfigError, match=message):
         rows(**SMALL | words)
 

@@ -41,7 +41,7 @@ def test_a_tier_has_figures_beside_the_raw_thing(kind, tmp_path, capsys):
     assert not list(tmp_path.iterdir()), "nothing stays on the disk"
 
 
-def test_no_more_than_the_bytes_asked_for_are_on_the_disk(tmp_path, monkeypatch, capsys):
+def test_a_measurement_writes_no_more_bytes_than_asked_for(tmp_path, monkeypatch, capsys):
     import measure
 
     most = 0

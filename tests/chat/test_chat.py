@@ -52,7 +52,7 @@ def test_content_in_parts_is_joined_and_none_is_empty(tokenizer):
     )
 
 
-def test_what_cannot_be_laid_out_is_refused(tokenizer):
+def test_a_conversation_that_no_template_lays_out_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="messages is empty"):
         prompt_of(tokenizer, chat())
     with pytest.raises(ConfigError, match=r"arguments of a call are JSON, got '\{'"):
@@ -105,7 +105,7 @@ def test_tools_and_the_arguments_of_calls_reach_the_template_as_data(tokenizer):
     assert spy.given["thinking"] is False
 
 
-def test_no_tools_where_the_choice_is_none():
+def test_tool_choice_none_offers_no_tools():
     assert [tool.function.name for tool in chat(tools=TOOLS).callable_tools] == ["add", "now"]
     assert chat(tools=TOOLS, tool_choice="none").callable_tools == []
 
@@ -127,14 +127,14 @@ def test_a_choice_of_a_tool_is_a_schema():
 
 
 @pytest.mark.parametrize("form", ANSWERS)
-def test_calls_are_found(form):
+def test_tool_calls_are_parsed_out_of_an_answer(form):
     text, calls = parse_tools(ANSWERS[form], form)
     assert text in ("Let me see.", "")
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [
         ("add", {"a": 1}), ("now", {})][: 1 if form == "json" else 2]  # fmt: skip
 
 
-def test_mistrals_newer_form():
+def test_tool_calls_in_mistrals_newer_form_are_parsed():
     text = '[TOOL_CALLS]add{"a": 1}[TOOL_CALLS]now[ARGS]{}'
     assert parse_tools(text, "mistral") == (
         "", [ToolCall("add", '{"a": 1}'), ToolCall("now", "{}")])  # fmt: skip
@@ -213,7 +213,7 @@ def test_text_without_a_call_stays_whole(form, text):
 
 @pytest.mark.parametrize("form", ANSWERS)
 @pytest.mark.parametrize("text", [*ANSWERS.values(), "a < b <tool> [TOO", "  {", "plain"])
-def test_what_is_sent_before_the_end_is_never_part_of_a_call(form, text):
+def test_streamed_text_never_has_part_of_a_tool_call(form, text):
     """Cut anywhere: what was sent is the beginning of what is the text in the end."""
     whole, _ = parse_tools(text, form)
     for cut in range(len(text) + 1):

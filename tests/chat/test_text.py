@@ -115,7 +115,7 @@ PROSE |= st.sampled_from([CORPUS[0], CORPUS[1] * 3])
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @drawn(30, 600, PROSE, SIZES)
-def test_all_pieces_are_the_text_and_none_has_a_part_of_a_character(kind, text, sizes):
+def test_streamed_pieces_join_to_the_text_and_cut_no_character(kind, text, sizes):
     ids = encode(kind, text)
     said = pieces(TextStream(tokenizer(kind), SamplingParams()), ids, sizes)
     whole = decode(kind, ids)
@@ -272,7 +272,7 @@ def test_special_tokens_are_left_out_unless_asked_for(kind):
         assert "".join(said) == decode(kind, ids, skip=skip)
 
 
-def test_without_tokenizer_or_where_none_is_wanted_there_is_no_text():
+def test_a_stream_without_tokenizer_or_detokenization_has_no_text():
     for stream in (
         TextStream(None, SamplingParams()),
         TextStream(tokenizer("bytes"), SamplingParams(detokenize=False)),
@@ -287,7 +287,7 @@ def test_a_stop_within_the_least_number_of_tokens_is_text():
     assert stream.stopped == "ab"
 
 
-def test_no_more_than_may_become_one_character_waits():
+def test_a_stream_holds_back_at_most_one_incomplete_character():
     stream = TextStream(tokenizer("bytes"), SamplingParams())
     said = [stream.feed([0xFF]) for _ in range(8)]
     assert said == ["", "", "", *["\ufffd"] * 5]
@@ -306,7 +306,7 @@ def test_no_more_than_may_become_one_character_waits():
     ],
 )
 @pytest.mark.parametrize("sizes", [(), (9,)])
-def test_a_prompt_that_ends_inside_a_character_lends_its_answer_no_part_of_it(
+def test_an_answer_starts_clean_behind_a_prompt_that_ends_inside_a_character(
     prompt, answer, text, sizes
 ):
     stream = TextStream(tokenizer("bytes"), SamplingParams(), list(prompt))

@@ -28,7 +28,7 @@ GROUPS = ((), ("trace",), ("cache",), ("bench",))
 @pytest.mark.parametrize(
     "words", [*GROUPS, *(path.split() for path, _ in flag_table.commands())], ids=" ".join
 )
-def test_every_command_explains_itself(words):
+def test_help_of_every_command_has_usage_and_an_example(words):
     text = shown(*words, "--help")
     assert "Usage" in text
     assert not words or "Example" in text

@@ -83,7 +83,7 @@ def test_inspect_shows_scopes_prefixes_and_sizes(place):
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_inspect_as_json_has_all_of_it(place):
+def test_inspect_as_json_has_every_scope_and_namespace(place):
     found = told("inspect", place)
     assert (found["kind"], found["total"]["records"]) == (place.name, NUM_RECORDS)
     scopes = {scope["root"]: scope for scope in found["scopes"]}
@@ -128,7 +128,7 @@ def test_inspect_draws_the_tier_into_a_file(place, tmp_path):
     assert "cannot write" in refusal("inspect", place, "--report", tmp_path / "no" / "tier.svg")
 
 
-def test_a_picture_of_many_scopes_and_namespaces_has_so_many_rows_as_were_asked_for(tmp_path):
+def test_a_picture_of_a_tier_has_at_most_top_rows_per_table(tmp_path):
     spaces = [msgspec.structs.replace(FULL, model=f"model {number}") for number in range(40)]
     with Files(tmp_path) as tier:
         for number, space in enumerate(spaces):
@@ -256,7 +256,7 @@ def test_evict_a_scope_leaves_the_others(place):
     assert root_digest(OTHER) not in NameBook.read(place).scopes
 
 
-def test_evict_a_prefix_takes_all_behind_it(place):
+def test_evict_prefix_drops_the_block_and_all_behind_it(place):
     block = hashes_of(ONE)[6].hex()[:10]
     found = told("cache", "evict", place, "--prefix", block)
     assert found["evicted"] == 5
@@ -264,7 +264,7 @@ def test_evict_a_prefix_takes_all_behind_it(place):
     assert found["left"] == 6
 
 
-def test_evict_everything(place):
+def test_evict_all_drops_every_record(place):
     shown("cache", "evict", place, "--all")
     assert held(place) == 0
 
@@ -315,7 +315,7 @@ def test_a_place_without_a_tier_is_said_and_no_password_shown(place, message):
 
 
 @pytest.mark.parametrize("words", [("inspect",), ("cache", "verify")], ids=str)
-def test_a_missing_package_is_said_with_how_to_get_it(files, monkeypatch, words):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(files, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "xxhash", None)
     assert "pip install 'quire-kv[cli]'" in refusal(*words, files)
 

@@ -119,7 +119,7 @@ def refused(done):
 @pytest.mark.cases(7)
 @pytest.mark.parametrize("kind", [FILE, FOLDER, BYTES, JSON, BARE])
 @pytest.mark.parametrize("words", READS, ids=lambda words: " ".join(words).replace(TRACE, "T"))
-def test_what_cannot_be_read_is_one_line(run, tmp_path, monkeypatch, words, kind):
+def test_an_unreadable_file_is_an_error_of_one_line(run, tmp_path, monkeypatch, words, kind):
     if words[1] in {"--file", "--system", "--turns"} and kind in {JSON, BARE}:
         pytest.skip("any text is a prompt")
     if words[-2] in {"--model", "--lora"} or "--lora" in words or words[1] == "--model":
@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_one_line(run, tmp_path, monkeypatch, words, kind
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("words", WRITES, ids=lambda words: " ".join(words).replace(TRACE, "T"))
 @pytest.mark.parametrize("where", ["no/such/folder/x", "."])
-def test_what_cannot_be_written_is_said_before_the_work(run, words, where):
+def test_a_command_refuses_an_unwritable_output_before_it_works(run, words, where):
     ending = {"replay": ".html", "plan": ".html"}.get(words[0], "")
     ending = ending if words[-1] == "--report" else ""
     place = where + ending if where != "." else "."
@@ -146,7 +146,7 @@ def test_what_cannot_be_written_is_said_before_the_work(run, words, where):
 
 @pytest.mark.cases(5)
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(words).replace(TRACE, "T"))
-def test_what_cannot_be_is_refused_before_the_work(run, words):
+def test_a_command_refuses_impossible_options_before_it_works(run, words):
     refused(run(*words))
 
 
@@ -170,7 +170,7 @@ def test_a_recording_never_replaces_a_file(run, tmp_path):
     assert (tmp_path / "there.jsonl").read_text() == "kept"
 
 
-def test_what_was_not_foreseen_is_a_line_that_says_so(run, monkeypatch):
+def test_an_unforeseen_error_is_one_line_that_calls_it_a_defect(run, monkeypatch):
     monkeypatch.setattr(demo, "parse_bytes", lambda _: 1 / 0)
     done = run("demo")
     assert done.exit_code == 3

@@ -64,7 +64,7 @@ def test_the_encoder_of_images_beside_a_gguf_file_is_passed_over(tmp_path):
     assert source_of(str(tmp_path)) == tmp_path / "text.gguf"
 
 
-def test_one_of_several_gguf_files_has_to_be_named(tmp_path):
+def test_a_folder_of_several_gguf_files_is_refused_with_their_names(tmp_path):
     for name in ("m-Q4_0.gguf", "m-Q8_0.gguf"):
         (tmp_path / name).touch()
     said = refusal("generate", "--model", tmp_path, "hi")

@@ -59,7 +59,7 @@ def test_answers_are_those_that_the_model_was_taught(replies, num_talks):
     )
 
 
-def test_what_is_taught_fits_the_demo():
+def test_answers_that_quire_tiny_was_trained_on_fit_the_demo():
     answers = [answer for talk in (*ASKED, *MORE) for _, answer in talk]
     assert max(map(len, answers)) < DemoSize().max_new_tokens
     assert len(set(answers)) == len(answers)

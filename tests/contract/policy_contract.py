@@ -41,7 +41,7 @@ class PolicyContract:
             ops.check(manager)
         return order
 
-    def test_all_that_is_cached_can_be_reclaimed(self):
+    def test_reclaim_frees_every_cached_block(self):
         manager = self.manager()
         for start in range(0, 4000, 1000):
             serve(manager, run(start, 3 * BLOCK))
@@ -158,7 +158,7 @@ class PolicyContract:
         assert set(order[1:3]) == {1000, 4000}
         assert order[3:] == [0, 2000]
 
-    def test_pressure_takes_the_lower_priority_too(self):
+    def test_pressure_evicts_the_lower_priority_first(self):
         manager = self.manager(num_blocks=4)
         serve(manager, run(0, BLOCK), priority=1)
         for start in range(1000, 20000, 1000):
@@ -188,7 +188,7 @@ class PolicyContract:
         serve(manager, run(1000, 2 * BLOCK))
         assert found(manager, run(1000, 2 * BLOCK)) == 2 * BLOCK
 
-    def test_retention_ends(self):
+    def test_blocks_past_their_retention_rank_as_plain_ones(self):
         def order(**options):
             clock = Clock()
             manager = self.manager(clock=clock)

@@ -45,7 +45,7 @@ def test_a_free_stack_that_names_a_held_block_is_seen(pool):
         pool.take(1)
 
 
-def test_what_was_freed_can_be_taken_again(pool):
+def test_a_dropped_block_can_be_taken_again(pool):
     pool.cache(2)
     pool.drop(ids(0, 1))
     assert sorted(pool.take(6)) == [0, 1, 4, 5, 6, 7]

@@ -32,7 +32,7 @@ def manager():
     return CacheManager(num_blocks=8, block_size=BLOCK, sub_block=False)
 
 
-def test_what_is_cached_need_not_be_had(manager):
+def test_fits_counts_cached_blocks_as_there(manager):
     serve(manager, run(0, 20))
     held = prefill(manager, run(1000, 12))
     assert (manager.num_free, manager.num_cached, manager.num_active) == (0, 5, 3)
@@ -44,7 +44,7 @@ def test_what_is_cached_need_not_be_had(manager):
     assert ops.fits(manager, run(0, 21))
 
 
-def test_what_can_be_evicted_can_be_had_and_what_is_pinned_can_not(manager):
+def test_fits_counts_evictable_blocks_as_room_and_pinned_ones_not(manager):
     serve(manager, run(0, 16))
     assert ops.fits(manager, run(1000, 32))
     with ops.pin(manager, run(0, 16)):

@@ -16,7 +16,7 @@ __all__ = ["clock", "make"]
 
 
 class TestSessions:
-    def test_each_loses_its_branch_only(self, make):
+    def test_ending_a_session_releases_its_own_branch_only(self, make):
         manager = make()
         system = blocks(0, 2)
         shared = [*system, *blocks(500, 1)]
@@ -29,7 +29,7 @@ class TestSessions:
         assert found(manager, shared) == 3 * BLOCK
 
     @pytest.mark.cases(1)
-    def test_of_a_long_one_all_is_known(self, make):
+    def test_all_runs_of_a_long_session_are_released_at_its_end(self, make):
         manager = make(num_blocks=400)
         for number in range(150):
             turn(manager, [*blocks(0, 2), *blocks(1000 * (number + 1), 1)], hint=A)
@@ -37,7 +37,7 @@ class TestSessions:
         assert manager.end_session("a") == 152
         assert foreseen(manager) == 152
 
-    def test_one_of_another_scope_by_the_same_name_goes_on(self, make):
+    def test_a_session_of_the_same_name_in_another_scope_stays_open(self, make):
         manager = make()
         tenants = [None, Scope(salt="x"), Scope(salt="x", lora="y")]
         for scope in tenants:
@@ -63,7 +63,7 @@ class TestSessions:
         assert found(manager, blocks(2000, 3)) == 3 * BLOCK
         assert manager.end_session("a") == 3
 
-    def test_what_two_computed_at_once_is_shared(self, make):
+    def test_blocks_that_two_sessions_compute_at_once_belong_to_neither(self, make):
         manager = make()
         seqs = [manager.open(blocks(0, 3), hint=hint) for hint in (A, B)]
         for seq in seqs:
@@ -82,7 +82,7 @@ class TestSessions:
         manager.close(seq)
         assert foreseen(manager) == 4
 
-    def test_of_too_many_the_oldest_is_forgotten_and_the_others_are_known(self, make, monkeypatch):
+    def test_beyond_max_sessions_the_oldest_session_is_forgotten(self, make, monkeypatch):
         monkeypatch.setattr("quire.core.owners.MAX_SESSIONS", 3)
         manager = make()
         for number in range(4):
@@ -102,7 +102,7 @@ class TestTimeToLive:
         assert foreseen(manager) == gone
         assert found(manager, blocks(1000, 3)) == 3 * BLOCK
 
-    def test_a_later_turn_of_the_session_renews_it(self, make, clock):
+    def test_a_later_turn_of_a_session_renews_its_time_to_live(self, make, clock):
         manager, hint = make(clock=clock), Hint(ttl_s=10, session_id="a")
         turn(manager, blocks(0, 2), hint=hint)
         clock.now += 6
@@ -134,7 +134,7 @@ class TestTimeToLive:
 
 class TestRetention:
     @pytest.mark.parametrize("hint", [NEVER, Hint(ttl_s=5)])
-    def test_it_wins_until_it_runs_out(self, make, clock, hint):
+    def test_a_retention_outranks_a_hint_until_it_runs_out(self, make, clock, hint):
         manager = make(clock=clock)
         serve(manager, blocks(0, 3), hint=hint, retain_s=10)
         serve(manager, blocks(1000, 2), priority=100)
@@ -145,7 +145,7 @@ class TestRetention:
         clock.now += 2
         assert foreseen(manager) == 3
 
-    def test_it_ends_in_time_after_a_longer_time_to_live_was_cancelled(self, make, clock):
+    def test_a_retention_ends_in_time_after_a_longer_time_to_live_was_cancelled(self, make, clock):
         manager = make(clock=clock)
         turn(manager, blocks(0, 2), hint=Hint(ttl_s=100))
         turn(manager, blocks(0, 2), retain_s=10)
@@ -163,7 +163,7 @@ class TestRetention:
         clock.now += 11
         assert foreseen(manager) == 2
 
-    def test_the_head_of_a_run_cut_when_it_has_ended_unseen_is_ordinary_too(self, make, clock):
+    def test_a_run_cut_after_its_retention_ended_is_ordinary_in_both_parts(self, make, clock):
         manager = make(clock=clock)
         serve(manager, blocks(0, 4), retain_s=10)
         clock.now += 11
@@ -205,7 +205,7 @@ class TestMemory:
         ({"session_id": ""}, "session_id is a text"),
     ],
 )
-def test_what_says_nothing_is_refused(said, message):
+def test_an_invalid_hint_is_refused_with_the_value(said, message):
     with pytest.raises(ConfigError, match=message):
         Hint(**said)
 

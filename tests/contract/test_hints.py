@@ -11,7 +11,9 @@ __all__ = ["clock", "forecast", "make"]
 
 
 class TestWhatGoesFirst:
-    def test_it_goes_block_by_block_before_all_others(self, make, forecast):
+    def test_blocks_past_their_forecast_are_evicted_one_by_one_before_all_others(
+        self, make, forecast
+    ):
         manager = make()
         serve(manager, blocks(1000, 3), priority=-100)
         forecast.serve(manager, blocks(0, 3))
@@ -22,13 +24,13 @@ class TestWhatGoesFirst:
             assert found(manager, blocks(0, 3)) == left * BLOCK
         assert found(manager, blocks(1000, 3)) == found(manager, blocks(2000, 3)) == 3 * BLOCK
 
-    def test_it_is_found_until_then(self, make, forecast):
+    def test_blocks_past_their_forecast_are_found_until_their_eviction(self, make, forecast):
         manager = make()
         forecast.serve(manager, blocks(0, 3))
         assert manager.open([*blocks(0, 3), 7]).num_cached == 3 * BLOCK
 
     @pytest.mark.parametrize("used", [1, 2, 3])
-    def test_what_a_request_of_somebody_else_uses_is_ordinary(self, make, forecast, used):
+    def test_hinted_blocks_that_another_request_uses_become_ordinary(self, make, forecast, used):
         manager = make()
         forecast.serve(manager, blocks(0, 3))
         turn(manager, blocks(0, used))
@@ -42,7 +44,7 @@ class TestWhatGoesFirst:
         ops.explain(manager, [*blocks(0, 3), 7])
         assert foreseen(manager) == 3
 
-    def test_the_copied_part_of_a_block_is_no_use_of_it(self, make, forecast):
+    def test_copying_a_part_of_a_hinted_block_is_no_use_of_it(self, make, forecast):
         manager = make(sub_block=True)
         forecast.serve(manager, blocks(0, 3))
         seq = prefill(manager, [*run(0, 2 * BLOCK + 2), *run(1000, 6)])
@@ -51,7 +53,7 @@ class TestWhatGoesFirst:
         assert foreseen(manager) == 1
         assert found(manager, [*run(0, 2 * BLOCK + 2), *run(1000, 6)]) == 4 * BLOCK
 
-    def test_among_them_the_lower_priority_goes_first(self, make, forecast):
+    def test_among_hinted_blocks_the_lower_priority_goes_first(self, make, forecast):
         manager = make()
         for start, priority in ((0, 1), (1000, 0), (2000, 2)):
             forecast.serve(manager, blocks(start, 1), priority=priority)
@@ -60,19 +62,19 @@ class TestWhatGoesFirst:
             ops.reclaim(manager, 1)
             assert not found(manager, blocks(start, 1))
 
-    def test_what_is_not_stored_is_nobodys(self, make, forecast):
+    def test_tokens_beyond_store_until_have_no_forecast(self, make, forecast):
         manager = make()
         forecast.serve(manager, blocks(0, 4), store_until=2 * BLOCK)
         assert foreseen(manager) == 2
 
-    def test_it_holds_in_its_scope_only(self, make):
+    def test_a_hint_holds_in_its_scope_only(self, make):
         manager = make()
         serve(manager, blocks(0, 3), Scope(salt="a"), hint=NEVER)
         serve(manager, blocks(0, 3), Scope(salt="b"))
         assert foreseen(manager) == 3
         assert found(manager, blocks(0, 3), Scope(salt="b")) == 3 * BLOCK
 
-    def test_what_is_pinned_stays_and_goes_first_after_the_pin(self, make, forecast):
+    def test_pinned_hinted_blocks_stay_and_go_first_after_the_pin(self, make, forecast):
         manager = make()
         forecast.serve(manager, blocks(0, 4))
         pin = ops.pin(manager, blocks(0, 2))
@@ -89,7 +91,7 @@ class TestWhatGoesFirst:
         ops.check(manager)
         assert foreseen(manager) == 5
 
-    def test_the_head_of_a_run_that_was_cut_goes_first_too(self, make):
+    def test_both_parts_of_a_cut_hinted_run_go_first(self, make):
         manager = make()
         serve(manager, blocks(0, 4), hint=A)
         ops.pin(manager, blocks(0, 2)).close()
@@ -99,7 +101,7 @@ class TestWhatGoesFirst:
 
 
 class TestRunningRequests:
-    def test_all_that_one_stores_stays_until_it_ends(self, make, forecast):
+    def test_all_blocks_of_a_hinted_request_stay_until_its_forecast_ends(self, make, forecast):
         manager = make()
         seq = prefill(manager, run(0, BLOCK + 1), hint=forecast.hint)
         generate(manager, seq, run(1000, BLOCK))
@@ -113,7 +115,7 @@ class TestRunningRequests:
     @pytest.mark.cases(26)
     @pytest.mark.parametrize("first", ["hinted", "plain"])
     @pytest.mark.parametrize("closed_first", ["hinted", "plain"])
-    def test_what_a_plain_one_computed_as_well_is_ordinary(
+    def test_hinted_blocks_that_a_plain_request_computes_too_are_ordinary(
         self, make, forecast, first, closed_first
     ):
         manager = make()
@@ -129,7 +131,9 @@ class TestRunningRequests:
         assert found(manager, blocks(0, 3)) == 3 * BLOCK
 
     @pytest.mark.parametrize("other", [Hint(), NEVER, B])
-    def test_what_another_found_while_it_was_computed_is_ordinary(self, make, forecast, other):
+    def test_hinted_blocks_found_while_their_writer_runs_become_ordinary(
+        self, make, forecast, other
+    ):
         manager = make()
         writer = prefill(manager, blocks(0, 3), hint=forecast.hint)
         turn(manager, blocks(0, 2), hint=other)
@@ -167,7 +171,9 @@ class TestRunningRequests:
 
 class TestPauses:
     @pytest.mark.parametrize("resumed", [True, False])
-    def test_what_was_stored_before_one_goes_first_after_the_end(self, make, forecast, resumed):
+    def test_blocks_of_a_suspended_hinted_request_go_first_once_it_ends(
+        self, make, forecast, resumed
+    ):
         manager = make()
         seq = prefill(manager, blocks(0, 3), hint=forecast.hint)
         manager.suspend(seq)
@@ -188,7 +194,7 @@ class TestPauses:
         manager.close(seq)
         assert foreseen(manager) == 3
 
-    def test_what_is_computed_again_after_one_goes_first_too(self, make, forecast):
+    def test_blocks_that_a_resumed_hinted_request_computes_again_go_first(self, make, forecast):
         manager = make()
         seq = prefill(manager, blocks(0, 4), hint=forecast.hint)
         manager.suspend(seq)
@@ -199,7 +205,9 @@ class TestPauses:
         assert foreseen(manager) == 4
 
     @pytest.mark.parametrize("paused", [Hint(), NEVER])
-    def test_what_a_paused_request_continues_stays_when_its_writer_ends(self, make, paused):
+    def test_blocks_that_a_suspended_request_continues_stay_when_their_writer_ends(
+        self, make, paused
+    ):
         manager = make()
         writer = prefill(manager, blocks(0, 2), hint=NEVER)
         seq = prefill(manager, [*blocks(0, 2), *blocks(1000, 1)], hint=paused)
@@ -210,7 +218,7 @@ class TestPauses:
         assert found(manager, blocks(0, 2)) == 2 * BLOCK
 
     @pytest.mark.parametrize("resumed", [True, False])
-    def test_a_time_to_live_counts_from_the_end_not_from_them(self, make, clock, resumed):
+    def test_a_time_to_live_counts_from_the_close_of_the_request(self, make, clock, resumed):
         manager = make(clock=clock)
         seq = prefill(manager, blocks(0, 3), hint=Hint(ttl_s=10))
         manager.suspend(seq)

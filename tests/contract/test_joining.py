@@ -60,7 +60,7 @@ def test_a_prompt_that_was_branched_at_each_block_is_one_run_again(order, events
 
 
 @pytest.mark.parametrize("order", [range(149), range(148, -1, -1)])
-def test_a_long_prompt_keeps_a_run_per_so_many_bytes_at_most(order, monkeypatch):
+def test_joined_runs_hold_at_most_max_joined_bytes(order, monkeypatch):
     monkeypatch.setattr("quire.core.joining.MAX_JOINED_BYTES", 256)
     manager = CacheManager(20_000, 4)
     prompt = run(0, 4 * 150)
@@ -72,7 +72,7 @@ def test_a_long_prompt_keeps_a_run_per_so_many_bytes_at_most(order, monkeypatch)
     assert conserved(manager)
 
 
-def test_a_prompt_that_is_always_in_use_is_joined_as_well():
+def test_runs_of_a_prompt_that_is_always_in_use_are_joined():
     manager = CacheManager(9000, 4)
     prompt = run(0, 400)
     users = [prefill(manager, prompt)]
@@ -112,7 +112,7 @@ def test_a_join_stops_where_somebody_stands():
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("policy", policy_names())
-def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
+def test_most_of_a_branched_run_is_joined_under_every_policy(policy):
     manager = CacheManager(9000, 4, policy=policy, watchers=watchers())
     prompt = run(0, 4 * 128)
     branched(manager, prompt, 4)
@@ -124,7 +124,7 @@ def test_every_policy_lets_most_of_a_branched_run_be_one_entry(policy):
     assert conserved(manager)
 
 
-def test_what_was_evicted_inside_a_joined_run_is_told_as_before():
+def test_an_eviction_inside_a_joined_run_is_reported_as_without_joining():
     manager = CacheManager(400, 1, sub_block=False, watchers=watchers())
     prompt = run(0, 100)
     serve(manager, prompt)

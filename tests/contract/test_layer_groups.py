@@ -271,7 +271,7 @@ def test_a_full_pool_too_small_for_the_prompt_refuses_it():
         manager.open(run(0, 17))
 
 
-def test_one_full_group_behaves_as_a_manager_without_groups():
+def test_a_manager_of_one_full_group_behaves_as_one_without_groups():
     def history(manager):
         states = []
         for i in range(40):

@@ -50,7 +50,7 @@ def test_a_prompt_that_goes_on_differently_was_here_up_to_that_block(manager):
     assert evicted(manager, [*run(0, 2), *run(1000, 38)]) == 0
 
 
-def test_what_came_back_leaves_nothing_behind(manager):
+def test_a_recomputed_prefix_leaves_no_memory_of_its_eviction(manager):
     serve(manager, run(0, 40))
     ops.reclaim(manager, 3)
     ops.reclaim(manager, 2)
@@ -72,7 +72,7 @@ def test_prompts_below_a_shared_one_are_told_apart_when_all_is_gone(manager):
 
 
 @pytest.mark.parametrize("chunk", [4, 8, 20, 1000])
-def test_what_was_lost_below_a_prompt_is_known_again_when_the_prompt_comes_back(manager, chunk):
+def test_evictions_below_a_prefix_are_remembered_once_the_prefix_is_recomputed(manager, chunk):
     shared = run(0, 20)
     for own in (1000, 2000):
         serve(manager, [*shared, *run(own, 12)])
@@ -99,7 +99,7 @@ def test_a_prompt_that_loses_its_end_bit_by_bit_is_one_run(manager):
     assert remembered(manager) == (1, 10)
 
 
-def test_what_comes_back_is_lost_no_more(manager):
+def test_a_recomputed_prefix_is_no_longer_reported_as_evicted(manager):
     serve(manager, run(0, 40))
     ops.reclaim(manager, 6)
     serve(manager, run(0, 40))
@@ -107,7 +107,7 @@ def test_what_comes_back_is_lost_no_more(manager):
     ops.check(manager)
 
 
-def test_it_is_told_by_scope(manager):
+def test_evictions_are_remembered_per_scope(manager):
     serve(manager, run(0, 40))
     forget_all(manager)
     serve(manager, [7])
@@ -115,7 +115,7 @@ def test_it_is_told_by_scope(manager):
 
 
 @pytest.mark.parametrize("limit", ["MAX_RUNS", "MAX_BLOCKS"])
-def test_what_was_evicted_first_is_forgotten_first(manager, monkeypatch, limit):
+def test_the_oldest_evictions_are_forgotten_first(manager, monkeypatch, limit):
     monkeypatch.setattr(lost, limit, 3 * (2 if limit == "MAX_BLOCKS" else 1))
     for prompt in range(5):
         serve(manager, run(1000 * prompt, 8))
@@ -123,7 +123,7 @@ def test_what_was_evicted_first_is_forgotten_first(manager, monkeypatch, limit):
     assert [evicted(manager, run(1000 * prompt, 8)) for prompt in range(5)] == [0, 0, 8, 8, 8]
 
 
-def test_nobody_who_runs_is_disturbed_by_what_comes_back_beside(manager):
+def test_a_recomputed_prefix_leaves_running_requests_alone(manager):
     shared = run(0, 20)
     for own in (1000, 2000):
         serve(manager, [*shared, *run(own, 12)])
@@ -171,7 +171,7 @@ def test_forks_go_on_with_what_was_lost_each_in_its_own_way(manager):
         ops.check(manager)
 
 
-def test_what_a_sequence_took_back_it_does_not_go_on_with():
+def test_truncated_tokens_do_not_lead_a_sequence_to_an_evicted_run():
     manager = CacheManager(100, 1, sub_block=False, watchers=[Trail()])
     for end in (7, 8):
         serve(manager, [1, 2, 3, 4, 5, 6, end])
@@ -243,7 +243,9 @@ ACTS = (
     st.sampled_from([None, 1, 2, 5, 20]),
     st.booleans(),
 )
-def test_it_says_of_each_block_whether_it_was_here(random, block, num_blocks, max_runs, alike):
+def test_the_trail_knows_of_each_block_whether_it_was_cached(
+    random, block, num_blocks, max_runs, alike
+):
     """Prompts that branch at every place, in blocks that may end alike, computed in part, by several at once, forked, taken back, paused."""
     with pytest.MonkeyPatch.context() as patch:
         if max_runs is not None:

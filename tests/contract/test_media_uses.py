@@ -45,7 +45,7 @@ def test_an_open_restore_keeps_its_media_whatever_comes_meanwhile(commit):
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("held_by", ["sequence", "fork", "suspended", "pin", "cached"])
-def test_whatever_has_a_content_in_its_key_keeps_it(held_by):
+def test_every_run_and_sequence_keeps_the_contents_in_its_key(held_by):
     manager = CacheManager(64, 4)
     tokens, media = [*run(0, 6), *[7] * 8, 1, 2, 3], [picture(1, start=6)]
     seq = prefill(manager, tokens, media=media)
@@ -82,7 +82,7 @@ def test_no_request_searches_the_tree_for_contents_to_forget(monkeypatch):
     assert conserved(manager)
 
 
-def test_decoding_that_fills_a_block_with_media_in_it_counts_them():
+def test_a_decode_step_that_fills_a_block_counts_its_media():
     manager = CacheManager(64, 4)
     seq = prefill(manager, [*run(0, 1), 7, 7, 7, 7], media=[picture(1, start=1, length=4)])
     batch = manager.batch([seq])

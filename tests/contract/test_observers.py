@@ -51,7 +51,7 @@ def test_a_request_is_told_of_once_when_it_opens_and_once_when_it_is_closed(mana
     assert watcher.take() == [("closed", seq, "open", 9)]
 
 
-def test_it_may_read_what_was_found_and_what_the_request_said(manager):
+def test_a_watcher_may_read_the_hit_and_the_terms_of_a_request(manager):
     seen = []
 
     class Reader(Noting):
@@ -70,7 +70,7 @@ def test_it_may_read_what_was_found_and_what_the_request_said(manager):
     assert seen == [(2 * BLOCK, 2 * BLOCK + 1, scope, hint), (len(prompt), prompt)]
 
 
-def test_it_may_look_things_up_meanwhile(watcher):
+def test_a_watcher_may_probe_and_check_the_manager_during_a_call(watcher):
     class Asking(Noting):
         def opened(self, seq, key, missed):
             assert manager.probe(run(0, BLOCK + 1)).num_tokens == 0
@@ -107,7 +107,7 @@ def test_a_pause_is_neither_an_end_nor_a_beginning(manager, watcher):
     assert [each[:3] for each in watcher.take()] == [("closed", seq, "suspended")]
 
 
-def test_nothing_else_is_told(manager, watcher):
+def test_calls_beside_open_and_close_call_neither_hook(manager, watcher):
     serve(manager, run(0, 3 * BLOCK))
     seq = prefill(manager, run(1000, BLOCK))
     watcher.take()
@@ -140,7 +140,7 @@ def test_a_refused_request_is_not_told_of(manager, watcher):
     assert watcher.take() == []
 
 
-def test_a_refused_close_is_not_told_of(manager, watcher):
+def test_a_refused_close_calls_no_hook(manager, watcher):
     seq = prefill(manager, run(0, 6))
     manager.close(seq)
     foreign = CacheManager(num_blocks=4, block_size=BLOCK).open([1])
@@ -200,7 +200,7 @@ def test_a_watcher_watches_one_manager(kind):
     serve(first, run(0, 8))
 
 
-def test_what_a_watcher_needs_is_there_before_it_and_once():
+def test_a_watcher_that_another_needs_is_added_before_it_and_once():
     alone = CacheManager(num_blocks=8, block_size=BLOCK, watchers=[LiveCurve()])
     assert [type(each) for each in alone.kernel.watchers.all] == [Trail, LiveCurve]
     trail = Trail()

@@ -46,7 +46,7 @@ def test_blocks_that_pins_alone_keep_are_counted_apart_from_those_that_requests_
 
 
 @pytest.mark.parametrize("kind", [SlidingWindow(8), Recurrent()])
-def test_they_are_counted_in_groups_of_every_kind(kind):
+def test_pinned_blocks_are_counted_in_groups_of_every_kind(kind):
     manager = make(("full", 40, FULL), ("sparse", 20, kind), sub_block=False)
     for start in (0, 1000):
         serve(manager, run(start, 16))

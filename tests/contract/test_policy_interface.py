@@ -27,7 +27,7 @@ def spied(request):
 
 
 class TestOrder:
-    def test_what_a_request_finds_is_touched_from_the_deepest_up_and_then_it_is_opened(self, spied):
+    def test_a_hit_is_touched_from_the_deepest_node_up_before_opened_is_called(self, spied):
         class Listener(Watcher):
             def opened(self, seq, key, missed):
                 world.calls.append(("opened", seq.node))
@@ -49,7 +49,7 @@ class TestOrder:
         assert touched[0] == 5
         assert sum(call[2] for call in calls[:-1]) == 5
 
-    def test_what_a_request_stored_is_released_from_the_deepest_up(self, spied):
+    def test_nodes_of_a_closed_request_are_released_from_the_deepest_up(self, spied):
         world = spied()
         manager = world.manager
         serve(manager, [*run(0, 2 * BLOCK), 7])
@@ -62,7 +62,7 @@ class TestOrder:
         assert released == sorted(released, reverse=True)
         assert sum(call[2] for call in calls if call[0] == "released") == 5
 
-    def test_what_is_found_is_referenced_before_it_is_touched(self, spied):
+    def test_a_found_node_is_referenced_before_it_is_touched(self, spied):
         world = spied()
         serve(world.manager, [*run(0, 2 * BLOCK), 7])
         world.take()
@@ -92,7 +92,7 @@ class TestOrder:
         gone = names_of(world.take(), "referenced")
         assert len(gone) == (asked >= 3) + (asked >= 6) + (asked >= 7)
 
-    def test_a_lookup_calls_nothing(self, spied):
+    def test_a_lookup_calls_no_policy(self, spied):
         world = spied()
         serve(world.manager, run(0, 3 * BLOCK))
         world.take()
@@ -115,7 +115,7 @@ class TestOrder:
 
 
 class TestEntries:
-    def test_a_cut_entry_hands_down_what_its_policy_wrote_on_it(self, spied):
+    def test_a_cut_entry_copies_its_policys_fields_to_both_parts(self, spied):
         world = spied()
         manager = world.manager
         serve(manager, run(0, 4 * BLOCK))
@@ -136,7 +136,7 @@ class TestEntries:
             ops.resize(world.manager, {"full": size})
             assert policy.capacity() == size
 
-    def test_of_several_full_groups_the_smallest_counts(self, spied):
+    def test_a_policys_capacity_is_that_of_the_smallest_full_group(self, spied):
         groups = [LayerGroup(str(size), size, FullAttention()) for size in (12, 8, 20)]
         world = spied(groups=groups)
         assert world.policies[0].capacity() == 8
@@ -165,7 +165,7 @@ class TestWhatMayBeAPolicy:
             (Watched, "policy is no Policy and wants arguments"),
         ],
     )
-    def test_what_makes_no_policy_is_refused(self, policy, message):
+    def test_a_policy_argument_that_makes_no_policy_is_refused(self, policy, message):
         with pytest.raises(ConfigError, match=message):
             CacheManager(8, BLOCK, policy=policy)
 
@@ -176,14 +176,14 @@ class TestWhatMayBeAPolicy:
         assert manager.kernel.watchers.find(Learned).mind.num_requests == 1
         assert found(manager, run(0, 3 * BLOCK)) == 3 * BLOCK
 
-    def test_it_serves_one_manager(self):
+    def test_a_learned_policy_serves_one_manager(self):
         learned = Learned()
         CacheManager(8, BLOCK, policy=learned)
         with pytest.raises(ConfigError, match="watches a manager already"):
             CacheManager(8, BLOCK, policy=learned)
 
     @pytest.mark.parametrize("policy", ["learned", Learned()])
-    def test_a_reset_begins_it_anew(self, policy):
+    def test_a_reset_of_the_manager_resets_its_learned_policy(self, policy):
         manager = CacheManager(8, BLOCK, policy=policy)
         for _ in range(2):
             watcher = manager.kernel.watchers.find(Learned)

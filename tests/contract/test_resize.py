@@ -43,7 +43,7 @@ def scattered(ledger):
     return [seq for i, seq in enumerate(seqs) if i % 3]
 
 
-def test_a_pool_grows():
+def test_a_running_request_gets_room_after_its_pool_grew():
     manager, ledger = hybrid(num_full=4)
     seq = ledger.prefill(run(0, 14))
     with rejected(manager, errors.OutOfBlocks):
@@ -138,7 +138,7 @@ def test_a_shrink_below_what_is_active_is_refused(manager):
     assert len(ids_of(seqs)) == 16
 
 
-def test_all_named_groups_are_resized_or_none():
+def test_resize_changes_every_named_group_or_none():
     manager, ledger = hybrid()
     seqs = scattered(ledger)
     with rejected(manager, errors.OutOfBlocks):
@@ -168,7 +168,7 @@ def test_only_groups_that_are_there_are_resized(manager, sizes):
 
 
 @pytest.mark.parametrize("sizes", [None, 8, "full", [8]])
-def test_sizes_are_named(manager, sizes):
+def test_resize_refuses_sizes_that_are_no_mapping(manager, sizes):
     with rejected(manager, errors.ConfigError):
         ops.resize(manager, sizes)
 

@@ -102,7 +102,7 @@ def test_the_path_that_is_there_is_not_evicted_to_make_room_for_the_rest():
     assert found(manager, run(1000, 8)) == 4
 
 
-def test_what_does_not_fit_is_refused_and_room_says_so_before():
+def test_a_restore_larger_than_room_is_refused():
     manager = make(("full", 6, FULL))
     seq = prefill(manager, run(1000, 8))
     serve(manager, run(0, 8))
@@ -138,7 +138,7 @@ def test_a_hit_that_would_lack_something_is_refused():
         restore(manager, run(0, 20), 5, {})
 
 
-def test_it_waits_until_planned_copies_are_done():
+def test_a_restore_is_refused_until_planned_copies_are_done():
     manager = make(("full", 20, FULL))
     serve(manager, run(0, 16))
     seq = manager.open([*range(6), 99])
@@ -150,7 +150,7 @@ def test_it_waits_until_planned_copies_are_done():
     assert bring(manager, run(1000, 8)) == {0: [0, 1]}
 
 
-def test_what_another_request_computed_meanwhile_is_kept_once():
+def test_blocks_that_are_restored_and_computed_at_once_are_kept_once():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING), ("state", 6, STATE))
     brought = {0: [0, 1, 2, 3], 1: [2, 3], 2: [3]}
     with restore(manager, run(0, 16), 4, brought) as restored:
@@ -162,7 +162,7 @@ def test_what_another_request_computed_meanwhile_is_kept_once():
     assert conserved(manager)
 
 
-def test_what_comes_back_never_lengthens_a_leaf_so_that_the_window_at_its_end_stays_apart():
+def test_a_restore_adds_a_node_and_lengthens_no_leaf():
     manager = make(("full", 20, FULL), ("sliding", 20, SLIDING))
     with restore(manager, run(0, 16), 4, {0: [0, 1, 2, 3], 1: [2, 3]}) as restored:
         serve(manager, run(0, 9))
@@ -223,7 +223,7 @@ def test_a_manager_that_was_not_asked_remembers_no_evictions():
 
 
 @pytest.mark.parametrize("num_blocks", [3, 4, 5])
-def test_what_a_running_sequence_holds_already_takes_no_room(num_blocks):
+def test_a_restore_needs_no_room_for_blocks_that_a_running_sequence_holds(num_blocks):
     manager = make(("sliding", num_blocks, SlidingWindow(10)), ("state", 8, STATE))
     prefill(manager, run(0, 12))
     here = residency(manager, [*run(0, 8), 0, 0])

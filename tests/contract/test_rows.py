@@ -26,7 +26,7 @@ def opened(manager, num_tokens, start=0):
     return seq, seq.block_ids().tolist()
 
 
-def test_one_long_prompt_costs_the_short_ones_after_it_nothing():
+def test_rows_of_short_prompts_stay_small_after_a_long_prompt():
     manager = CacheManager(num_blocks=70_000, block_size=16)
     manager.close(opened(manager, 1_000_000)[0])
     short = [opened(manager, 20, 2_000_000 + 100 * n)[0] for n in range(1_100)]

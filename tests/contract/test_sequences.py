@@ -53,7 +53,7 @@ def test_lengths_follow_a_commit_in_chunks(manager):
 
 
 @pytest.mark.parametrize("length", range(1, 14))
-def test_a_prompt_is_never_found_whole(manager, length):
+def test_the_last_token_of_a_prompt_is_never_found(manager, length):
     serve(manager, run(0, 13))
     hit = manager.probe(run(0, length))
     assert hit.num_tokens == min(length - 1, 12)
@@ -235,7 +235,7 @@ def test_eviction_of_a_scope_leaves_other_scopes(manager):
     assert manager.probe(run(0, 9), Scope(salt="x")).num_tokens == 0
 
 
-def test_one_block_is_freed_when_one_is_asked():
+def test_reclaim_of_one_block_frees_one():
     manager = CacheManager(num_blocks=512, block_size=BLOCK, sub_block=False)
     serve(manager, run(0, 500 * BLOCK))
     assert ops.reclaim(manager, 1) == 1
@@ -245,7 +245,7 @@ def test_one_block_is_freed_when_one_is_asked():
     assert found(manager, run(0, 500 * BLOCK)) == 498 * BLOCK
 
 
-def test_no_part_of_a_chain_is_stranded(manager):
+def test_invalidating_a_block_drops_the_blocks_behind_it(manager):
     serve(manager, run(0, 8 * BLOCK))
     ops.invalidate(manager, run(0, BLOCK))
     assert found(manager, run(0, 8 * BLOCK)) == 0

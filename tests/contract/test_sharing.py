@@ -163,7 +163,7 @@ def test_a_fork_at_a_block_boundary_needs_no_copy(manager):
     assert seq.block_ids()[2] != twin.block_ids()[2]
 
 
-def test_a_fork_within_its_prompt_must_go_on_with_it(manager):
+def test_a_fork_within_its_prompt_must_continue_that_prompt(manager):
     seq = manager.open(run(0, 6))
     manager.reserve(seq, 3)
     manager.commit(seq, run(0, 3))

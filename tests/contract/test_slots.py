@@ -209,7 +209,7 @@ def test_a_copy_of_a_copy_that_was_not_done_reads_the_first_source():
     ]
 
 
-def test_a_prefix_that_was_planned_but_not_copied_does_not_count_as_there():
+def test_a_planned_copy_of_a_prefix_is_not_found_before_it_is_taken():
     cache = SlotCache(2, 64)
     first = prefill(cache, text(0, 20))
     second = cache.open([*text(0, 10), 7])

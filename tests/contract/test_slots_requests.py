@@ -70,7 +70,7 @@ def test_slots_can_be_taken_and_given_back_by_hand():
     assert cache.allocate().slot == handles[1].slot
 
 
-def test_what_find_names_can_be_occupied():
+def test_a_slot_that_find_returns_can_be_occupied():
     cache = SlotCache(3, 64)
     serve(cache, text(0, 20))
     match = cache.find([*text(0, 12), 7])
@@ -203,7 +203,7 @@ def test_a_pinned_prefix_outlives_any_pressure():
     assert found(cache, text(0, 20)) == 0
 
 
-def test_a_pinned_slot_serves_whoever_starts_with_what_is_pinned():
+def test_a_pinned_slot_serves_prompts_that_begin_with_the_pinned_prefix():
     cache = SlotCache(2, 64)
     slot = serve(cache, text(0, 20))
     cache.pin(text(0, 20))

@@ -197,7 +197,7 @@ def test_a_snapshot_that_is_there_is_not_taken_twice():
     assert counts(manager, STATES) == (7, 0, 1)
 
 
-def test_without_a_block_for_it_a_snapshot_is_silently_not_kept():
+def test_a_snapshot_without_a_free_block_is_silently_left_out():
     manager = recurrent(num_states=2)
     prefill(manager, run(1000, 3))
     seq = manager.open(run(0, 30))
@@ -258,7 +258,7 @@ def test_a_hit_protects_its_snapshot_alone():
     assert conserved(manager)
 
 
-def test_one_lost_state_leaves_shorter_and_longer_prefixes():
+def test_prefixes_around_a_lost_state_are_still_found():
     manager = recurrent(9, interval=16)
     serve_in_pieces(manager, run(0, 120))
     assert counts(manager, STATES)[2] == 8

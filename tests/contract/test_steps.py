@@ -109,7 +109,7 @@ TABLES_OF_A_TWIN = {
 
 
 @pytest.mark.parametrize("name", TABLES_OF_A_TWIN)
-def test_a_fork_has_its_whole_table_whoever_asks_first(manager, name):
+def test_a_forks_table_is_whole_whichever_side_reads_it_first(manager, name):
     seq = prefill(manager, run(0, 14))
     ids = seq.block_ids().tolist()
     assert len(ids) == 4
@@ -282,7 +282,7 @@ def test_a_sequence_that_is_truncated_to_what_it_has_computed_again_decodes():
 @pytest.mark.parametrize(
     "step", [lambda m, x: m.reserve_step(x), lambda m, x: m.commit_step(x, [1])]
 )
-def test_what_is_no_batch_changes_nothing_and_bars_nothing(step):
+def test_a_refused_batch_changes_and_bars_nothing(step):
     def interrupted():
         raise KeyboardInterrupt
         yield

@@ -83,7 +83,7 @@ def test_no_snapshot_is_kept_of_what_is_not_stored():
     assert counts(manager, 1)[2] == 2
 
 
-def test_of_an_answer_nothing_is_published_beyond_store_until(hybrid):
+def test_an_answer_is_not_published_beyond_store_until(hybrid):
     seq = prefill(hybrid, run(0, 10), store_until=10)
     generate(hybrid, seq, run(1000, 10))
     assert found(hybrid, [*run(0, 10), *run(1000, 10)]) == 8
@@ -119,7 +119,7 @@ def test_an_unstored_sequence_is_rolled_back_like_any_other(manager):
     assert counts(manager, 0) == (32, 0, 0)
 
 
-def test_a_path_that_runs_on_beyond_what_is_stored_is_used_all_the_same(manager):
+def test_a_cached_path_beyond_store_until_is_used(manager):
     serve(manager, run(0, 24))
     seq = prefill(manager, run(0, 28), store_until=8)
     assert seq.num_cached == 24
@@ -127,7 +127,7 @@ def test_a_path_that_runs_on_beyond_what_is_stored_is_used_all_the_same(manager)
     assert counts(manager, 0) == (26, 0, 6)
 
 
-def test_what_is_stored_outlives_by_its_priority(manager):
+def test_the_stored_part_of_a_prompt_keeps_its_priority(manager):
     serve(manager, run(0, 16), store_until=8, priority=1)
     serve(manager, run(1000, 8))
     ops.reclaim(manager, 2)

@@ -159,7 +159,7 @@ def test_a_copy_that_was_not_taken_goes_with_the_request_that_waited():
 
 
 @pytest.mark.parametrize("refused", [1, 2])
-def test_a_cut_goes_with_the_last_of_those_who_waited_there(refused):
+def test_a_node_split_for_waiting_requests_is_joined_when_the_last_leaves(refused):
     manager = CacheManager(16, 4)
     serve(manager, run(0, 32))
     before = state(manager)
@@ -306,7 +306,7 @@ def test_a_cut_stays_where_one_of_two_waiting_requests_is_admitted(admitted_leav
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_run_in_which_one_request_waits_at_the_end_is_cut_by_one_who_waits_inside(first):
+def test_a_run_awaited_at_its_end_is_cut_by_a_request_that_waits_inside(first):
     manager = CacheManager(16, 4)
     serve(manager, run(0, 32))
     before = state(manager)

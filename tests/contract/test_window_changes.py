@@ -108,7 +108,7 @@ def test_eviction_of_a_prefix_empties_every_group():
     assert [counts(manager, group)[2] for group in (0, 1)] == [0, 0]
 
 
-def test_all_that_is_cached_can_be_reclaimed():
+def test_reclaim_frees_every_cached_block_of_a_windowed_group():
     manager = windowed(20)
     for start in range(0, 5000, 1000):
         serve(manager, run(start, 30))
@@ -149,7 +149,7 @@ def test_a_chunk_boundary_needs_nothing_of_its_group():
     ledger.check(seq)
 
 
-def test_one_lost_block_leaves_the_rest_of_a_branch_matchable():
+def test_prefixes_around_a_lost_window_block_are_still_found():
     manager = windowed(64, SlidingWindow(8, interval=32))
     serve(manager, run(0, 240))
     squeeze(manager, 1000, 5)

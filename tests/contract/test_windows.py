@@ -133,7 +133,7 @@ def test_kept_windows_of_a_lower_priority_go_first():
     assert lengths_found(manager, 1000, 16) == []
 
 
-def test_of_one_run_the_last_window_goes_last():
+def test_the_last_window_of_a_run_is_evicted_last():
     manager = windowed(8)
     serve(manager, run(0, 32))
     squeeze(manager, 1000, 6)

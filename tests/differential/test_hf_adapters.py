@@ -180,7 +180,7 @@ def live(kind, seed, num_steps):
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", few(IN_MODULES, *IN_MODULES[::5]))
-def test_each_kind_of_adapter_computes_as_without_a_cache(kind):
+def test_tokens_with_each_kind_of_adapter_equal_those_without_a_cache(kind):
     live(kind, seed=1, num_steps=3)
 
 

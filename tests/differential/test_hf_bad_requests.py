@@ -189,7 +189,7 @@ def test_an_exception_in_generate_leaves_the_cache_usable(model, cache, ids):
     same(model, cache, ids)
 
 
-def test_what_generate_refuses_is_refused_the_same(model, cache, ids):
+def test_arguments_that_generate_refuses_raise_its_error_and_hold_no_block(model, cache, ids):
     with pytest.raises(ValueError, match="num_return_sequences"):
         cache.generate(ids, num_return_sequences=3, do_sample=False)
     assert cache.manager.num_active == 0

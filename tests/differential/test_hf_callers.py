@@ -104,7 +104,7 @@ def test_ids_and_masks_of_every_form_are_the_same_request(form, mask_form, pads,
         check_stored(model, cache, plain[row, pad:])
 
 
-def test_what_a_tokenizer_returns_is_one_argument(tokenizer):
+def test_a_batch_encoding_is_accepted_as_one_argument(tokenizer):
     model = trained_model()
     cache = make_cache(model)
     batch = tokenizer([TEXT * 2, TEXT], padding=True, return_tensors="pt")
@@ -266,7 +266,7 @@ def test_a_cache_stays_where_it_is(model, cache, ids):
 
 
 @pytest.mark.parametrize("kind", [PrefixCache, SlotPrefixCache])
-def test_what_is_no_model_is_refused_with_what_to_pass(kind, tokenizer, tmp_path):
+def test_a_cache_of_something_else_than_a_model_is_refused_with_advice(kind, tokenizer, tmp_path):
     pipe = transformers.pipeline("text-generation", model=trained_model(), tokenizer=tokenizer)
     for thing, words in (
         (

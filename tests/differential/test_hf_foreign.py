@@ -85,7 +85,7 @@ def foreign_to(family):
     ("family", "name"),
     [(family, name) for family in ("llama", "gemma3_text") for name in foreign_to(family)],
 )
-def test_what_a_foreign_forward_computed_is_not_kept_and_is_told(family, name):
+def test_kv_of_a_foreign_forward_is_not_kept_and_the_report_says_why(family, name):
     model, ids = tiny_model(family), random_ids(torch.Generator().manual_seed(2), 41)
     cache = make_cache(model, block_size=4)
     mask = torch.ones_like(ids)
@@ -107,7 +107,7 @@ def test_what_a_foreign_forward_computed_is_not_kept_and_is_told(family, name):
 @pytest.mark.parametrize("at", [0, 1, 4, 39])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("name", ["a hole", "shifted positions", "embeddings"])
-def test_what_follows_unknown_columns_is_unknown_however_much_it_is(model, ids, at, num_rows, name):
+def test_every_column_behind_an_unknown_column_is_unknown(model, ids, at, num_rows, name):
     cache, ids = make_cache(model, block_size=4), ids.repeat(num_rows, 1)
     given = {
         "a hole": lambda: {"attention_mask": hole(torch.ones_like(ids), at, at + 1, at // 2)},
@@ -133,7 +133,7 @@ def test_what_follows_unknown_columns_is_unknown_however_much_it_is(model, ids, 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("name", OURS)
-def test_what_quire_would_have_given_itself_is_kept(model, cache, ids, name):
+def test_kv_computed_with_quires_own_arguments_is_kept(model, cache, ids, name):
     padded, mask = left_padded([ids[0], ids[0, :17]])
     with cache.session(padded, attention_mask=mask) as past, torch.no_grad():
         for start, stop in ((0, 20), (20, 26), (26, 41)):
@@ -146,7 +146,7 @@ def test_what_quire_would_have_given_itself_is_kept(model, cache, ids, name):
     same(model, cache, padded, attention_mask=mask)
 
 
-def test_positional_arguments_are_seen_as_well(model, cache, ids):
+def test_positional_arguments_of_a_forward_count_as_named_ones(model, cache, ids):
     with cache.session(ids) as past, torch.no_grad():
         cache.model(ids[:, :20], None, torch.arange(20)[None], past)
         cache.model(ids[:, 20:30], None, torch.arange(10)[None], past)
@@ -181,7 +181,7 @@ def test_an_argument_that_is_not_known_to_be_harmless_makes_the_columns_unknown(
     assert cache.last.unknown_tokens == 10
 
 
-def test_what_a_model_in_training_mode_computes_is_not_kept(model, cache, ids):
+def test_kv_of_a_model_in_training_mode_is_not_kept(model, cache, ids):
     with cache.session(ids) as past, torch.no_grad():
         cache.model(ids[:, :20], past_key_values=past)
         model.train()
@@ -193,7 +193,7 @@ def test_what_a_model_in_training_mode_computes_is_not_kept(model, cache, ids):
     assert cache.last.unknown_reason == "the model was in training mode"
 
 
-def test_what_was_foreign_and_cropped_is_forgotten(model, cache, ids):
+def test_a_crop_of_foreign_columns_makes_the_rest_known_again(model, cache, ids):
     with cache.session(ids) as past, torch.no_grad():
         cache.model(ids[:, :20], past_key_values=past)
         cache.model(ids[:, 20:], past_key_values=past, position_ids=torch.arange(21)[None])

@@ -204,7 +204,7 @@ def test_drafting_for_a_recurrent_model_is_refused_as_transformers_does(family):
     same(model, cache, prompt(20))
 
 
-def test_a_forward_that_failed_leaves_what_was_kept_before_it():
+def test_kv_from_before_a_failed_forward_is_kept():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, block_size=4)
     with cache.session(prompt(40)) as past:

@@ -54,7 +54,7 @@ def places():
 
 @pytest.mark.cases(29)
 @pytest.mark.parametrize(("door", "form"), [*product(DOORS, FORMS)])
-def test_what_is_no_ids_is_refused_with_what_was_given(places, door, form):
+def test_an_argument_that_is_no_token_ids_is_refused_with_its_kind(places, door, form):
     make, named = FORMS[form]
     place = places[door]
     manager = getattr(place, "manager", place)

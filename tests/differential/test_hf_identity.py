@@ -181,7 +181,7 @@ CHANGES = [
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_what_was_computed_before_a_change_is_not_found_after_it(model, cache, change):
+def test_kv_from_before_a_change_of_the_model_is_not_found(model, cache, change):
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
     change(model)
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
@@ -377,7 +377,7 @@ class Counting(torch.nn.Linear):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_what_a_model_counts_in_its_forward_makes_it_no_other(model, early):
+def test_a_counter_that_a_forward_updates_leaves_the_identity_alone(model, early):
     layer = attention(model).o_proj
     if early:
         layer.__class__ = Counting
@@ -487,7 +487,7 @@ def test_a_model_that_is_compiled_has_the_name_of_the_plain_one(change):
 
 
 @pytest.mark.parametrize("change", [compiled_projection, compiled_projection_as_module])
-def test_what_was_computed_before_a_model_was_compiled_is_found_after_it(model, cache, change):
+def test_kv_from_before_a_model_was_compiled_is_found(model, cache, change):
     assert [reused(model, cache) for _ in range(2)] == [0, 40]
     change(model)
     assert reused(model, cache) == 40

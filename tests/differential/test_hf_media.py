@@ -106,7 +106,7 @@ def test_two_images_of_which_the_second_differs(name, model, cache):
 
 
 @pytest.mark.cases(1)
-def test_text_alone(name, model, cache):
+def test_text_without_media_is_reused_beside_media(name, model, cache):
     first = request(name, words(0, 30))
     equal(model, cache, request(name, words(3, 4), picture(name, 1), words(4, 4)))
     equal(model, cache, first)
@@ -118,7 +118,7 @@ def test_text_alone(name, model, cache):
 
 
 @pytest.mark.cases(2)
-def test_what_stands_in_the_reused_head_is_not_encoded_again(name, model, cache):
+def test_media_in_the_reused_prefix_are_not_encoded_again(name, model, cache):
     encoded = []
     tower = model.base_model
     tower = next(
@@ -253,7 +253,7 @@ def test_a_batch_with_images_in_some_rows(name, model, cache):
     ],
     ids=["return sequences", "beams", "prompt lookup"],
 )
-def test_every_way_to_generate(name, model, cache, arguments):
+def test_media_are_reused_with_every_way_of_generating(name, model, cache, arguments):
     image = picture(name, 1)
     inputs = request(name, words(0, 5), image, words(1, 9))
     for _ in range(2):

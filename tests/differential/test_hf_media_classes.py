@@ -252,7 +252,7 @@ def test_type_ids_say_where_images_are(name, model):
 
 
 @pytest.mark.parametrize("name", ["gemma3"])
-def test_what_would_end_inside_an_image_is_refused_by_name(name, model):
+def test_a_chunk_of_prefill_that_ends_inside_an_image_is_refused(name, model):
     cache = make_cache(model, block_size=4)
     inputs = request(name, words(0, 5), picture(name, 1), words(1, 9))
     with pytest.raises(ConfigError, match="prefill_chunk_size=4 with images: gemma3"):

@@ -59,7 +59,7 @@ def test_rows_that_end_apart_before_their_images_are_brought_to_one_column(name)
     num_blocks=st.sampled_from([6, 15, 60, 400]),
     within=TALKS,
 )
-def test_drawn_conversations_with_images(data, name, block_size, num_blocks):
+def test_drawn_conversations_with_images_have_the_models_tokens(data, name, block_size, num_blocks):
     model = media_model(name)
     cache = make_cache(model, num_blocks=num_blocks, block_size=block_size)
     talks = []

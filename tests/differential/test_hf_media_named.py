@@ -137,7 +137,7 @@ def test_a_session_with_images_is_fed_what_is_left(model, cache, inputs):
     assert cache.manager.num_active == 0
 
 
-def test_what_follows_an_image_without_a_name_is_not_kept(model, cache, inputs):
+def test_kv_behind_an_image_without_a_name_is_not_kept(model, cache, inputs):
     text, image = words(5, 8)[None], picture("llava", 3)
     more = torch.cat([torch.full((1, 4), IMAGE), words(6, 8)[None]], dim=1)
     with cache.session(text) as past, torch.no_grad():
@@ -237,7 +237,7 @@ def test_grids_that_do_not_match_are_refused(name):
     refused(cache, MediaError, words, **{**GRID, **arguments})
 
 
-def test_one_video_speed_per_video():
+def test_a_video_takes_one_speed():
     cache = make_cache(media_model("qwen2_5_vl"), block_size=4)
     clip = film("qwen2_5_vl", 1, second_per_grid_ts=torch.tensor([1.0, 2.0]))
     inputs = request("qwen2_5_vl", words(0, 3), clip, words(1, 4))
@@ -265,7 +265,7 @@ def test_media_for_a_model_without_any_are_refused():
 
 
 @pytest.mark.parametrize("num_images", [1, 2])
-def test_what_the_model_refuses_leaves_the_cache_usable(model, cache, inputs, num_images):
+def test_a_call_that_the_model_refuses_leaves_the_cache_usable(model, cache, inputs, num_images):
     """The model alone knows the number of a picture's features: here 4, for 8 placeholders."""
     ids = torch.cat([words(0, 3), torch.full((8,), IMAGE), words(1, 5)])[None]
     pixels = PIXELS[:1] if num_images == 1 else PIXELS.repeat(2, 1, 1, 1)

@@ -134,7 +134,7 @@ def test_a_wrapper_that_computes_otherwise_than_the_model_inside_is_refused(wrap
         of(wrapped.eval(), *SIZES[of])
 
 
-def test_such_an_adapter_under_a_live_cache_is_refused_until_it_is_switched_off(wrapped):
+def test_an_unsupported_adapter_is_refused_under_a_live_cache_until_it_is_off(wrapped):
     cache = make_cache(wrapped, block_size=4)
     engine = Engine(wrapped, num_blocks=200, block_size=4)
     assert reused(wrapped, cache) == 0

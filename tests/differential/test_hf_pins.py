@@ -30,7 +30,7 @@ def test_a_pin_by_the_manager_alone_says_that_it_keeps_nothing():
     assert (pin.num_tokens, pin.num_missing) == (0, 40)
 
 
-def test_a_call_that_finds_all_and_keeps_nothing_counts_as_well():
+def test_a_call_that_finds_its_whole_prompt_counts_as_a_request():
     cache = make_cache(tiny_model("llama"))
     ids = prompt(41)
     cache.generate(ids, max_new_tokens=1, do_sample=False)

@@ -127,7 +127,7 @@ class TestAThresholdThatCountsPadding:
         return tiny_model("llama4_text", floor_scale=24)
 
     @pytest.mark.ci
-    def test_rows_alone_are_right_past_it(self, model):
+    def test_single_rows_are_right_past_the_threshold(self, model):
         cache = make_cache(model, block_size=4, verify="probe")
         ids = random_ids(torch.Generator().manual_seed(1), 40)
         for length in (20, 30, 40):
@@ -141,7 +141,7 @@ class TestAThresholdThatCountsPadding:
             cache.generate(ids, attention_mask=mask)
         same(model, cache, ids[:, 1:], attention_mask=mask[:, 1:], max_new_tokens=1)
 
-    def test_what_is_computed_there_is_not_kept(self, model):
+    def test_kv_computed_past_the_threshold_is_not_kept(self, model):
         cache = make_cache(model, block_size=4, verify="probe")
         ids, mask = left_padded([random_ids(None, 20)[0], random_ids(None, 12)[0]])
         out = same(model, cache, ids, attention_mask=mask, max_new_tokens=12, min_new_tokens=12)

@@ -259,7 +259,7 @@ class Beside(torch.nn.Parameter):
         self.state = Scales(torch.full((1,), factor))
 
 
-def test_what_a_weight_holds_as_attributes_counts():
+def test_attributes_of_a_quantized_weight_are_part_of_the_identity():
     def made(factor):
         model = float_model()
         projection = model.model.layers[0].self_attn.k_proj
@@ -323,7 +323,7 @@ def test_slots_of_a_quantized_model_are_its_own():
 
 
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-def test_sparse_weights_count(layout):
+def test_sparse_weights_are_part_of_the_identity(layout):
     def made(seed):
         model = float_model(seed)
         projection = model.model.layers[0].self_attn.k_proj
@@ -389,7 +389,7 @@ def test_quantization_that_leaves_nothing_to_reuse_is_refused_by_name(change, me
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("change", [silent, per_tensor, outliers])
-def test_such_quantization_under_a_live_cache_is_refused_until_it_is_undone(change):
+def test_unsupported_quantization_is_refused_under_a_live_cache_until_it_is_undone(change):
     model = float_model()
     cache = make_cache(model, block_size=4)
     assert reused(model, cache) == 0

@@ -98,7 +98,7 @@ def test_an_unused_session_keeps_nothing(model, cache, ids):
     assert cache.last.ttft_s is None
 
 
-def test_what_was_computed_from_embeddings_is_never_kept(model, cache, ids):
+def test_kv_computed_from_embeddings_is_never_kept(model, cache, ids):
     with cache.session(ids) as past, torch.no_grad():
         model(ids[:, :20], past_key_values=past)
         model(inputs_embeds=model.get_input_embeddings()(ids[:, 20:30]), past_key_values=past)

@@ -193,7 +193,7 @@ def test_generation_ends_when_the_slot_is_full():
     assert output.tolist() == plain(model, ids, max_new_tokens=11, eos_token_id=None).tolist()
 
 
-def test_what_a_slot_cannot_hold_is_refused_before_anything_runs():
+def test_a_request_longer_than_a_slot_is_refused_before_a_forward():
     model = tiny_model("llama")
     cache = make(model, max_tokens=40)
     ids = random_ids(seeded(), 30)
@@ -289,7 +289,7 @@ def decoded(model, cache, forward):
 
 
 @pytest.mark.ci
-def test_one_graph_without_breaks_decodes_in_every_slot():
+def test_decoding_in_every_slot_uses_one_compiled_graph():
     from torch._dynamo.testing import CompileCounter
 
     model = tiny_model("llama")

@@ -50,7 +50,7 @@ def test_a_bad_number_is_refused_and_changes_nothing(store_until):
     assert ops.snapshot(cache.manager) == before
 
 
-def test_a_session_takes_it_too():
+def test_a_session_takes_store_until():
     model = tiny_model("llama")
     cache = make_cache(model, block_size=4)
     ids = ids_of(20)

@@ -242,7 +242,7 @@ def test_a_slot_cache_refuses_a_second_thread(model, ids):
 @pytest.mark.parametrize(
     ("family", "num_blocks"), by_turns(["llama", "gemma2", "qwen3_next"], [30, 400])
 )
-def test_calls_within_calls(family, num_blocks):
+def test_calls_within_streamers_and_sessions_have_the_plain_tokens(family, num_blocks):
     """Within a streamer of the same cache, in open sessions, over texts that share what is kept."""
     model = tiny_model(family)
     cache = make_cache(model, block_size=4, num_blocks=num_blocks)

@@ -48,7 +48,7 @@ def counted(model):
     return fed
 
 
-def test_without_it_a_change_of_this_very_model_passes_unseen(wrong):
+def test_a_changed_model_passes_unseen_without_verify(wrong):
     cache = make_cache(wrong, block_size=4)
     cache.generate(text(17), max_new_tokens=2)
     cache.generate(text(40), max_new_tokens=2)
@@ -149,7 +149,7 @@ def test_half_precision_is_compared_with_room_for_rounding():
     assert cache.last.cached_tokens > 0
 
 
-def test_what_a_session_feeds_under_other_positions_is_not_compared():
+def test_verification_leaves_out_forwards_with_positions_of_the_caller():
     model = tiny_model("llama")
     cache = make_cache(model, block_size=4, verify="first")
     cache.generate(text(20), max_new_tokens=2)

@@ -64,7 +64,7 @@ def test_after_a_restart_a_prompt_is_warm_from_disk_and_gives_the_same_tokens(fa
 @pytest.mark.parametrize(
     ("family", "write"), by_turns(FAMILIES, ["through", "back"], default=FAMILIES[1::4])
 )
-def test_what_pools_evict_is_found_in_host_memory_under_either_policy(family, write):
+def test_evicted_blocks_are_found_in_host_memory_under_either_write_policy(family, write):
     model = tiny_model(family)
     with TierStack([Host("64MiB")], StackSettings(gate=False, write=write)) as tiers:
         cache = make_cache(model, num_blocks=9, tiers=tiers)
@@ -95,5 +95,5 @@ def test_salts_never_cross_in_a_tier(family, tmp_path):
         assert second.last.tier_tokens == {"disk": 80}
 
 
-def test_every_family_is_known():
+def test_the_sampled_families_are_known_ones():
     assert set(FAMILIES) <= set(ALL_FAMILIES)

@@ -70,7 +70,7 @@ def test_on_a_full_file_system_a_cache_serves_with_one_warning(model, system, bl
 
 
 @pytest.mark.cases(1)
-def test_what_was_stored_before_the_file_system_was_full_is_found_at_every_start(model, system):
+def test_records_from_before_the_file_system_was_full_are_found_at_every_start(model, system):
     path = system / "kv"
     tiers = [f"disk:{path}?capacity=8MiB"]
     assert served(model, tiers) == (0, {"stored": 5})

@@ -83,7 +83,7 @@ def test_blocks_of_another_size_do_not_find_each_others_records(model, ids, host
     assert tier_tokens(again) == 0
 
 
-def test_what_is_not_to_be_stored_goes_down_nowhere(model, ids, host):
+def test_tokens_beyond_store_until_reach_no_tier(model, ids, host):
     first = make_cache(model, tiers=host)
     same(model, first, ids, store_until=40)
     again = make_cache(model, tiers=host)

@@ -88,7 +88,7 @@ def test_an_error_before_the_working_cache_leaves_blocks_that_others_can_read(
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ODD)
-def test_what_cannot_be_written_is_found_by_nobody(family, host, monkeypatch):
+def test_blocks_whose_transfer_fails_are_found_by_no_request(family, host, monkeypatch):
     lend(monkeypatch, "early")
     model, ids = tiny_model(family), prompt(1)
     cache = warm_cache(model, host, ids)
@@ -138,9 +138,7 @@ def test_a_step_that_fails_once_fails_a_call_and_spoils_nothing(family, host, mo
 @pytest.mark.cases(2)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("between", ["save", "load", "clear", "rebalance", "session", "close"])
-def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
-    between, host, monkeypatch, tmp_path
-):
+def test_calls_during_a_transfer_wait_for_its_blocks(between, host, monkeypatch, tmp_path):
     model, ids = tiny_model("gemma3_text"), prompt(1)
     cache = warm_cache(model, host, ids)
     other = make_cache(model)
@@ -182,7 +180,7 @@ def test_what_is_done_while_blocks_are_on_their_way_waits_for_them(
 
 
 @pytest.mark.usefixtures("_late")
-def test_what_was_begun_for_a_prefix_that_is_refused_is_over(host, monkeypatch):
+def test_a_refused_restore_ends_its_transfers(host, monkeypatch):
     model = tiny_model("llama")
     cache = warm_cache(model, host, prompt(1))
     tiers, scope = cache.kept.store.tiers, cache.kept.identity.scope(None)
@@ -229,7 +227,9 @@ def test_nothing_is_kept_while_blocks_are_on_their_way(host, monkeypatch):
     assert all(idle)
 
 
-def test_what_fails_under_a_request_inside_another_leaves_the_other_its_blocks(host, monkeypatch):
+def test_a_transfer_that_fails_in_a_nested_request_leaves_the_outer_one_its_blocks(
+    host, monkeypatch
+):
     lend(monkeypatch, "early")
     model, ids = tiny_model("llama"), prompt(1)
     cache = warm_cache(model, host, ids)

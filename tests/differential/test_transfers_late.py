@@ -72,7 +72,7 @@ def test_beams_and_samples_read_what_has_come(family, host):
 @pytest.mark.cases(1)
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize(("family", "write"), by_turns(PURE, ["through", "back"]))
-def test_pools_that_evict_what_came_hand_down_what_was_there(family, write):
+def test_blocks_restored_and_evicted_again_reach_the_tier_unchanged(family, write):
     model = tiny_model(family)
     with TierStack([Host("64MiB")], StackSettings(gate=False, write=write)) as tiers:
         cache = make_cache(model, num_blocks=9, tiers=tiers)

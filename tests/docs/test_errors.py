@@ -20,7 +20,7 @@ def code_in(text):
     return "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
-def test_every_error_stands_on_the_page():
+def test_every_error_has_a_section_on_the_page():
     known = [name for name, each in vars(errors).items() if isinstance(each, type)]
     assert set(EXAMPLES) == set(known) - {"QuireError"}
 

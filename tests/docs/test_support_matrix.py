@@ -15,7 +15,7 @@ def test_the_page_of_models_is_that_of_the_tests():
     )
 
 
-def test_every_class_stands_on_the_page():
+def test_every_model_class_is_on_the_page():
     page = support_matrix.page()
     for verdict in support_matrix.KEPT["classes"]:
         assert f"`{verdict['name']}`" in page

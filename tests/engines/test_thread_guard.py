@@ -39,13 +39,13 @@ def test_another_thread_is_turned_away_until_the_first_has_left(turn, elsewhere)
     assert elsewhere(lambda: come_in(turn))
 
 
-def test_what_raises_has_left(turn, elsewhere):
+def test_an_error_inside_the_guard_releases_it(turn, elsewhere):
     with pytest.raises(KeyError), turn, turn.lending():
         raise KeyError
     assert elsewhere(lambda: come_in(turn))
 
 
-def test_what_is_lent_keeps_others_out_and_the_lender_may_come_in(turn, elsewhere):
+def test_a_lent_guard_admits_its_owner_alone(turn, elsewhere):
     with turn, turn.lending():
         with pytest.raises(CacheBusy, match=r"'MainThread' .* or has a session open"):
             elsewhere(lambda: come_in(turn))
@@ -57,7 +57,7 @@ def test_what_is_lent_keeps_others_out_and_the_lender_may_come_in(turn, elsewher
     assert elsewhere(lambda: come_in(turn))
 
 
-def test_what_is_lent_may_be_given_back_by_another_thread(turn, elsewhere):
+def test_a_lent_guard_may_be_given_back_by_another_thread(turn, elsewhere):
     turn.__enter__()
     lent = turn.lending()
     lent.__enter__()
@@ -88,7 +88,7 @@ def test_giving_back_waits_for_the_call_that_runs(turn):
     assert order == ["call ended", "given back"]
 
 
-def test_those_who_may_not_come_in_can_see_it(turn, elsewhere):
+def test_if_free_tells_a_thread_that_the_guard_is_taken(turn, elsewhere):
     def free():
         with turn.if_free() as is_ours:
             return is_ours
@@ -99,7 +99,7 @@ def test_those_who_may_not_come_in_can_see_it(turn, elsewhere):
     assert elsewhere(free)
 
 
-def test_of_many_threads_one_is_inside(turn):
+def test_a_guard_admits_one_of_many_threads(turn):
     inside, most, refused = [], [0], [0]
 
     class Thing:
@@ -208,7 +208,7 @@ def test_a_call_that_waits_for_a_thread_that_needs_its_turn_goes_on_after_the_wa
     assert asked == [1, 1]
 
 
-def test_who_only_looks_does_not_wait_and_passes_nobody(elsewhere):
+def test_if_free_neither_waits_nor_passes_the_queue(elsewhere):
     def free():
         with turn.if_free() as is_ours:
             return is_ours

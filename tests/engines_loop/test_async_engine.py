@@ -129,7 +129,7 @@ def test_a_reader_that_goes_away_aborts_its_request(served):
     asyncio.run(ask())
 
 
-def test_who_closes_the_event_loop_aborts_its_requests(served, sixth):
+def test_closing_an_event_loop_aborts_its_requests(served, sixth):
     loop, outputs = asyncio.new_event_loop(), served.generate(PROMPT, LONG)
     try:
         loop.run_until_complete(anext(outputs))
@@ -148,7 +148,7 @@ def test_who_closes_the_event_loop_aborts_its_requests(served, sixth):
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("leaves", ["closed", "read", "dropped"])
-def test_who_is_behind_ends_no_later_request_of_the_same_name(served, model, leaves):
+def test_a_late_reader_ends_no_later_request_of_the_same_id(served, model, leaves):
     async def ask():
         behind = served.generate(PROMPT, GREEDY, request_id="a")
         await anext(behind)
@@ -272,14 +272,14 @@ def test_an_engine_is_not_closed_from_within_a_call(served, model):
     assert tuple(asyncio.run(ask()).outputs[0].token_ids) == plain_answer(model, PROMPT, 8)
 
 
-def test_what_is_called_for_runs_on_the_engines_thread(served):
+def test_call_runs_its_function_on_the_engines_thread(served):
     async def ask():
         assert await served.call(lambda engine: threading.current_thread().name) == "quire-engine"
 
     asyncio.run(ask())
 
 
-def test_whoever_waits_when_the_engine_is_closed_is_told(model):
+def test_readers_get_an_error_when_the_engine_is_closed(model):
     served = AsyncEngine(Engine(model, num_blocks=60, block_size=4))
 
     async def ask():
@@ -298,7 +298,7 @@ def test_whoever_waits_when_the_engine_is_closed_is_told(model):
     nothing_held(served.engine)
 
 
-def test_whoever_waits_when_the_engine_breaks_down_is_told(model, monkeypatch):
+def test_readers_get_an_error_when_the_engine_breaks_down(model, monkeypatch):
     served = AsyncEngine(Engine(model, num_blocks=60, block_size=4))
 
     def plan(now):

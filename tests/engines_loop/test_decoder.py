@@ -26,7 +26,7 @@ from quire.tensors.pool import KVPool
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_rows_that_nobody_asks_for_end_at_their_last_keys_and_values(dtype, name):
+def test_rows_without_logits_stop_after_the_last_layers_keys_and_values(dtype, name):
     model = tiny_model(name, dtype=dtype)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_parts_that_fit_together_in_another_way_are_seen_by_their_logits():
     assert not proven(model, 4).plain
 
 
-def test_a_model_that_is_changed_is_computed_by_itself_from_then_on():
+def test_a_changed_model_is_computed_by_its_own_forward():
     model, prompt = copy.deepcopy(tiny_model("llama")), list(range(3, 30))
     engine, seen = Engine(model, num_blocks=40), []
     mlp = model.model.layers[1].mlp
@@ -208,7 +208,7 @@ def test_a_weight_read_as_another_type_where_it_lies_is_noticed():
     ],
     ids=["forward", "child", "activation", "type", "hook", "turned", "class"],
 )
-def test_what_somebody_has_changed_is_not_plain(change):
+def test_a_changed_model_is_not_plain(change):
     model = copy.deepcopy(tiny_model("llama"))
     assert is_plain(model)
     change(model)
@@ -219,7 +219,7 @@ class Mine(torch.nn.Linear):
     """A layer of somebody's own."""
 
 
-def test_what_torch_does_everywhere_is_done_to_a_model_by_itself():
+def test_a_model_under_global_hooks_or_autocast_is_not_plain():
     model = tiny_model("llama")
     with torch.autocast("cpu", torch.bfloat16):
         assert not is_plain(model)

@@ -78,7 +78,7 @@ def test_outputs_stand_in_the_order_of_the_prompts(engine, model):
         assert output.finished
 
 
-def test_one_prompt_may_stand_by_itself_and_each_may_have_its_own_parameters(engine):
+def test_generate_takes_one_prompt_or_many_with_parameters_for_each(engine):
     (alone,) = engine.generate(list(PROMPT), GREEDY)
     short = SamplingParams(temperature=0, max_tokens=1)
     first, second = engine.generate([PROMPT, PROMPT], [short, GREEDY])
@@ -87,7 +87,7 @@ def test_one_prompt_may_stand_by_itself_and_each_may_have_its_own_parameters(eng
     assert first.outputs[0].finish_reason == "length"
 
 
-def test_what_is_cached_of_a_prompt_is_told(engine):
+def test_outputs_report_the_cached_tokens_of_their_prompt(engine):
     assert engine.generate(PROMPT, GREEDY)[0].num_cached_tokens == 0
     assert engine.generate(PROMPT, GREEDY)[0].num_cached_tokens == len(PROMPT) - 1
     assert engine.generate(PROMPT, GREEDY, scope=Scope(salt="other"))[0].num_cached_tokens == 0
@@ -170,7 +170,7 @@ def test_text_is_that_of_the_tokens_and_ends_before_a_stop_string(talker):
     nothing_held(talker)
 
 
-def test_text_comes_piece_by_piece(talker):
+def test_stream_yields_text_piece_by_piece(talker):
     talker.add_request("Once upon a time", SamplingParams(temperature=0, max_tokens=20))
     texts = [each.outputs[0].text for each in steps(talker)]
     assert all(two.startswith(one) for one, two in pairwise(texts))
@@ -346,7 +346,7 @@ def test_a_model_that_changes_is_another_one_to_its_engine():
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
-def test_what_runs_while_its_model_changes_is_ended_and_the_next_request_is_served():
+def test_a_change_of_the_model_ends_running_requests_and_later_ones_are_served():
     model = deepcopy(tiny_model("llama"))
     engine = Engine(model, num_blocks=50, block_size=4)
     before = engine.add_request(PROMPT, GREEDY)
@@ -367,7 +367,7 @@ def test_what_runs_while_its_model_changes_is_ended_and_the_next_request_is_serv
         engine.add_request(PROMPT, GREEDY)
 
 
-def test_two_threads_at_once_are_refused_and_nothing_has_changed(model):
+def test_a_second_thread_is_refused_and_changes_nothing(model):
     engine = Engine(model, num_blocks=50, block_size=4)
     refusals = []
 

@@ -132,7 +132,7 @@ def test_a_model_whose_rows_cannot_be_packed_is_refused_by_name(family, reason):
         Engine(tiny_model(family))
 
 
-def test_in_half_precision_too():
+def test_a_family_without_packed_rows_is_refused_in_half_precision():
     with pytest.raises(UnsupportedModel, match=r"falcon.*does not compute packed rows"):
         Engine(tiny_model("falcon", dtype=torch.bfloat16))
 

@@ -111,7 +111,7 @@ def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
 @pytest.mark.parametrize(
     ("way", "step"), few_rows([(way, step) for way in WAYS for step in (1, 9)], ("roomy", 9))
 )
-def test_after_ctrl_c_on_any_line_of_its_own_books_too(way, step):
+def test_ctrl_c_on_any_line_of_the_engines_bookkeeping_bars_or_completes_a_step(way, step):
     """By default on each ninth line."""
     books = tuple(str(LOOP / name) for name in ("engine.py", "answers.py"))
     life = Life(way)
@@ -154,7 +154,7 @@ def test_an_engine_that_was_cut_off_can_be_closed(way):
         life.close()
 
 
-def test_what_a_bug_cuts_off_is_noticed_too(monkeypatch):
+def test_a_step_cut_off_by_a_defect_bars_the_engine(monkeypatch):
     life = Life("roomy")
     complete = life.engine.scheduler.complete
 
@@ -180,7 +180,7 @@ def test_what_a_bug_cuts_off_is_noticed_too(monkeypatch):
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("options", [{"retain_s": "long"}, {"store_until": "x"}, {"hint": 3}])
-def test_what_is_refused_bars_nothing(options):
+def test_a_refused_request_bars_nothing(options):
     life = Life("roomy")
     with suppress(Exception):
         life.engine.add_request([5], PARAMS, **options)

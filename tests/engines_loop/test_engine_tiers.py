@@ -68,7 +68,7 @@ def test_records_of_another_model_are_not_found(directory):
     second.close()
 
 
-def test_what_was_evicted_comes_back():
+def test_evicted_blocks_come_back_from_a_tier():
     model = tiny_model("llama")
     with host_stack() as stack:
         engine = Engine(model, num_blocks=30, block_size=4, tiers=stack, debug_nan=True)

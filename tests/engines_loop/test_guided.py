@@ -68,7 +68,7 @@ def run(params, model, drafter=None, most=200):
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_answer_matches_what_was_asked_for(case, temperature):
+def test_every_guided_answer_matches_its_grammar(case, temperature):
     asked, matches = CASES[case]
     ended = 0
     for seed in range(4):
@@ -98,7 +98,7 @@ def test_a_grammar_binds_its_own_request_only_and_each_answer_goes_on_in_it():
         assert choosing.sample([rules], x[:1]).tokens.tolist() == [EOS]
 
 
-def test_what_the_model_would_have_said_is_told_by_its_own_probability():
+def test_logprobs_of_guided_tokens_are_the_models_own():
     choosing = sampler()
     rules = choosing.rules(SamplingParams(temperature=0, regex="ab", logprobs=1), [1])
     x = torch.zeros(1, VOCAB)

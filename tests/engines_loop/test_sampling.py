@@ -73,7 +73,7 @@ def answer(model, params, prompt, num_tokens, drafter=None):
     st.lists(st.tuples(WISHES, PROMPT), min_size=1, max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_every_token_is_the_one_that_the_rules_one_by_one_choose(requests, random):
+def test_batched_sampling_chooses_the_tokens_of_one_request_at_a_time(requests, random):
     model, sampler = Toy(), Sampler(VOCAB, eos_ids=EOS)
     rules = [sampler.rules(*each)[0] for each in requests]
     answers = [[] for _ in requests]
@@ -185,7 +185,7 @@ def test_neighbouring_steps_and_seeds_know_nothing_of_each_other():
     assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.1
 
 
-def test_what_is_kept_is_what_transformers_keeps():
+def test_filters_keep_the_tokens_that_transformers_keeps():
     x = torch.randn(50, 3000, generator=torch.Generator().manual_seed(0)).double() * 4
     for k in (1, 7, 1500, 2999, 9000):
         assert torch.equal(only(x, top_k=k), TopKLogitsWarper(k)(None, x))
@@ -205,7 +205,7 @@ def test_greedy_choice_with_penalties_is_what_transformers_chooses():
     assert theirs.tolist() != x.argmax(-1).tolist()
 
 
-def test_one_draw_follows_the_warpers_of_transformers_in_turn():
+def test_a_draw_applies_the_filters_in_the_order_of_transformers():
     x = torch.randn(1, 400, generator=torch.Generator().manual_seed(5)) * 3
     warped = x
     for warper in (
@@ -307,7 +307,7 @@ def test_logits_that_are_no_numbers_are_an_error_and_nothing_is_taken(special):
         ({"regex": "a"}, "tokenizer"),
     ],
 )
-def test_what_this_model_cannot_follow_is_refused(asked, says):
+def test_parameters_that_the_model_cannot_follow_are_refused(asked, says):
     with pytest.raises(ConfigError, match=says):
         Sampler(8, eos_ids=[2]).rules(SamplingParams(**asked), [0])
 
@@ -332,7 +332,7 @@ def test_drafts_are_what_followed_the_same_tokens_before():
     assert text(guess("abab", 0)) == ""
 
 
-def test_a_token_that_cannot_be_is_not_drawn_by_the_smallest_number(monkeypatch):
+def test_a_token_of_probability_zero_is_not_drawn_by_the_smallest_number(monkeypatch):
     monkeypatch.setattr(AnswerRules, "number", lambda rules, at: 0.0)
     sampler = Sampler(3)
     rules = sampler.rules(SamplingParams(top_k=1), [0])
@@ -382,7 +382,7 @@ PENALISED = {"temperature": 0.0, "repetition_penalty": 1e6}  # and all that may 
     masked=st.integers(0, 49),
     seed=st.integers(0, 99),
 )
-def test_no_parameters_that_are_taken_fail_a_step(asked, scale, masked, seed):
+def test_accepted_parameters_fail_no_step(asked, scale, masked, seed):
     choosing = Sampler(50)
     logits = torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, (len(asked) + 1, 50)))
     logits = (logits * scale).float()

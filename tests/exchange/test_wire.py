@@ -79,7 +79,7 @@ def test_a_batch_is_written_as_vllm_writes_it(name):
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_what_vllm_wrote_is_read(name):
+def test_batches_that_vllm_wrote_are_decoded(name):
     assert decode_batch(bytes.fromhex(GOLDEN[name])) == BATCHES[name]
 
 
@@ -87,7 +87,7 @@ def packed(*events):
     return msgspec.msgpack.encode([2.0, list(events), 1])
 
 
-def test_events_that_are_arrays_are_read_too():
+def test_events_written_as_arrays_are_decoded():
     batch = decode_batch(
         packed(
             ["BlockStored", [5], None, [1, 2], 2, None],
@@ -135,7 +135,7 @@ def test_fields_of_a_newer_version_are_passed_over_and_of_its_types_the_name_is_
         packed({"type": "BlockRemoved", "block_hashes": "all", "medium": None}),
     ],
 )
-def test_what_is_no_batch_is_refused(payload):
+def test_a_message_that_is_no_batch_is_refused_with_its_length(payload):
     with pytest.raises(RecordError, match=f"a message of {len(payload)} bytes"):
         decode_batch(payload)
 

@@ -61,7 +61,7 @@ def test_every_class_that_transformers_registers_is_sorted():
     assert list(VERDICTS) == registered(), "run: make test-families"
 
 
-def test_no_class_is_wrong():
+def test_no_model_class_gives_wrong_tokens():
     assert [name for name, verdict in VERDICTS.items() if verdict["state"] == "wrong"] == []
 
 

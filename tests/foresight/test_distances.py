@@ -84,7 +84,7 @@ def test_the_curve_rises_to_all_that_was_used_again(forks):
 
 
 @given(FORKS, st.integers(0, 10))
-def test_of_what_was_before_the_first_request_all_but_the_place_is_known(forks, forgotten):
+def test_uses_from_before_the_first_request_lack_only_their_place(forks, forgotten):
     chains = chains_of(forks)
     forgotten = min(forgotten, len(chains))
     uses = uses_of(*columns(noted(chains, forgotten)), 0)
@@ -94,7 +94,7 @@ def test_of_what_was_before_the_first_request_all_but_the_place_is_known(forks, 
     assert hit_curve(uses, 0)[1][-1] == pytest.approx(sum(again))
 
 
-def test_what_was_used_again_beyond_a_prompt_had_been_generated():
+def test_reused_tokens_beyond_the_earlier_prompt_count_as_generated():
     uses = uses_of(*columns([(10, 0, 0), (40, 25, 1), (50, 40, 2)]), 15 + 60)
     assert list(zip(uses.earlier, uses.later, uses.width, strict=True)) == [(1, 2, 25), (2, 3, 40)]
     assert uses.touched.tolist() == [0, 10 + 15 + 20, 40 + 20, 50 + 20]

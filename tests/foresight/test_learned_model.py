@@ -93,7 +93,7 @@ def exposures(waits):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_each_record_is_exposed_for_as_long_as_it_was_watched(seed):
+def test_a_records_exposure_is_the_time_that_it_was_watched(seed):
     random, model, now = Random(seed), Reentry(), 0.0
     waiting, waits = [], []
     for _ in range(random.randint(1, 3 * MIN_AGING)):
@@ -166,7 +166,7 @@ def leaves_lru(mind):
         (500, 1, MOST_PROMPTS),
     ],
 )
-def test_it_is_lru_until_half_of_what_it_may_lose_is_made_good(num_requests, asked, stake):
+def test_learned_stays_lru_until_half_of_its_allowed_loss_is_regained(num_requests, asked, stake):
     mind = compared(num_requests, asked=asked)
     most = int(LOSS * mind.asked + stake * (1 - 1 / PAYS_WITHIN))
     judge(mind, gain=-most)
@@ -179,7 +179,7 @@ def test_it_is_lru_until_half_of_what_it_may_lose_is_made_good(num_requests, ask
     assert not mind.is_lru
 
 
-def test_what_is_at_stake_has_to_pay_until_the_cache_was_filled_anew_so_often():
+def test_learned_falls_back_to_lru_beyond_the_allowed_loss_once_its_stake_is_due():
     mind = compared(TRUST + 1)
     mind.evicted = PAYS_WITHIN * CAPACITY
     judge(mind, gain=-int(LOSS * mind.asked))
@@ -202,7 +202,7 @@ def test_the_stake_is_whole_when_it_leaves_lru_however_long_that_was():
     assert mind.is_lru
 
 
-def test_what_it_lost_becomes_little_as_more_is_asked_for():
+def test_the_allowed_loss_grows_with_the_tokens_asked_for():
     mind = compared(TRUST + 1)
     judge(mind, gain=-int(STAKE * CAPACITY) - 100)
     assert mind.is_lru
@@ -214,7 +214,7 @@ def test_what_it_lost_becomes_little_as_more_is_asked_for():
 
 
 @pytest.mark.parametrize("lacks", ["requests", "evictions"])
-def test_it_is_lru_as_long_as_it_has_learned_little(lacks):
+def test_learned_is_lru_during_its_apprenticeship(lacks):
     mind = LearnedState()
     mind.num_requests = APPRENTICE - (lacks == "requests")
     mind.evicted = CAPACITY - (lacks == "evictions")

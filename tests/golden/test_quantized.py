@@ -41,7 +41,7 @@ def test_payloads_equal_the_published_vectors(vector):
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=name_of)
-def test_what_comes_back_equals_the_published_vectors(vector):
+def test_decoded_payloads_equal_the_published_vectors(vector):
     codec, pool = codec_and_pool(vector)
     codec.decode([memoryview(bytes.fromhex(vector["payload"]))], pool, [1])
     for held, text in ((pool.k, vector["k_back"]), (pool.v, vector["v_back"])):

@@ -108,7 +108,7 @@ def test_a_plan_goes_on_while_a_batch_decodes(sight):
         packed = Packed(packed.tables, packed.context + 1, packed.lengths)
 
 
-def test_where_kernels_cannot_be_the_reference_attends(monkeypatch, caplog):
+def test_the_reference_attends_where_kernels_cannot_be_compiled(monkeypatch, caplog):
     def broken(*_):
         raise RuntimeError("no compiler here")
 

@@ -68,7 +68,7 @@ def test_in_half_precision_many_requests_get_what_one_alone_gets(dtype):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
-def test_what_left_the_device_comes_back_from_tiers(family):
+def test_blocks_evicted_from_the_device_come_back_from_tiers(family):
     model, came = tiny_model(family).cuda(), 0
     prompts = [tuple(3 + (7 * n + i * (n + 3)) % 90 for i in range(64)) for n in range(6)]
     # What is there is brought back, also where a tiny model computes it sooner.

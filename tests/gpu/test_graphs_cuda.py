@@ -57,7 +57,7 @@ def test_requests_that_come_and_go_get_the_tokens_of_the_plain_model(family):
     nothing_held(engine)
 
 
-def test_a_model_that_changes_is_captured_anew():
+def test_a_changed_model_is_captured_anew():
     model = tiny_model("llama").cuda()
     engine, prompts = Engine(model, num_blocks=160, block_size=4), HEADS
 
@@ -87,7 +87,7 @@ def test_a_model_that_changes_is_captured_anew():
     assert graphs(engine)
 
 
-def test_what_cannot_be_captured_is_computed_step_by_step(monkeypatch, caplog):
+def test_a_step_whose_capture_fails_is_computed_without_a_graph(monkeypatch, caplog):
     def broken(*_, **__):
         raise RuntimeError("no room for a graph")
 

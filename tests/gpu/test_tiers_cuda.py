@@ -47,7 +47,7 @@ def test_a_restart_is_warm_from_disk_on_a_device(family, tmp_path):
             assert tiers.drain(20)
 
 
-def test_what_a_small_pool_on_a_device_evicts_comes_back_under_either_policy():
+def test_blocks_evicted_from_a_small_device_pool_come_back_under_either_policy():
     model = cuda_model("llama")
     prompts = [random_ids(torch.Generator().manual_seed(n), 80).to("cuda") for n in range(4)]
     plain = [model.generate(p, max_new_tokens=4, do_sample=False, pad_token_id=0) for p in prompts]

@@ -30,7 +30,7 @@ def _one_thread():
         ("slots.py", "slot 1, 753 of 760 tokens held"),
     ],
 )
-def test_an_example_runs(name, said, monkeypatch, capsys):
+def test_an_example_prints_its_result(name, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert said in capsys.readouterr().out

@@ -167,13 +167,13 @@ def test_an_extra_is_enough_for_what_it_is_for(thing, outcome):
 
 
 @pytest.mark.parametrize("module", sorted({m for extra in EXTRAS.values() for m in extra.modules}))
-def test_what_a_missing_library_asks_for_brings_it(module):
+def test_the_extra_named_for_a_missing_library_installs_it(module):
     assert module in EXTRAS[extra_of(module)].modules
     assert extra_of(f"{module}.inside") == extra_of(module)
 
 
 @pytest.mark.parametrize("name", ["PrefixCache", "KVPool"])
-def test_what_the_message_names_is_all_that_a_name_needs(name):
+def test_the_extra_named_for_a_public_name_is_enough_for_it(name):
     program = WITHOUT + (
         f"blocked |= {{'torch', 'transformers'}}\nimport quire\ntry: quire.{name}\nexcept ModuleNotFoundError as error: print(error)"
     )

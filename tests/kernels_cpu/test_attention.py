@@ -187,7 +187,7 @@ def test_keys_that_are_scored_later_count_by_the_highest_score_of_all(dtype, win
     step.compare(plan, Scoring(1.0))
 
 
-def test_one_thread_reads_whole_blocks_where_others_have_enough_to_do():
+def test_a_long_read_stays_with_one_thread_while_others_are_busy():
     step = Step(8, size=16)
     tables = [[step.free.pop() for _ in range(n)] for n in (20, *[2] * 20)]
     plan = AttentionPlan(16)
@@ -239,7 +239,7 @@ def test_many_queries_are_attended_up_to_any_border(widths, dtype):
     ("num_rows", "at_once"),
     [(2, [5]), (3, [16]), (8, [16]), (9, [32]), (17, [64]), (40, [64, 16]), (49, [64, 64])],
 )
-def test_queries_stand_in_the_least_room_that_holds_them(num_rows, at_once):
+def test_queries_are_padded_to_the_smallest_size_that_holds_them(num_rows, at_once):
     step = Step(9, size=16)
     plan = AttentionPlan(16)
     plan.update(step.packed([[]], [0], [num_rows]))
@@ -319,7 +319,7 @@ def a_step_of_every_kind(dtype, widths=(24, 40)):
 
 @pytest.mark.usefixtures("plain_cpu")
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_any_cpu_attends(dtype):
+def test_attention_runs_on_any_cpu(dtype):
     a_step_of_every_kind(dtype)
 
 

@@ -104,7 +104,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 
 
 @pytest.mark.ci
-def test_processes_that_start_at_once_all_have_it(tmp_path):
+def test_processes_that_start_at_once_share_compiled_code(tmp_path):
     assert {tuple(result(each)) for each in [start(tmp_path) for _ in range(4)]} <= {
         ("0", "0.500"),
         ("1", "0.500"),
@@ -125,7 +125,7 @@ def test_a_changed_source_is_compiled_anew(tmp_path):
     assert result(start(tmp_path, tmp_path / "src")) == ["0", "0.500"]
 
 
-def test_what_changed_since_it_was_imported_is_not_kept(tmp_path):
+def test_code_of_a_source_that_changed_after_import_is_not_stored(tmp_path):
     shutil.copytree(SOURCES, tmp_path / "src" / "quire")
     source = tmp_path / "src" / "quire" / "kernels" / "code.py"
     change = f"from pathlib import Path; Path({str(source)!r}).write_text('nonsense')"
@@ -134,7 +134,7 @@ def test_what_changed_since_it_was_imported_is_not_kept(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["a file", "no home", "read-only"])
-def test_without_a_place_it_is_compiled(tmp_path, monkeypatch, compiled, how):
+def test_code_without_a_writable_cache_is_compiled_each_time(tmp_path, monkeypatch, compiled, how):
     if how == "a file":
         monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     elif how == "no home":
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_made_again(home, compiled, at):
         assert file.read_bytes() == whole
 
 
-def test_what_others_may_have_written_is_not_loaded(home, compiled):
+def test_a_code_file_that_others_may_write_is_not_loaded(home, compiled):
     assert found(put, 7) == 7
     (file,) = home.iterdir()
     file.chmod(0o622)
@@ -179,7 +179,7 @@ def test_what_others_may_have_written_is_not_loaded(home, compiled):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_all_that_decides_code_is_in_its_name(home, monkeypatch, compiled):
+def test_the_name_of_compiled_code_covers_source_cpu_and_compiler(home, monkeypatch, compiled):
     assert [found(put, 7), found(put, 8), found(put_twice, 7)] == [7, 8, 14]
     monkeypatch.setattr(compiling, "this_cpu", lambda: Cpu("", ""))
     assert found(put, 7) == 7
@@ -188,7 +188,7 @@ def test_all_that_decides_code_is_in_its_name(home, monkeypatch, compiled):
     assert len(compiled) == len(list(home.iterdir())) == 5
 
 
-def test_the_oldest_go(home, monkeypatch):
+def test_the_oldest_code_files_are_deleted(home, monkeypatch):
     monkeypatch.setattr(kept, "MOST", 3)
     made = []
     for number in range(5):
@@ -197,7 +197,7 @@ def test_the_oldest_go(home, monkeypatch):
     assert set(home.iterdir()) == set(made[-3:])
 
 
-def test_what_writes_code_imports_nothing_of_quire_but_sources_that_are_watched():
+def test_modules_that_generate_code_import_watched_sources_only():
     writers = [norms, product_code, products, vectors, compiling, kernel]
     todo, seen = [Path(each.__file__) for each in writers], set()
     while todo:

@@ -65,7 +65,7 @@ def as_operands(rows):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_rows_are_normed(dtype, width, threads):
+def test_the_fused_norm_equals_the_reference(dtype, width, threads):
     torch.manual_seed(width)
     hidden, weight = torch.randn(37, width).to(dtype), torch.randn(width).to(dtype)
     limit, found = TOLERANCES[dtype], operands(37, width, dtype)

@@ -62,7 +62,7 @@ def test_a_subscriber_knows_what_is_cached(manager, publisher):
         until(lambda: mirror.lookup(prompt(1)) == 0, subscriber)
 
 
-def test_who_joins_late_has_a_snapshot(manager):
+def test_a_late_subscriber_gets_a_snapshot(manager):
     with Publisher(manager, ANY, replay=ANY, max_batches=1) as publisher:
         for number in range(5):
             compute(manager, prompt(number))
@@ -73,7 +73,7 @@ def test_who_joins_late_has_a_snapshot(manager):
             assert [subscriber.following.consumer.lookup(prompt(n)) for n in range(5)] == [32] * 5
 
 
-def test_who_missed_the_last_batches_asks_for_them_after_a_while(manager, publisher):
+def test_a_subscriber_that_missed_the_last_batches_asks_for_a_replay(manager, publisher):
     with subscriber_to(publisher, topic="none of this name") as deaf:
         until(lambda: not deaf.is_degraded, deaf)
         compute(manager, prompt(1))
@@ -113,7 +113,7 @@ def test_without_a_replay_a_gap_stays(manager):
 
 
 @pytest.mark.parametrize("request_", [b"", b"what is cached?", b"12345678" * 9])
-def test_whoever_asks_otherwise_gets_an_empty_answer(manager, publisher, request_):
+def test_a_malformed_replay_request_gets_an_empty_answer(manager, publisher, request_):
     compute(manager, prompt(1))
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
@@ -143,7 +143,7 @@ def test_messages_are_topic_number_and_batch(manager):
         assert (event.kv_cache_spec_kind, event.group_idx) == ("full_attention", 0)
 
 
-def test_what_cannot_be_is_refused(manager, publisher):
+def test_a_publisher_refuses_impossible_settings(manager, publisher):
     with pytest.raises(ConfigError, match="watchers"):
         Publisher(CacheManager(4), ANY)
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):

@@ -58,7 +58,7 @@ def test_a_gap_that_no_replay_fills_is_mended_by_a_snapshot():
     assert (held(following), following.is_degraded) == ([3, 7], False)
 
 
-def test_without_a_snapshot_it_goes_on_and_stays_degraded_until_all_is_cleared():
+def test_a_follower_without_a_snapshot_stays_degraded_until_a_clear():
     following = followed(0, 3)
     following.skip()
     following.receive(message(4))
@@ -67,14 +67,14 @@ def test_without_a_snapshot_it_goes_on_and_stays_degraded_until_all_is_cleared()
     assert (held(following), following.is_degraded) == ([], False)
 
 
-def test_who_joins_late_wishes_for_a_snapshot():
+def test_a_late_follower_wishes_for_a_snapshot():
     following = followed(5)
     assert (held(following), following.is_degraded, following.wish) == ([], True, "snapshot")
     following.restore(5, [message(2)[1]])
     assert (held(following), following.is_degraded, following.wish) == ([2, 5], False, None)
 
 
-def test_who_joins_late_can_have_all_from_a_whole_replay():
+def test_a_late_follower_is_complete_after_a_whole_replay():
     following = followed(2)
     following.refill([message(0), message(1)])
     assert (held(following), following.is_degraded) == ([0, 1, 2], False)
@@ -88,7 +88,7 @@ def test_a_replay_that_begins_late_is_taken_as_far_as_it_goes():
     assert (held(following), following.is_degraded, following.wish) == ([3, 4, 5], True, None)
 
 
-def test_where_nothing_was_published_an_empty_replay_is_the_beginning():
+def test_an_empty_replay_completes_a_follower_that_heard_nothing():
     following = followed()
     following.refill([])
     assert (following.is_degraded, following.next_number) == (False, 0)
@@ -129,7 +129,7 @@ def test_after_a_break_another_publisher_is_known_by_what_it_lacks(replayed):
     assert 0 not in held(following)
 
 
-def test_what_cannot_be_read_counts_as_lost():
+def test_an_unreadable_batch_counts_as_lost():
     following = followed(0)
     following.receive((1, b"rubbish"))
     following.receive(message(2))
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_counts_as_lost():
     assert (held(following), following.is_degraded) == ([0], True)
 
 
-def test_no_more_is_kept_ahead_of_a_gap_than_publishers_keep(monkeypatch):
+def test_batches_ahead_of_a_gap_are_kept_up_to_a_limit(monkeypatch):
     monkeypatch.setattr("quire.observe.follower.MAX_AHEAD", 3)
     following = followed(0, 2, 3, 4)
     assert not following.lost

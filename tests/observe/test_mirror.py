@@ -39,7 +39,7 @@ def test_a_prompt_is_found_as_far_as_its_blocks_are_there():
     assert mirror.lookup(PROMPT[:8] + [9] * 8) == 8
 
 
-def test_what_is_removed_is_found_no_more():
+def test_removed_blocks_are_not_found_in_a_mirror():
     mirror = mirror_of(FIRST, REST, RemovedEvent([3], "GPU"))
     assert mirror.lookup(PROMPT) == 8
     mirror.apply(stored([3], PROMPT[8:12], 2))
@@ -54,7 +54,7 @@ def test_a_block_stored_twice_stays_until_it_was_removed_twice():
     assert mirror.lookup(PROMPT) == 4
 
 
-def test_media_are_apart_and_none_is_the_device():
+def test_storage_media_are_counted_apart_and_none_means_the_device():
     mirror = mirror_of(
         FIRST, stored([1], PROMPT[:4], medium="CPU"), stored([3], PROMPT[8:12], 2, medium=None)
     )
@@ -63,7 +63,7 @@ def test_media_are_apart_and_none_is_the_device():
     assert (mirror.lookup(PROMPT), mirror.lookup(PROMPT, medium="CPU")) == (12, 0)
 
 
-def test_what_else_names_a_block_tells_prompts_apart():
+def test_extra_keys_and_adapters_tell_prompts_apart():
     salted = stored([7, 8], PROMPT[:8], extra_keys=[["salt"], None])
     lora = stored([9], PROMPT[:4], lora="poet", extra_keys=[["poet"]])
     mirror = mirror_of(salted, lora)
@@ -101,7 +101,7 @@ def test_a_state_is_needed_at_the_end_alone_and_a_chunk_from_its_border():
     assert [mirror.lookup(PROMPT[:n]) for n in (16, 15, 11)] == [16, 12, 8]
 
 
-def test_of_a_group_that_keeps_some_blocks_only_the_tokens_come_from_another():
+def test_tokens_of_a_sparse_groups_blocks_come_from_the_full_group():
     masked = stored(
         [4],
         PROMPT,
@@ -123,7 +123,7 @@ def test_groups_may_have_blocks_of_other_sizes():
 @pytest.mark.parametrize(
     "events", [(), (FIRST, REST), (REST, FIRST), (FIRST, FIRST, stored([5], [1] * 4, 2))]
 )
-def test_its_events_make_another_like_it(events):
+def test_the_events_of_a_mirror_make_an_equal_mirror(events):
     window = {
         "group_idx": 1,
         "kv_cache_spec_kind": "sliding_window",

@@ -158,7 +158,7 @@ def test_its_indexer_finds_of_every_prompt_what_the_manager_finds():
     assert num_found > 400
 
 
-def test_it_tells_two_publishers_apart():
+def test_dynamo_tells_two_publishers_apart():
     with publishing(40) as (one, first), publishing(40) as (other, second), indexer() as dynamo:
         dynamo.follow(1, first)
         dynamo.follow(2, second)

@@ -56,7 +56,7 @@ def _go_on(publisher):
             return
 
 
-def test_it_tells_what_is_cached_and_what_comes_and_goes(publisher):
+def test_watch_reports_cached_stored_and_removed_blocks(publisher):
     work(publisher.manager)
     while publisher.num_batches == 0 or len(publisher._stream._log):
         time.sleep(0.001)
@@ -79,7 +79,7 @@ def test_for_people_it_says_the_same_in_words(publisher):
         assert word in words
 
 
-def test_what_it_records_is_a_trace_without_tokens(publisher, tmp_path):
+def test_a_recording_of_watch_is_a_trace_without_tokens(publisher, tmp_path):
     path = tmp_path / "events.jsonl"
     working(publisher)
     words = ("--replay", publisher.replay, "--batches", "30", "--record", path)
@@ -92,7 +92,7 @@ def test_what_it_records_is_a_trace_without_tokens(publisher, tmp_path):
     assert "exists" in refusal("watch", publisher.endpoint, "--record", path)
 
 
-def test_with_nobody_there_it_ends_in_its_time_and_says_that_it_knows_nothing():
+def test_watch_without_a_publisher_ends_in_time_as_degraded():
     known = told("watch", "tcp://127.0.0.1:1", "--replay", "none", "--for", "0.2")
     assert (known["degraded"], known["cached_blocks"], known["what_if"]) == (True, [], None)
 
@@ -144,7 +144,7 @@ def test_the_curve_finds_whole_blocks_as_the_engines_do():
     assert curve.at(curve.capacity_blocks) == 2 / 10  # each with the token that is to be computed
 
 
-def test_what_is_stored_after_its_removal_was_stored_again():
+def test_a_block_stored_after_its_removal_counts_as_stored_again():
     activity = seen(
         (0.0, [stored([1], [1, 2])]),
         (1.0, [RemovedEvent([1], "GPU")]),

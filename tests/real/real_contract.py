@@ -34,7 +34,7 @@ class Evictions:
 
     name: str
 
-    def test_what_pools_evict_comes_back_from_memory_and_after_a_restart_from_disk(self, tmp_path):
+    def test_evicted_blocks_come_back_from_memory_and_after_a_restart_from_disk(self, tmp_path):
         head = text(self.name, 560)
         prompts = [head + text(self.name, 40 + 40 * n, 4000 + 300 * n) for n in range(3)]
         with TierStack([Host("512MiB"), Disk(tmp_path, "512MiB")], OPEN) as tiers:

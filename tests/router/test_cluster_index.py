@@ -99,7 +99,7 @@ def test_a_gap_degrades_a_replica_until_a_snapshot_or_until_all_is_cleared():
     assert index.replicas == {"a": True}
 
 
-def test_what_comes_twice_or_late_is_passed_over_and_number_0_is_an_engine_that_began_anew():
+def test_repeated_and_late_batches_are_ignored_and_number_0_means_a_restart():
     index = ClusterIndex(64)
     index.apply("a", [], 0)
     index.apply("a", [stored([1], TEXT[:2])], 1)
@@ -112,7 +112,7 @@ def test_what_comes_twice_or_late_is_passed_over_and_number_0_is_an_engine_that_
     assert index.replicas == {"a": False, "late": True}
 
 
-def test_what_was_not_touched_for_longest_goes_first_and_children_before_parents():
+def test_a_full_index_drops_the_least_recent_blocks_and_children_before_parents():
     index = ClusterIndex(4, SIZE)
     index.apply("a", [stored([1, 2], TEXT[:4])])
     index.apply("b", [stored([1], [1, 1]), stored([2], [2, 2])])

@@ -193,7 +193,7 @@ def test_the_router_is_told_tokens_salt_tenant_and_session(front):
     assert told[3] is None
 
 
-def test_where_no_router_looks_at_prompts_none_is_read():
+def test_the_ingress_reads_no_prompt_that_no_router_uses():
     for front in opened(sees_prefix=False):
         assert front.ask(user="u").status_code == 200
         assert [sent.prompt for sent in front.handle.sent] == [(None, None, None, "u")]
@@ -221,7 +221,7 @@ def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error(front):
     assert lines(front.ask(stream=True))[-1] == "data: [DONE]"
 
 
-def test_where_all_are_full_clients_are_told_to_come_back(front):
+def test_clients_are_told_to_come_back_when_all_replicas_are_full(front):
     front.handle.moods = ["full"]
     answer = front.ask()
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
@@ -236,7 +236,7 @@ def test_a_client_that_goes_ends_its_request_at_the_replica(front):
     wait_for(lambda: front.handle.num_open == 0)
 
 
-def test_what_an_application_fails_at_is_its_answer_and_the_next_works(front):
+def test_an_error_of_the_application_is_answered_and_the_next_request_served(front):
     assert plain_http.get(f"{front.url}/v1/models").status_code == 500
     assert front.ask("x" * (1 << 12)).status_code == 413
     assert front.ask().status_code == 200
@@ -279,7 +279,7 @@ def test_metrics_of_several_replicas_are_one_text():
     ]
 
 
-def test_what_is_no_replica_s_or_nobody_s_to_see_is_refused(front):
+def test_unknown_replicas_and_callers_without_the_operators_key_are_refused(front):
     url = f"{front.url}/replicas"
     assert plain_http.get(f"{url}/two/metrics").status_code == 404
     assert plain_http.post(f"{url}/one/v1/completions", json={"prompt": TEXT}).status_code == 404

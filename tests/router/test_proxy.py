@@ -60,7 +60,7 @@ def test_a_conversation_and_a_prompt_of_tokens_are_known_again(two):
         assert {router.ask(after, path).headers[MADE_BY] for _ in range(8)} == {home}
 
 
-def test_what_another_client_or_salt_was_answered_is_not_known(two):
+def test_the_proxy_indexes_each_key_and_salt_apart(two):
     router, _ = two
     index = router.proxy.prefixes.index
     sizes = []
@@ -91,7 +91,7 @@ def test_a_request_that_fails_before_its_answer_begins_goes_to_the_other(two):
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
-def test_a_refusal_is_passed_on_and_nobody_else_is_asked(two):
+def test_a_refusal_of_an_upstream_is_passed_on_without_a_retry(two):
     router, fakes = two
     fakes[0].mood = fakes[1].mood = "refusing"
     answer = router.ask("Once")
@@ -126,7 +126,7 @@ def test_a_client_that_goes_frees_the_server(two):
     router.idle()
 
 
-def test_a_router_that_starts_before_its_servers_says_so_until_one_is_there():
+def test_a_router_without_servers_is_unhealthy_until_one_answers():
     with served(Fake("none").app()) as url:
         pass  # a port where nobody listens any more
     with routed([url]) as router:
@@ -179,11 +179,11 @@ def test_another_router_needs_no_prefixes(two):
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:8000", "ftp://host", "http://", "http://me:secret@host"]
 )
-def test_what_is_no_upstream_is_refused(url):
+def test_an_address_that_is_no_upstream_is_refused_without_its_password(url):
     with pytest.raises(ConfigError, match="upstream") as refusal:
         Upstream(url)
     assert "secret" not in str(refusal.value)
 
 
-def test_an_upstream_is_named_as_clients_name_it_too():
+def test_an_upstream_may_be_named_with_or_without_v1():
     assert Upstream("http://host:8000/v1/").name == Upstream("http://host:8000").name

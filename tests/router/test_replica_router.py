@@ -130,7 +130,7 @@ def test_a_prompt_goes_to_the_replica_that_holds_most_of_it_as_they_come_and_go(
     scenario(steps)
 
 
-def test_one_that_has_too_much_to_do_is_passed_over_and_so_is_one_that_is_full():
+def test_overloaded_and_full_replicas_are_passed_over():
     async def steps(world, stack):
         cache = Cache(stack)
         cache.compute(TEXT)
@@ -151,7 +151,7 @@ def test_one_that_has_too_much_to_do_is_passed_over_and_so_is_one_that_is_full()
     scenario(steps)
 
 
-def test_what_one_tenant_or_salt_has_cached_is_not_found_by_another():
+def test_the_router_finds_no_prefix_of_another_tenant_or_salt():
     async def steps(world, stack):
         ann, bob = Cache(stack), Cache(stack)
         ann.compute(TEXT, "ann", None)

@@ -38,7 +38,7 @@ def test_equal_calls_of_two_routers_give_equal_answers_and_one_replica_is_always
     assert {router_named(name)(idle(1), session) for session in (None, "s")} == {0}
 
 
-def test_of_two_that_chance_names_the_less_loaded_is_taken_and_all_are_named():
+def test_power_of_two_takes_the_less_loaded_of_two_drawn_replicas():
     router = router_named("power-of-two")
     taken = Counter(router(loaded(0, 0, 0, 9)) for _ in range(400))
     assert 3 not in taken
@@ -66,7 +66,7 @@ def test_the_prefix_that_saves_most_wins_by_tier():
     assert router(idle(2, cached={0: (0, 0, 0, 70), 1: (34,)})) == 0  # beyond the last: as the last
 
 
-def test_a_replica_with_more_than_its_share_is_left_alone_whatever_it_holds():
+def test_a_replica_over_its_load_limit_is_passed_over_despite_its_hit():
     router = PrefixAware(load_limit=1.25)
     holds = {0: (1000,)}
     assert router(loaded(3, 1, 1, cached=holds)) != 0
@@ -84,7 +84,7 @@ def test_a_session_decides_among_equals_and_the_load_where_there_is_none():
     assert router(loaded(1, 0, 0, cached=equal)) == 1
 
 
-def test_without_anything_known_the_less_loaded_of_two_is_taken():
+def test_prefix_routing_without_a_hit_takes_the_less_loaded_of_two():
     router = PrefixAware()
     taken = Counter(router(idle(4)) for _ in range(400))
     assert min(taken[at] for at in range(4)) > 50

@@ -56,7 +56,7 @@ def test_a_request_goes_to_the_server_that_tells_of_its_prefix_until_it_tells_of
         prefixes.index.check()
 
 
-def test_what_tenants_and_salts_divide_is_found_by_the_keys_that_the_servers_have_too():
+def test_prefixes_of_tenants_are_found_with_the_api_keys_of_the_servers():
     keys = ApiKeys([("ann", "key-of-ann"), ("ann", "other-of-ann"), ("bob", "key-of-bob")])
     managers = [CacheManager(100, 16, watchers=[EventLog()]) for _ in range(2)]
     with (
@@ -86,7 +86,7 @@ def test_what_tenants_and_salts_divide_is_found_by_the_keys_that_the_servers_hav
             assert home("key-of-ann", cache_salt="s") == {"1"}
 
 
-def test_a_salt_that_an_engine_tells_as_it_is_is_found_too():
+def test_a_salt_in_clear_in_an_engines_event_is_found():
     prefixes = ToldPrefixes(64, {})
     tokens = [*range(32)]
     plain = StoredEvent([1, 2], None, tokens, 16, None, "GPU", None)
@@ -123,7 +123,7 @@ def test_an_adapter_that_events_name_is_found_by_the_model_that_is_asked_for():
                 assert {router.ask(TEXT, model=model).headers[MADE_BY] for _ in range(3)} == {home}
 
 
-def test_what_vllm_tells_of_an_adapter_is_found_by_its_name():
+def test_vllms_blocks_of_an_adapter_are_found_by_its_name():
     index, tokens = ClusterIndex(64), [*range(48)]
     extra = [["writer", "mine"], ["writer"], ["writer", ["picture", 0]]]
     told = StoredEvent([1, 2, 3], None, tokens, 16, 7, "GPU", "writer", extra)
@@ -138,7 +138,7 @@ def test_an_endpoint_that_is_none_is_refused():
         ToldPrefixes(16, {"http://one": "nowhere"})
 
 
-def test_one_that_comes_later_is_followed_too_and_of_one_that_goes_nothing_stays():
+def test_a_new_server_is_followed_and_a_removed_one_leaves_no_block():
     managers = [CacheManager(100, 16, watchers=[EventLog()]) for _ in range(2)]
     with (
         zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,

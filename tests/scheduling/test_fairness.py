@@ -85,7 +85,7 @@ def test_a_job_that_finds_no_room_while_nothing_else_runs_is_given_up(num_pinned
     loop.check_empty()
 
 
-def test_what_is_left_of_a_prompt_that_is_being_computed_is_promised_to_it():
+def test_blocks_for_the_rest_of_a_half_computed_prompt_are_promised_to_it():
     loop = Loop(num_blocks=20, limits=Limits(4, 40, max_prefill_tokens=4))
     first = loop.add([7] * 40, 1)
     loop.step()
@@ -96,7 +96,7 @@ def test_what_is_left_of_a_prompt_that_is_being_computed_is_promised_to_it():
     assert first.num_preempted == second.num_preempted == 0
 
 
-def test_of_prompts_that_all_lack_room_the_last_ones_make_way_for_the_first():
+def test_prompts_without_room_are_preempted_from_the_last_to_the_first():
     loop = Loop(num_blocks=20, limits=Limits(4, 40, max_prefill_tokens=4))
     first, second = loop.add([7] * 36, 1), loop.add([8] * 24, 1)
     loop.step()

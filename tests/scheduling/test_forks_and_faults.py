@@ -48,7 +48,7 @@ def test_twins_without_a_slot_wait_and_find_the_prompt():
     loop.check_empty()
 
 
-def test_a_twin_was_passed_by_nobody_yet():
+def test_a_twin_starts_with_no_overtaking_counted():
     loop = Loop(limits=Limits(1, 40, max_passed=1))
     job = loop.add([1], 3, num_twins=1, priority=-1)
     (twin,) = job.twins

@@ -72,7 +72,7 @@ def test_its_events_tell_what_it_has_cached(served):
         assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more
 
 
-def test_it_finishes_what_runs_when_it_is_told_to_end_and_the_next_one_finds_what_it_computed(
+def test_a_terminated_server_finishes_its_requests_and_the_next_finds_its_kv(
     served,
 ):
     prompt = "Once upon a time there was a server that kept what it had computed. " * 3

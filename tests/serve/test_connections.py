@@ -58,7 +58,7 @@ BEHIND = {
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("pause_s", [0, 0.05])
 @pytest.mark.parametrize("streams", [True, False])
-def test_who_goes_is_forgotten_with_all_that_was_sent_at_once(server, streams, behind, pause_s):
+def test_a_disconnect_aborts_all_pipelined_requests(server, streams, behind, pause_s):
     host, port = server.url.removeprefix("http://").split(":")
     stats = server.service.running.engine.stats
     before = stats().generated_tokens
@@ -82,7 +82,7 @@ def test_who_goes_is_forgotten_with_all_that_was_sent_at_once(server, streams, b
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("behind", ["one", "some", "large"])
-def test_what_was_sent_at_once_is_answered_in_its_order(server, behind):
+def test_pipelined_requests_are_answered_in_order(server, behind):
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(sent({"prompt": "A list", "max_tokens": 200, "ignore_eos": True}))

@@ -50,12 +50,12 @@ def check_refused(server, route, body, named):
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(("route", "form"), CASES)
-def test_what_is_no_prompt_is_refused_on_every_route(server, route, form):
+def test_an_invalid_prompt_is_refused_on_every_route(server, route, form):
     given, named = FORMS[form]
     check_refused(server, route, {"prompt": given, **ROUTES[route]}, named)
 
 
 @pytest.mark.parametrize("form", TOKENS)
-def test_what_is_no_ids_is_refused_where_ids_are_turned_into_text(server, form):
+def test_detokenize_refuses_invalid_ids(server, form):
     given, named = FORMS[form]
     check_refused(server, "/detokenize", {"tokens": given}, named)

@@ -111,7 +111,7 @@ def test_a_body_that_is_no_request_is_refused(body):
         (b'"stop": [%s"a"]' % (b'"a",' * 64), "stop"),
     ],
 )
-def test_what_no_engine_is_asked_is_refused_by_its_name(given, param):
+def test_unsupported_fields_are_refused_by_name(given, param):
     assert refusal(CompletionRequest, b'{"prompt": "a", %s}' % given).param == param
 
 
@@ -122,7 +122,7 @@ def test_what_no_engine_is_asked_is_refused_by_its_name(given, param):
         (b'"response_format": {"type": "json_schema"}', "response_format"),
     ],
 )
-def test_of_chats_too(given, param):
+def test_unsupported_fields_of_a_chat_are_refused_by_name(given, param):
     assert refusal(ChatRequest, b'{"messages": [], %s}' % given).param == param
 
 
@@ -178,7 +178,7 @@ def test_errors_are_openais_objects():
     }  # fmt: skip
 
 
-def test_what_quire_refuses_is_the_clients_error_and_all_else_the_servers():
+def test_refusals_of_quire_are_client_errors_and_others_are_the_servers():
     assert (
         refused(ConfigError("temperature must be at least 0, got -1.0"), FIELDS).param
         == "temperature"

@@ -125,7 +125,7 @@ def test_a_head_without_end_is_refused(server, begun, line_end):
             pytest.fail("a million bytes of headers were taken")
 
 
-def test_one_connection_is_asked_often_with_large_heads(server):
+def test_a_connection_serves_requests_with_large_headers(server):
     with plain_http.Client() as client:
         for length in (10, 60_000, 20, 60_000, 60_000):
             asked = {"X-Long": "a" * length}
@@ -172,7 +172,7 @@ def test_an_error_that_nobody_foresaw_says_nothing_of_the_inside(server, monkeyp
     wait_for(lambda: "a secret of the inside" in caplog.text)
 
 
-def test_such_an_error_in_a_stream_is_its_last_event_and_says_nothing_either(
+def test_an_internal_error_in_a_stream_is_its_last_event_without_details(
     server, monkeypatch, caplog
 ):
     def broken(reply, choice):
@@ -192,7 +192,7 @@ def test_such_an_error_in_a_stream_is_its_last_event_and_says_nothing_either(
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["grace", "second Ctrl-C"])
-def test_what_runs_longer_than_it_may_is_ended_with_an_error(how, capfd):
+def test_requests_beyond_the_grace_of_a_shutdown_end_with_an_error(how, capfd):
     with (
         running(grace_s=0 if how == "grace" else None) as server,
         ThreadPoolExecutor(1) as crew,
@@ -237,7 +237,7 @@ def test_while_it_finishes_what_runs_all_else_is_told_so():
         assert json.loads(last)["choices"][0]["finish_reason"] == "length"
 
 
-def test_one_key_leaves_places_to_the_others():
+def test_a_busy_api_key_leaves_places_to_others():
     with running(keys=KEYS, bounds=Bounds(max_inflight=8)) as server:
 
         def asked(key, n, **more):

@@ -55,7 +55,7 @@ def demo(lent, monkeypatch):
     return run
 
 
-def test_it_talks_with_a_server_with_reuse_and_without(demo, lent):
+def test_the_demo_asks_a_server_with_reuse_and_without(demo, lent):
     done = demo("--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)

@@ -365,7 +365,7 @@ BAD = [
 
 @pytest.mark.cases(18)
 @pytest.mark.parametrize(("path", "document", "status", "param"), BAD)
-def test_what_cannot_be_is_refused_with_an_error_object(server, path, document, status, param):
+def test_an_invalid_request_is_answered_with_an_error_object(server, path, document, status, param):
     answer = server.post(path, content=json.dumps(document).replace("Infinity", "1e400"))
     assert answer.status_code == status
     error = answer.json()["error"]
@@ -388,7 +388,7 @@ def test_the_clients_own_errors_are_raised(client):
         client.completions.create(model="gpt-4", prompt="a")
 
 
-def test_the_operators_routes(server, client):
+def test_the_operators_routes_explain_pin_and_evict(server, client):
     prompt = "The operator asks about this prompt, which is long enough for some blocks of tokens."
     complete(client, prompt, max_tokens=2)
     told = server.post("/v1/cache/explain", {"prompt": prompt}).json()
@@ -448,12 +448,12 @@ def test_a_pin_made_while_the_pins_are_listed_is_not_lost():
         ("/v1/cache/explain", {"prompt": ""}),
     ],
 )
-def test_what_an_operator_cannot_ask(server, path, document):
+def test_invalid_requests_of_an_operator_are_refused(server, path, document):
     answer = server.post(path, document)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_what_if_and_state_and_metrics(server, client):
+def test_the_operators_routes_answer_what_if_state_and_metrics(server, client):
     for _ in range(2):
         complete(client, "What the page shows as hot is what more than one request found.")
     points = server.get("/v1/cache/what-if?memory=2,4").json()["points"]

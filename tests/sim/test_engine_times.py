@@ -20,7 +20,7 @@ def times(model="llama-3.1-8b", gpu="h100", *devices, **settings):
     return EngineTimes(model_named(model), accelerator_named(gpu), *devices, **settings)
 
 
-def test_a_decode_step_is_what_can_be_added_up_by_hand():
+def test_the_time_of_a_decode_step_equals_a_sum_by_hand():
     stream, layers = 1.008e12 * 0.92, 32
     body, head, peak = 6_979_588_096, 128_256 * 4096, 165.2e12
     products = sum(
@@ -67,7 +67,7 @@ def test_more_work_never_takes_less_time(name, gpu):
     assert 0 < steps[0] < steps[-1]
 
 
-def test_nothing_to_do_takes_no_time_and_less_than_nothing_is_refused():
+def test_an_empty_step_takes_no_time_and_negative_work_is_refused():
     assert times().step_s([]) == times().step_s([(0, 100)]) == 0
     for work in ([(-1, 0)], [(1, -1)]):
         with pytest.raises(ConfigError, match="both are 0 or more"):
@@ -133,7 +133,7 @@ def test_a_window_bounds_what_a_sequence_reads():
     ("name", "devices"), [("llama-3.1-70b", (2, 4, 8)), ("qwen3-32b", (1, 2, 4))]
 )
 @pytest.mark.parametrize("gpu", ["h100", "a100", "rtx-pro-6000"])
-def test_more_devices_decode_faster_and_less_than_so_many_times(name, devices, gpu):
+def test_decoding_on_more_devices_is_faster_but_less_than_in_proportion(name, devices, gpu):
     contexts = np.full(16, 2048, np.int64)
     took = [times(name, gpu, each).step_s([], contexts) for each in devices]
     for one, two in pairwise(took):

@@ -64,12 +64,12 @@ def test_a_forecast_is_worth_nothing_once_its_time_is_over(s, within):
 
 
 @given(st.lists(seconds, min_size=2, max_size=2, unique=True), factors)
-def test_what_is_expected_later_ranks_lower(both, within):
+def test_a_later_expected_return_ranks_lower(both, within):
     sooner, later = (expected(soon(s, within=within)).forecast for s in sorted(both))
     assert sooner.rank(0.0) >= later.rank(0.0)
 
 
-def test_what_is_mostly_not_found_again_ranks_lower_and_is_held_as_if_it_came_later():
+def test_blocks_rarely_found_again_rank_as_if_they_returned_later():
     forecasts = Forecasts()
     for number in range(40):
         for kind, found in ((1, 100), (2, 10)):
@@ -84,7 +84,7 @@ def test_what_is_mostly_not_found_again_ranks_lower_and_is_held_as_if_it_came_la
     assert part.held_for - 1e4 == pytest.approx((whole.held_for - 1e4) / part.share)
 
 
-def test_what_a_request_found_itself_says_nothing_of_what_it_stored():
+def test_the_share_of_a_kind_counts_stored_tokens_only():
     forecasts = Forecasts()
     record = expected(soon(10), 0.0, forecasts)
     record.found = 60
@@ -97,7 +97,7 @@ def test_what_a_request_found_itself_says_nothing_of_what_it_stored():
 # -- credit --------------------------------------------------------------------------------------
 
 
-def test_who_is_wrong_often_is_believed_less_and_nobody_else_is():
+def test_wrong_forecasts_lower_the_trust_in_their_own_scope_alone():
     forecasts, alice, bob = Forecasts(), Scope(salt="a"), Scope(salt="b")
     before = expected(soon(10), 0.0, forecasts, alice).forecast.trust
     for number in range(40):
@@ -131,7 +131,7 @@ def test_a_forecast_is_right_within_its_factor_both_ways(gap, right):
     assert credit.seen == 1
 
 
-def test_who_does_not_come_back_was_wrong_and_has_no_forecast_any_more():
+def test_a_missed_return_counts_as_wrong_and_ends_the_forecast():
     forecasts = Forecasts()
     record = expected(soon(10), 0.0, forecasts)
     (credit,) = record.forecast.credits
@@ -156,7 +156,7 @@ def test_callers_are_remembered_however_many_sessions_they_have():
 # -- the order of eviction -----------------------------------------------------------------------
 
 
-def test_what_is_expected_later_goes_first_though_it_was_used_last():
+def test_blocks_expected_later_are_evicted_first_even_if_used_last():
     world = World(24)
     sooner, later = world.names(8), world.names(8)
     world.serve(sooner, hint=soon(5))
@@ -167,7 +167,7 @@ def test_what_is_expected_later_goes_first_though_it_was_used_last():
     assert (world.found(sooner), world.found(later)) == (8, 4)
 
 
-def test_what_did_not_come_when_it_was_expected_goes_before_what_is_awaited():
+def test_blocks_whose_return_was_missed_are_evicted_before_awaited_ones():
     world = World(24)
     missed, awaited = world.names(8), world.names(8)
     world.serve(missed, hint=soon(5))
@@ -192,7 +192,7 @@ def test_the_next_turn_says_when_the_one_after_it_comes():
     assert world.found(other) == 8
 
 
-def test_what_is_shared_stays_though_one_of_its_users_comes_back_late():
+def test_a_shared_prefix_stays_though_one_user_returns_late():
     world = World(40)
     system = world.names(8)
     late, early = system + world.names(8), system + world.names(8)
@@ -218,7 +218,7 @@ def test_a_second_user_of_a_system_prompt_leaves_the_forecast_of_the_first(share
     assert world.found(second) < 14
 
 
-def test_what_its_caller_said_nothing_of_counts_less_once_nobody_came_back_to_such():
+def test_unhinted_blocks_rank_lower_once_unhinted_ones_did_not_return():
     world = World(64)
     for turn in range(60):
         world.now = 10.0 * turn
@@ -233,7 +233,7 @@ def test_what_its_caller_said_nothing_of_counts_less_once_nobody_came_back_to_su
     assert silent.kind < told.kind
 
 
-def test_what_was_not_come_back_to_in_its_time_counts_less_once_nobody_came_late():
+def test_blocks_past_their_return_rank_lower_once_none_returned_late():
     world = World(64)
     for turn in range(60):
         world.now = 10.0 * turn
@@ -245,7 +245,7 @@ def test_what_was_not_come_back_to_in_its_time_counts_less_once_nobody_came_late
     assert record.kind < before
 
 
-def test_who_spoke_of_times_and_says_never_gives_up_the_turns_before():
+def test_a_never_hint_after_return_times_gives_up_earlier_turns():
     world = World(32)
     talk, other = world.names(8), world.names(8)
     world.serve(talk, hint=soon(2))
@@ -256,7 +256,7 @@ def test_who_spoke_of_times_and_says_never_gives_up_the_turns_before():
     assert (world.found(talk), world.found(other)) == (0, 8)
 
 
-def test_never_is_said_of_what_a_request_stores_where_a_time_is_said_as_well():
+def test_a_never_hint_beside_return_times_covers_the_requests_own_tokens():
     world = World(40)
     talk, other = world.names(8), world.names(8)
     world.serve(talk, hint=soon(2))

@@ -196,7 +196,7 @@ def test_a_config_that_cannot_be_read_says_why(change, says):
         model_facts(config)
 
 
-def test_what_is_no_config_is_refused(tmp_path):
+def test_a_source_that_is_no_model_config_is_refused(tmp_path):
     broken = tmp_path / "config.json"
     broken.write_text("{")
     for source in (broken, tmp_path / "none.json", 3, [1]):
@@ -335,6 +335,6 @@ def test_tiers_are_written_as_name_size_and_speed():
     "text", ["host", "host=1GiB", "host=1GiB@5", "host=0B@1GB/s", "host=1GiB@5GB/s@soon",
              "a=1GiB@1GB/s,a=1GiB@1GB/s", "host=1XB@1GB/s"],
 )  # fmt: skip
-def test_what_is_no_tier_is_refused(text):
+def test_a_text_that_names_no_memory_tier_is_refused(text):
     with pytest.raises(ConfigError):
         parse_tiers(text)

@@ -139,7 +139,7 @@ def test_a_cold_start_evicts_what_lru_evicts():
         assert learned == lru
 
 
-def test_what_never_comes_back_goes_before_what_does():
+def test_learned_evicts_kinds_that_never_return_first():
     trace = chats_and_documents(400)
     world = World(80)
     for request in trace:
@@ -155,13 +155,13 @@ def test_what_never_comes_back_goes_before_what_does():
     assert world.found(chat) == 2
 
 
-def test_it_finds_more_than_lru_where_kinds_of_requests_differ():
+def test_learned_hits_more_than_lru_on_mixed_kinds_of_requests():
     trace = chats_and_documents(1200)
     learned, lru = (100 * replay(trace, 100, policy).token_hit for policy in ("learned", "lru"))
     assert learned > lru + 5
 
 
-def test_what_a_later_turn_has_gone_on_from_goes_first():
+def test_blocks_behind_the_point_where_a_later_turn_left_are_evicted_first():
     world = World(24)
     old, turn = world.names(8), world.names(8)
     world.serve(old)
@@ -171,7 +171,7 @@ def test_what_a_later_turn_has_gone_on_from_goes_first():
     assert (world.found(turn), world.found(old)) == (6, 8)
 
 
-def test_what_was_gone_on_from_unnoticed_stays_a_candidate():
+def test_a_superseded_run_that_learned_did_not_see_can_be_evicted():
     world = World(24)
     left, often = world.names(8), world.names(1)
     world.serve(left).superseded = True  # as by a request that overlapped
@@ -181,7 +181,7 @@ def test_what_was_gone_on_from_unnoticed_stays_a_candidate():
     assert world.found(left) == 0
 
 
-def test_a_branch_from_the_middle_of_a_turn_does_not_go_on_from_it():
+def test_a_branch_from_the_middle_of_a_turn_does_not_supersede_it():
     world = World(24)
     old, turn = world.names(8), world.names(8)
     world.serve(old)
@@ -205,7 +205,7 @@ def test_turns_are_known_again_after_eviction():
         prompt += world.names(2)
 
 
-def test_only_so_many_evicted_requests_are_known_again():
+def test_the_number_of_remembered_evicted_requests_is_bounded():
     world = World(4)
     prompt = world.names(4)
     world.serve(prompt)
@@ -228,7 +228,7 @@ def test_memory_is_bounded_on_a_stream_that_never_comes_back():
     assert sum(len(heap.items) for heap in policy._heaps) < NUM_CLASSES * (2 * 25 + 66)
 
 
-def test_what_is_never_evicted_holds_nothing_else_in_memory():
+def test_an_unevictable_run_keeps_no_record_of_others_alive():
     world = World(50)
     kept = world.names(2)
     world.serve(kept, priority=1)
@@ -280,7 +280,7 @@ def test_shared_runs_are_known_again_after_eviction():
     assert (ends(record), record.shared.uses) == ([4], 3)
 
 
-def test_only_so_many_shared_runs_of_a_prompt_are_told_apart():
+def test_the_number_of_shared_runs_per_prompt_is_bounded():
     world = World(400)
     prompt = world.names(2)
     for _ in range(2 * MAX_DEPTH):
@@ -307,7 +307,7 @@ def test_a_run_of_both_kinds_loses_what_is_not_shared_first():
 
 
 @pytest.mark.ci
-def test_what_is_used_often_outlives_what_was_used_last():
+def test_learned_hits_more_than_lru_on_few_shot_prompts():
     trace = Workload(parts_named("few-shot"), 1500, 3)
     num_blocks = 1 + max(int(request.blocks.max()) for request in trace)
     learned, lru = (
@@ -351,7 +351,7 @@ def test_answers_are_kept_again_once_prompts_repeat_them():
     assert not world.mind.trims
 
 
-def test_of_sixteen_answers_one_is_kept_on_equal_terms():
+def test_one_answer_of_sixteen_is_kept_on_equal_terms():
     world = World(400)
     talk(world, 2 * TRUST // TRIAL, repeats=False)
     trimmed = [world.serve(world.names(3), world.names(1)).trimmed for _ in range(2 * TRIAL)]
@@ -362,7 +362,7 @@ def test_of_sixteen_answers_one_is_kept_on_equal_terms():
 
 
 @pytest.mark.ci
-def test_with_ranks_upside_down_it_becomes_lru_and_stays_within_a_point():
+def test_learned_with_inverted_ranks_becomes_lru_within_a_point():
     trace = chats_and_documents(2500, document=4)
     lru = 100 * replay(trace, 100, "lru").token_hit
 
@@ -504,7 +504,7 @@ def test_only_what_was_evicted_is_known_again():
     assert list(world.mind.ghosts) == [2]
 
 
-def test_what_a_request_without_a_walk_leaves_is_not_taken_for_an_evicted_turn():
+def test_an_evicted_suspended_request_leaves_no_ghost():
     world = World(8)
     seq = world.open(world.names(4))
     world.manager.suspend(seq)

@@ -41,7 +41,7 @@ def closed(name, share, found):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("share", few([5, 10], 10))
-def test_without_hints_a_fifth_of_the_gap_is_closed(kept, share):
+def test_learned_without_hints_closes_a_fifth_of_the_gap_to_the_optimum(kept, share):
     found = hit(kept(CONVERSATION), share, "learned")
     assert closed(CONVERSATION, share, found) >= CLOSED
 
@@ -53,13 +53,15 @@ def test_without_hints_a_fifth_of_the_gap_is_closed(kept, share):
         [(5, "learned"), (5, "lru"), (10, "learned"), (10, "lru")], (5, "learned"), (10, "lru")
     ),
 )
-def test_with_the_ends_of_sessions_four_fifths_of_the_gap_are_closed(kept, share, policy):
+def test_learned_with_session_ends_closes_four_fifths_of_the_gap_to_the_optimum(
+    kept, share, policy
+):
     found = hit(kept(CONVERSATION), share, policy, "session-end")
     assert closed(CONVERSATION, share, found) >= CLOSED_BY_HINTS
 
 
 @pytest.mark.ci
-def test_what_leaving_lru_costs_at_first_is_not_held_against_it(kept):
+def test_learned_recovers_the_hits_that_leaving_lru_costs_at_first(kept):
     assert hit(kept(CONVERSATION), 3, "learned") > 12.81 + 5
 
 

@@ -32,7 +32,7 @@ def placed(model="llama-3.1-8b", **settings):
     return Placement(**({"model": model_named(model), "accelerator": H100} | settings))
 
 
-def test_what_weights_and_activations_leave_is_for_k_and_v():
+def test_memory_left_by_weights_and_activations_is_for_kv():
     split = budget(placed(reserve_bytes=GIB), 8192)
     assert split.usable_bytes == int(H100.memory_bytes * 0.9)
     assert split.weight_bytes == 2 * 8_030_261_248
@@ -145,7 +145,7 @@ def test_a_slow_tier_wins_where_the_fetch_hides_and_where_attention_grows():
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("bandwidth", [0.5e9, 2.5e9, 3.3e9, 50e9])
 @pytest.mark.parametrize("latency_s", [0.0, 2e-3, 0.2])
-def test_borders_are_exact(bandwidth, latency_s):
+def test_the_length_from_which_a_tier_pays_is_exact(bandwidth, latency_s):
     limit = 16_384
     answer = found(bandwidth, latency_s, limit)
     tier = MemoryTier("x", GIB, bandwidth, latency_s)
@@ -256,7 +256,7 @@ def test_a_plan_is_data():
     assert read["worth"][0]["below"] == {}
 
 
-def test_without_tiers_host_memory_behind_the_link_is_looked_at():
+def test_a_plan_without_tiers_looks_at_host_memory_behind_the_link():
     (tier,) = plan(placed(num_gpus=2), 8192).tiers
     assert tier.name == "host"
     assert tier.bandwidth == pytest.approx(2 * 0.8 * H100.link_bandwidth)

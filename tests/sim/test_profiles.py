@@ -127,7 +127,7 @@ def test_steps_are_read_from_the_log_of_vllm(tmp_path):
         ('{"chunks": [], "contexts": [5], "seconds": 0.1}\n{', "row 2"),
     ],
 )
-def test_what_is_no_profile_is_refused(tmp_path, text, says):
+def test_a_file_that_is_no_profile_is_refused(tmp_path, text, says):
     path = tmp_path / "profile"
     path.write_text(text)
     with pytest.raises(TraceError, match=says):
@@ -156,7 +156,7 @@ def test_the_table_has_each_cost_and_the_error(profile):
 
 
 @pytest.mark.ci
-def test_what_was_found_can_be_written_and_used_in_place_of_the_profile(profile, tmp_path):
+def test_a_saved_calibration_replaces_its_profile(profile, tmp_path):
     timing = tmp_path / "timing.json"
     shown("calibrate", profile, "--timing", timing)
     assert read_calibration(timing) == calibrate_steps(read_profile(profile))

@@ -85,7 +85,7 @@ def test_a_plan_for_the_recorded_settings_has_the_blocks_of_the_simulation():
 
 
 @BOTH
-def test_a_recorded_run_is_a_trace_too(path):
+def test_a_recorded_run_can_be_read_as_a_trace(path):
     trace = open_trace(path)
     requests = list(trace)
     assert (trace.format, trace.block_size, len(requests)) == ("recorded", 16, 300)
@@ -132,7 +132,7 @@ def test_quires_own_engine_has_its_own_schedule(tmp_path):
         assert run.compare().simulated.ttft_mean > 0
 
 
-def test_what_a_run_does_not_say_is_what_vllm_would_take(tmp_path):
+def test_settings_missing_in_a_recorded_run_are_vllms_defaults(tmp_path):
     large = RecordedRun(recorded(tmp_path)).settings
     assert (large.max_step_tokens, large.max_sequences, large.block_size) == (8192, 1024, 16)
     small = RecordedRun(recorded(tmp_path, device="RTX4090", model="Llama-3.1-8B-FP8")).settings
@@ -248,7 +248,7 @@ def test_errors_are_signed_shares_of_what_was_measured():
     assert simulated.off(measured) == Figures(1.0, -0.25, 0.0, 0.0)
 
 
-def test_what_was_measured_is_what_the_rows_say(tmp_path):
+def test_measured_figures_come_from_the_rows_of_a_recorded_run(tmp_path):
     rows = [row(0, ttft_s=0.1, total_s=2.0), row(1, ttft_s=0.3, total_s=0.3, output_tokens=1)]
     measured = RecordedRun(recorded(tmp_path, rows)).measured
     assert measured == Figures(

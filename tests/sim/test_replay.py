@@ -17,7 +17,7 @@ def hits_of(trace, capacity, **options):
     return found
 
 
-def test_what_an_earlier_request_computed_is_found_and_the_rest_is_not():
+def test_a_replay_finds_the_blocks_of_earlier_requests_only():
     trace = trace_of([[1, 2, 3], [1, 2, 9], [1, 2, 3, 4]])
     assert hits_of(trace, 100) == [0, 2, 3]
     result = replay(trace, 100)
@@ -79,7 +79,7 @@ def test_requests_before_the_first_counted_one_warm_the_cache_up_only():
     assert replay(trace, 9, count_from=2).hit_blocks == 3
 
 
-def test_a_prompt_without_a_full_block_is_a_request_all_the_same():
+def test_a_prompt_without_a_full_block_counts_as_a_request():
     result = replay(trace_of([[], [1], []]), 4)
     assert (result.num_requests, result.prompt_tokens) == (3, 1 + 5 + 1)
 

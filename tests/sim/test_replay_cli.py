@@ -51,7 +51,7 @@ def test_json_has_a_row_per_capacity_and_policy_with_the_optimum_beside(command,
         assert row["seconds"] > 0
 
 
-def test_without_options_it_shows_five_capacities_and_the_policies_worth_a_look(rows_of):
+def test_replay_without_options_shows_five_capacities_and_three_policies(rows_of):
     rows = rows_of()
     policies = ["lru", "learned", "optimum"]
     assert [row["policy"] for row in rows] == policies * 5
@@ -134,5 +134,5 @@ def test_hints_reach_the_replay(rows_of, path):
         (["--csv", "/nowhere/rows.csv", "--capacity", "9"], "there is no folder '/nowhere'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_that_says_why(command, words, message):
+def test_an_impossible_option_of_replay_is_one_line_with_the_reason(command, words, message):
     assert message in refusal(*command, *words)

@@ -41,7 +41,7 @@ def test_requests_that_take_no_time_are_a_replay_one_by_one(seed, kind, capacity
     assert msgspec.structs.replace(overlapping, measured={}, seconds=serial.seconds) == serial
 
 
-def test_what_is_being_computed_cannot_be_found_yet():
+def test_blocks_that_are_being_computed_are_not_found():
     trace = trace_of([[1, 2], [1, 2, 3], [1, 2, 3]], time_s=[0.0, 1.0, 2.5])
     starts, result = started(trace, 100, Fixed(prefill_s=2.0))
     assert starts == [(1, 0), (2, 0), (3, 2 * BLOCK)]
@@ -90,14 +90,14 @@ def test_a_request_larger_than_the_cache_runs_alone():
     assert result.measured["max_wait_s"] == 3.0
 
 
-def test_what_happens_at_one_time_happens_in_one_order():
+def test_events_of_one_time_have_one_order():
     trace = trace_of([[1, 1], [1, 1], [2, 2]], time_s=[0.0, 2.0, 2.0])
     starts, result = started(trace, 2, Fixed(1.0, 1.0))
     assert starts == [(1, 0), (2, 2 * BLOCK), (3, 0)]
     assert result.measured["max_wait_s"] == 2.0
 
 
-def test_what_is_computed_when_another_ends_is_found_by_the_one_that_starts_then():
+def test_a_request_that_starts_when_another_ends_finds_its_blocks():
     trace = trace_of([[1, 1], [2, 2], [2, 2]], time_s=[0.0, 1.0, 1.5])
     starts, result = started(trace, 5, Fixed(1.0, 1.0))
     assert starts == [(1, 0), (2, 0), (3, 2 * BLOCK)]

@@ -23,7 +23,7 @@ def ends(trace):
 # -- what is said --------------------------------------------------------------------------
 
 
-def test_without_hints_nothing_is_said():
+def test_a_replay_without_hints_gives_no_hint():
     (said,) = advice(trace_of([[1]]), "none")
     assert (said.hint, said.stored_blocks, said.ends) == (NO_HINT, ALL, None)
 
@@ -52,7 +52,7 @@ def test_a_recorded_session_ends_with_its_last_request():
     assert [each.ends for each in said] == [None, "b", None, "a"]
 
 
-def test_without_names_a_session_goes_on_with_whoever_continues_its_blocks():
+def test_sessions_without_names_continue_with_the_requests_that_extend_their_blocks():
     trace = trace_of([[1, 2], [5], [1, 2, 3], [5, 6], [1, 2, 7], [8]])
     assert ends(trace) == [False, False, False, True, True, True]
 
@@ -92,7 +92,7 @@ def test_a_session_that_is_over_gives_its_room_to_one_that_goes_on():
     assert found == {"none": 2, "session-end": 4}
 
 
-def test_what_is_not_expected_back_gives_its_room_to_what_is():
+def test_blocks_hinted_as_unused_give_their_room_to_others():
     trace = trace_of([[1, 1], [2, 2, 2], [3, 3, 3], [1, 1]])
     found = {kind: replay(trace, 5, hints=kind).hit_blocks for kind in KINDS}
     assert (found["none"], found["session-end"], found["recorded"]) == (0, 2, 0)

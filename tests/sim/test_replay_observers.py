@@ -41,7 +41,7 @@ def test_stretches_grow_with_the_trace_and_keep_every_token(seconds):
 # -- shared prefixes -----------------------------------------------------------------------
 
 
-def test_what_is_always_found_together_is_one_stretch():
+def test_blocks_always_found_together_are_one_stretch():
     trace = trace_of([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 7], [1, 2, 7]])
     seen, _ = observed(SharedPrefixes(BLOCK), trace)
     stretches = [(each.row, each.start, each.stop, each.num_hits) for each in seen.top()]

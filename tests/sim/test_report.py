@@ -97,11 +97,11 @@ def test_the_page_has_every_figure_for_both_widths_and_every_table(page):
         assert f"{name}-title" in page.labels
 
 
-def test_no_two_elements_have_one_name(page):
+def test_the_ids_of_a_report_are_unique(page):
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_nothing_is_loaded_from_elsewhere(text, page):
+def test_a_report_loads_no_outside_resource(text, page):
     assert "http" not in text
     assert not re.findall(r"(?:src|@import|url\((?!#))\s*=?", text)
     assert not {"script", "link", "img", "iframe"} & set(page.tags)

@@ -68,7 +68,7 @@ def test_times_are_exact_or_off_by_the_factor_that_they_claim_at_most():
     assert hints(trace, "return-time:3") == noisy
 
 
-def test_blind_forecasts_are_said_of_what_nobody_comes_back_to_as_well():
+def test_blind_forecasts_cover_requests_without_a_return():
     trace = trace_of([[1], [1, 2], [3], [4], [1, 2]])
     assert [hint.reuse for hint in hints(trace, "return-time")] == [
         "unknown",
@@ -82,7 +82,7 @@ def test_blind_forecasts_are_said_of_what_nobody_comes_back_to_as_well():
     assert all(hint.returns_in_s is not None for hint in blind)
 
 
-def test_who_comes_back_in_the_same_moment_has_a_time_all_the_same():
+def test_a_return_in_the_same_moment_has_the_smallest_return_time():
     trace = trace_of([[1, 2], [1, 2, 3]], time_s=[5.0, 5.0])
     assert hints(trace, "return-time")[0].returns_in_s == SOONEST_S
 

@@ -32,7 +32,7 @@ both_schedulers = pytest.mark.parametrize("scheduler", ["first-come", "quire"])
 
 
 @both_schedulers
-def test_one_request_takes_exactly_the_rooflines_time_to_the_first_token(scheduler):
+def test_a_lone_request_takes_the_rooflines_time_to_the_first_token(scheduler):
     for tokens in (1, 100, 1000, 8192):
         result, _ = run(
             [request(1, prompt=tokens, output=1)],
@@ -127,7 +127,7 @@ def test_every_request_finishes_once_and_its_tokens_add_up(num_blocks, tiers, ro
 
 
 @both_schedulers
-def test_what_a_preemption_lost_is_computed_again(scheduler):
+def test_tokens_lost_to_a_preemption_are_computed_again(scheduler):
     requests = [request(row, prompt=160, output=200) for row in range(1, 9)]
     result, served = run(requests, limits=limits(TIGHT), scheduler=scheduler)
     assert result.preemptions > 0
@@ -196,7 +196,7 @@ def test_many_decode_steps_at_once_are_the_same_as_one_by_one(monkeypatch, plans
 
 
 @pytest.mark.ci
-def test_where_nobody_waits_both_schedulers_do_the_same():
+def test_both_schedulers_agree_if_no_request_waits():
     def outcome(scheduler, tiers):
         requests = random_requests(3, 150, span_s=3.0)
         result, served = run(

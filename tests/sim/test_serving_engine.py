@@ -31,7 +31,7 @@ def test_an_idle_engine_takes_a_request_over_at_once():
     assert served[1].ttft_s == pytest.approx(TIMING.prefill_s(100, 0))
 
 
-def test_a_step_planned_ahead_has_nobody_who_came_while_the_one_before_it_ran():
+def test_a_step_planned_ahead_leaves_out_requests_that_arrived_meanwhile():
     asks = [request(1, 0.0, 100, 50), request(2, 0.001, 100, 5)]
     first_s = TIMING.prefill_s(100, 0)
     _, served = run(asks, limits=AHEAD)
@@ -44,7 +44,7 @@ def test_a_step_planned_ahead_has_nobody_who_came_while_the_one_before_it_ran():
 
 
 @pytest.mark.parametrize("others", [(), (request(3, 0.0, 2 * BLOCK, 200),)])
-def test_a_step_planned_ahead_has_no_blocks_of_who_ends_in_the_one_before_it(others):
+def test_a_step_planned_ahead_lacks_the_blocks_of_requests_that_end_before_it(others):
     asks = [*others, request(1, 0.0, 30 * BLOCK, 10), request(2, 1e-4, 30 * BLOCK, 2)]
     later_s = {}
     for plans_ahead in (0, 1):
@@ -55,7 +55,7 @@ def test_a_step_planned_ahead_has_no_blocks_of_who_ends_in_the_one_before_it(oth
     assert (later_s[1] > 0.0) is bool(others)
 
 
-def test_seats_of_who_ends_are_taken_one_step_later():
+def test_the_place_of_an_ended_request_is_taken_one_step_later():
     asks = [request(1, 0.0, 32, 10), request(2, 0.0, 32, 40), request(3, 1e-4, 32, 2)]
     _, served = run(asks, limits=limits(max_sequences=2, plans_ahead=1))
     first, _, third = served

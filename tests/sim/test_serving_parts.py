@@ -179,7 +179,7 @@ def test_round_robin_takes_turns():
     assert [each.replica for each in served] == [0, 1, 2, 0, 1, 2]
 
 
-def test_least_loaded_avoids_who_is_busy():
+def test_least_loaded_routing_avoids_busy_replicas():
     asks = [request(1, 0.0, 3000, 50), *(ask(row, 0.01 * row, 1, 32) for row in range(2, 5))]
     _, served = run(asks, router=router_named("least-loaded"), num_replicas=2)
     assert [each.replica for each in served] == [0, 1, 1, 1]
@@ -235,7 +235,7 @@ def held(tiers):
     return [len(store) for store in tiers._stores]
 
 
-def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
+def test_evicted_blocks_move_down_tier_by_tier_and_out():
     tiers = Tiers((MemoryTier("a", 3000, 1e9), MemoryTier("b", 4000, 1e9)), 1000)
     manager = CacheManager(11, 1, sub_block=False, watchers=[tiers])
     fill(manager, 0, 10)
@@ -249,7 +249,7 @@ def test_what_the_device_evicts_goes_down_tier_by_tier_and_out():
     assert tiers.segments(np.arange(10)) == [(0, 3), (1, 4)]
 
 
-def test_what_is_stored_again_leaves_its_tier():
+def test_a_block_stored_again_leaves_its_tier():
     tiers = Tiers((MemoryTier("a", 50_000, 1e9),), 1000)
     manager = CacheManager(11, 1, sub_block=False, watchers=[tiers])
     fill(manager, 0, 10)

@@ -101,7 +101,7 @@ class NeverRuns:
         ([SweepPoint(4, "lru")], "sesion-end", "did you mean session-end"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_at_once(points, hints, message):
+def test_a_sweep_refuses_an_impossible_point_before_it_runs(points, hints, message):
     with pytest.raises(ConfigError, match=message):
         sweep(Experiment(trace_of([[1]]), hints), points, executor=NeverRuns())
 
@@ -114,7 +114,7 @@ def test_an_executor_has_a_known_name_and_some_workers():
         executor_named("process", 0)
 
 
-def test_one_process_or_one_task_stays_in_this_process():
+def test_a_single_process_or_task_starts_no_other_process():
     assert list(Processes(1).run(lambda task: -task, [3, 4])) == [(0, -3), (1, -4)]
     assert list(Processes(8).run(lambda task: -task, [3])) == [(0, -3)]
     assert list(Serial().run(str, [])) == []
@@ -133,7 +133,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_interrupt_that_reaches_no_worker_ends_them_all_the_same(tmp_path):
+def test_an_interrupt_of_the_parent_alone_ends_all_workers(tmp_path):
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
     done = subprocess.run(
@@ -166,7 +166,7 @@ def test_an_interrupt_that_is_ignored_ends_nothing(tmp_path):
     assert done.stdout.split("\n", 1)[1] == "[(1, None), (2, None)]\n"
 
 
-def test_whoever_stops_listening_does_not_wait_for_what_still_runs():
+def test_closing_a_sweep_early_does_not_wait_for_running_points():
     began_s = time.monotonic()
     results = Processes(2).run(time.sleep, [0, 600, 600])
     assert next(results) == (0, None)

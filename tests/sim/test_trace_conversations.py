@@ -149,7 +149,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_conversation_is_refused_with_its_number(path, case):
+def test_an_invalid_conversation_is_refused_with_its_line_number(path, case):
     line, why = BAD[case]
     path.write_text(json.dumps(sharegpt(CHAT)) + "\n" + line + "\n")
     with pytest.raises(TraceError, match=why):

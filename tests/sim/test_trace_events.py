@@ -74,7 +74,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(("write", "name"), [(as_json, int), (as_json, str), (as_gzip, str)])
 @pytest.mark.parametrize("form", [as_maps, as_array])
-def test_both_forms_and_every_kind_of_hash_give_the_same_trace(path, write, name, form):
+def test_events_as_maps_or_arrays_with_any_hash_give_the_same_trace(path, write, name, form):
     big = 2**63 + 5
     events = [
         (100.0, stored([name(big), name(1)])),
@@ -137,7 +137,7 @@ def test_blocks_stored_again_after_their_removal_are_the_same_blocks(path):
     assert found(path) == [(0.0, 2, 0, [0, 1]), (20.0, 3, 0, [0, 1, 2])]
 
 
-def test_nothing_continues_what_was_cleared(path):
+def test_a_request_after_a_clear_continues_no_earlier_block(path):
     log(path, (0, stored([1, 2])), (1, CLEARED), (2, stored([3], 2)))
     assert [row[1:3] for row in found(path)] == [(2, 0), (3, 0)]
 
@@ -201,7 +201,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_batch_is_refused_with_its_number(path, case):
+def test_an_invalid_batch_is_refused_with_its_line_number(path, case):
     line, why = BAD[case]
     path.write_text(json.dumps([0, [stored([1])], None]) + "\n" + line + "\n")
     with pytest.raises(TraceError, match=why):

@@ -98,7 +98,7 @@ def test_a_trace_may_be_written_over_its_own_file(tmp_path):
     assert [everything(one) for one in open_trace(path)] == before
 
 
-def test_a_trace_that_breaks_off_leaves_what_was_there(tmp_path):
+def test_a_failed_save_leaves_the_old_file(tmp_path):
     path = tmp_path / "t"
     path.write_text("precious")
     bad = write(tmp_path / "bad", [row([4, 5, 6, 7]), {"timestamp": "x"}])
@@ -108,7 +108,7 @@ def test_a_trace_that_breaks_off_leaves_what_was_there(tmp_path):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["bad", "t"]
 
 
-def test_no_requests_are_not_written(tmp_path):
+def test_a_trace_without_requests_is_not_saved(tmp_path):
     with pytest.raises(TraceError, match="nothing to write"):
         save_trace(Written([]), tmp_path / "t")
     assert not list(tmp_path.iterdir())

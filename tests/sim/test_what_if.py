@@ -130,7 +130,7 @@ def test_the_error_that_it_says_covers_the_truth_where_it_is_known(kind, share):
 
 
 @pytest.mark.ci
-def test_what_is_left_out_of_prompts_longer_than_the_pool_is_not_known():
+def test_the_curve_is_unknown_beyond_prompts_that_the_pool_cut():
     tools = Agent(steps=30.0, agents=4)
     prompts = [request.blocks for request in Workload({"a": Traffic(tools)}, 2000, seed=5)]
     curve, _ = live_curve(prompts, 0.01)
@@ -199,7 +199,7 @@ def test_sessions_of_two_scopes_are_two():
     assert both.at(names // 10) < alone.at(names // 10) + 0.02
 
 
-def test_generated_tokens_take_room_too():
+def test_generated_tokens_count_in_the_curve():
     prompts, names = talks(5, num_talks=100)
 
     def replay(num_generated):
@@ -320,7 +320,7 @@ def test_after_an_open_that_was_interrupted_the_curve_begins_anew(monkeypatch):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("restored", [False, True])
-def test_what_came_back_from_elsewhere_is_below_what_is_shared(restored):
+def test_restored_blocks_lie_below_shared_ones_in_the_curve(restored):
     manager, plain = (
         CacheManager(130, 1, sub_block=False, watchers=watchers(curve=curve))
         for curve in (True, False)
@@ -354,7 +354,7 @@ def test_asking_in_between_changes_no_later_answer():
 
 @given(st.integers(0, 10**6), st.integers(60, 400))
 @settings(max_examples=10, deadline=None)
-def test_it_says_what_the_cache_itself_found_and_how_far_off_it_is(seed, capacity):
+def test_the_curve_reports_the_measured_hit_rate_and_its_own_error(seed, capacity):
     prompts, _ = talks(seed, num_talks=20, shared=3)
     prompts = [blocks[:50] for blocks in prompts]
     manager = served(prompts, capacity)
@@ -389,7 +389,7 @@ def test_a_curve_begun_anew_forgets():
     assert what_if(manager).num_requests == 1
 
 
-def test_it_says_what_twice_the_memory_would_give():
+def test_the_curve_states_the_hit_rate_of_twice_the_memory():
     prompts, names = talks(1)
     curve = what_if(served(prompts, names // 20))
     now, more = curve.hit_rate, curve.at(2 * curve.capacity_blocks)
@@ -401,7 +401,7 @@ def test_it_says_what_twice_the_memory_would_give():
         curve.at(-1)
 
 
-def test_what_is_found_inside_blocks_is_in_the_curve_too():
+def test_hits_inside_blocks_are_in_the_curve():
     manager = CacheManager(200, BLOCK, watchers=watchers(curve=True))
     random = Random(8)
     for _ in range(60):

@@ -66,7 +66,7 @@ def test_a_workload_keeps_what_a_trace_promises(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_saved_reads_back_as_it_was_made(name, tmp_path):
+def test_a_saved_workload_reads_back_unchanged(name, tmp_path):
     trace = made(name, 300)
     save_trace(trace, tmp_path / "t.jsonl.gz")
     assert rows(open_trace(tmp_path / "t.jsonl.gz")) == rows(trace)
@@ -140,7 +140,7 @@ def test_a_mix_has_the_stated_shares_of_requests():
 
 
 @pytest.mark.ci
-def test_what_can_be_found_again_differs_as_the_kinds_do():
+def test_the_ceilings_of_workload_kinds_differ():
     ceiling = {name: curves(made(name)).ceiling for name in NAMES}
     assert ceiling["scan"] == 0
     assert ceiling["agent"] > 0.9
@@ -192,7 +192,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_is_refused(case):
+def test_a_workload_of_impossible_settings_is_refused(case):
     make, why = BAD[case]
     with pytest.raises(ConfigError, match=why):
         make()

@@ -264,5 +264,5 @@ class HintsMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     "examples", [EXAMPLES, pytest.param(20 * EXAMPLES, marks=pytest.mark.long)]
 )
-def test_what_is_foreseen_goes_before_all_others(examples):
+def test_blocks_forecast_as_unused_are_evicted_before_all_others(examples):
     run_machine(HintsMachine, SEED, examples, steps_per_example=40)

@@ -217,7 +217,7 @@ def test_an_interval_is_that_of_windows_and_states():
     assert recurrent.kind == Recurrent(64)
 
 
-def test_nothing_to_keep_is_refused():
+def test_a_layout_without_a_layer_to_cache_is_refused():
     with pytest.raises(ConfigError, match="nothing to cache"):
         ModelLayout.of_layers(HYBRID[2:], [None], [()], F32, 16)
 

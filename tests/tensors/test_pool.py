@@ -158,7 +158,7 @@ def test_scatter_writes_the_given_tokens_and_needs_no_block_before(block_ids, da
     np.testing.assert_array_equal(pool.v.numpy(), v)
 
 
-def test_what_was_scattered_is_gathered_again_in_the_pools_dtype():
+def test_gather_returns_scattered_kv_in_the_pools_dtype():
     layout = KVLayout(2, 3, 4, 2, torch.bfloat16, 4)
     pool = KVPool(layout, 8)
     kv = [(torch.randn(3, 10, 4), torch.randn(3, 10, 2)) for _ in range(2)]

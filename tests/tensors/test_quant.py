@@ -66,7 +66,7 @@ def test_keys_with_large_channels_need_scales_per_channel(kind):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("kind", WITH_MINIMUMS)
-def test_no_number_is_further_away_than_half_a_step(kind, dtype):
+def test_the_quantization_error_is_at_most_half_a_step(kind, dtype):
     numbers = random(16, 4, 8, dtype=dtype) * 100
     found = quantize(numbers, kind, 0)
     rounding = 2 * torch.finfo(dtype).eps * numbers.abs().double()
@@ -82,20 +82,20 @@ def test_fp8_is_off_by_a_sixteenth_at_most():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_zeros_stay_zeros(kind):
+def test_zeros_are_quantized_to_zeros(kind):
     assert not back(torch.zeros(16, 2, 4, dtype=torch.float16), kind).any()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("kind", WITH_MINIMUMS)
-def test_what_is_constant_is_exact(kind, dtype):
+def test_constant_values_are_quantized_exactly(kind, dtype):
     numbers = random(1, 4, 8, dtype=dtype).expand(16, 4, 8)
     assert torch.equal(back(numbers, kind), numbers)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_shares_a_scale_with_no_number_is_no_number_and_the_rest_is_not_touched(kind, bad):
+def test_a_nan_spoils_the_values_of_its_scale_alone(kind, bad):
     numbers = random(16, 4, 8, dtype=torch.float16)
     clean = back(numbers, kind)
     numbers[7, 1, 2] = bad
@@ -155,7 +155,7 @@ def test_a_payload_does_not_depend_on_the_blocks_beside_it(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_layer_and_some_heads_can_be_stored_and_read_alone(kind):
+def test_some_heads_of_one_layer_are_stored_and_read_alone(kind):
     pool, again = keys_and_values(heads=3), keys_and_values(heads=3, seed=9)
     before = again.k.clone()
     codec = BlockCodec(pool.layout, kind, heads=(1, 3))
@@ -198,7 +198,7 @@ def test_the_error_shown_is_the_error_there_is(kind):
     assert "in 3 samples" in str(found)
 
 
-def test_what_is_no_number_is_left_out_of_the_error():
+def test_the_quantization_error_leaves_out_nans():
     pool = keys_and_values()
     pool.v[:, 0, 3] = torch.nan
     codec = BlockCodec(pool.layout, "int8")

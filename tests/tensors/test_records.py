@@ -79,7 +79,7 @@ def test_a_payload_is_k_then_v_of_each_layer(widths):
     assert codec.payload_bytes == memory.bytes_per_block
 
 
-def test_one_layer_can_be_read_alone():
+def test_a_layer_of_a_record_is_read_alone():
     memory = layout()
     source, target = noisy(KVPool(memory, 4)), noisy(KVPool(memory, 4), seed=1)
     before = target.k.clone(), target.v.clone()
@@ -142,7 +142,7 @@ def test_packing_on_a_device_gives_the_same_bytes(memory):
         assert torch.equal(one.held, other.held)
 
 
-def test_what_lies_differently_has_another_name():
+def test_different_layouts_have_different_names():
     layouts = [
         layout(),
         layout(k_width=10, v_width=6),
@@ -171,7 +171,7 @@ def test_every_dtype_has_a_code_in_the_header():
     assert BlockCodec(STATES).dtype_code == "MIXED"
 
 
-def test_no_blocks_are_no_work():
+def test_encoding_no_blocks_does_nothing():
     pool, codec = KVPool(layout(), 2), BlockCodec(layout())
     codec.encode(pool, [], [])
     codec.decode([], pool, np.array([], dtype=np.int64))
@@ -217,7 +217,7 @@ def decoded(blocks, layer=None, dtype=torch.float16):
         *((partial(BlockCodec, layout(), heads=heads), "heads") for heads in NO_HEADS),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_reason(call, message):
+def test_an_impossible_layout_is_refused_with_the_reason(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
 

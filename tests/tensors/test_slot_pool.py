@@ -71,7 +71,7 @@ def test_memory_that_nobody_computed_is_zero_or_poison():
     assert bool(pool.v.isnan().all())
 
 
-def test_what_a_slot_forgets_becomes_poison():
+def test_forgotten_tokens_of_a_slot_are_poisoned():
     pool, k, v = filled(poison=1e9)
     pool.forget(2, 3)
     k[:, 2, :, 3:] = v[:, 2, :, 3:] = 1e9

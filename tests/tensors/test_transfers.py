@@ -37,7 +37,7 @@ def logged(lane, name):
     return lambda index: lane.log.append(f"{name}{index}")
 
 
-def test_without_a_lane_all_layers_are_done_at_once():
+def test_transfers_without_a_lane_run_at_once():
     done, transfers = [], Transfers()
     transfers.add([3, 5], done.append)
     transfers.add_behind([3, 5], done.append)
@@ -47,9 +47,7 @@ def test_without_a_lane_all_layers_are_done_at_once():
     assert transfers.arrival(3) is None
 
 
-def test_a_step_runs_when_its_layer_is_waited_for_and_the_one_behind_it_is_sent_too(
-    transfers, lane
-):
+def test_waiting_for_a_layer_runs_its_transfer_and_sends_the_next(transfers, lane):
     transfers.add([3, 5, 8], logged(lane, "a"))
     assert lane.log == ["begin"], "the side runs behind what was queued when the step was added"
     transfers.wait(3)
@@ -66,7 +64,7 @@ def test_what_is_added_for_a_layer_later_runs_behind_what_was_added_before(trans
     assert lane.log[2:] == ["a0", "mark", "wait 4", "a1", "mark", "b0", "mark", "wait 9"]
 
 
-def test_what_is_added_for_a_layer_that_was_waited_for_is_waited_for_anew(transfers, lane):
+def test_a_transfer_added_to_an_awaited_layer_is_awaited_anew(transfers, lane):
     transfers.add([0, 1], logged(lane, "a"))
     transfers.wait(0)
     transfers.add([0], logged(lane, "b"))
@@ -109,7 +107,7 @@ def test_a_step_that_raises_is_tried_again(transfers, lane):
     assert [each for each in lane.log if each[0] in "at"] == ["a0", "a1", "then"]
 
 
-def test_what_is_given_up_is_not_done_and_what_was_sent_is_waited_for(transfers, lane):
+def test_give_up_drops_pending_transfers_and_waits_for_sent_ones(transfers, lane):
     transfers.add([0, 1, 2], logged(lane, "a"))
     transfers.then(lambda: lane.log.append("then"))
     transfers.wait(0)

@@ -209,7 +209,7 @@ def test_blocks_on_their_way_down_are_not_written_meanwhile(stack, monkeypatch):
     ops.check(engine.manager)
 
 
-def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_there(monkeypatch):
+def test_queued_blocks_are_held_until_copied_and_found_at_once(monkeypatch):
     go = threading.Event()
     slowly(monkeypatch, go.wait)
     settings = StackSettings(gate=False, lookup_timeout_s=30)
@@ -227,7 +227,7 @@ def test_what_goes_down_is_held_until_it_is_copied_and_looked_for_as_if_it_were_
         ops.check(engine.manager)
 
 
-def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(stack, monkeypatch):
+def test_a_prompt_without_room_in_the_queue_is_served_and_not_offloaded(stack, monkeypatch):
     engine = Engine(stack, later=True)
     with monkeypatch.context() as patch:
         patch.setattr(stack.feeding, "has_room", lambda most_bytes: False)
@@ -238,7 +238,7 @@ def test_where_there_is_no_room_a_prompt_is_passed_over_and_served_all_the_same(
     assert Engine(stack).serve(run(100, 17)) == {"host": 16}
 
 
-def test_a_head_that_was_passed_over_goes_down_with_the_next_prompt_that_has_it(stack, monkeypatch):
+def test_a_prefix_that_was_not_offloaded_goes_down_with_the_next_prompt(stack, monkeypatch):
     engine = Engine(stack, later=True)
     monkeypatch.setattr(type(stack.feeding), "_has_time", lambda _: False)
     head = run(0, 8)
@@ -255,7 +255,7 @@ def test_a_head_that_was_passed_over_goes_down_with_the_next_prompt_that_has_it(
 @pytest.mark.parametrize(
     "options", [{"write": "back"}, {"read_only": True}, {"write": "second_use"}]
 )
-def test_what_no_tier_wants_yet_is_not_held(options):
+def test_blocks_that_no_tier_wants_yet_are_not_held(options):
     with TierStack([Host("4MiB")], StackSettings(gate=False, **options)) as tiers:
         engine = Engine(tiers, later=True)
         engine.serve(run(0, 17))
@@ -266,7 +266,7 @@ def test_what_no_tier_wants_yet_is_not_held(options):
             assert Engine(tiers).serve(run(0, 17)) == {"host": 16}
 
 
-def test_what_a_hit_has_saved_is_said_once_computing_was_measured(stack, monkeypatch):
+def test_hits_adjust_the_budget_once_the_prefill_cost_is_measured(stack, monkeypatch):
     earned = []
     monkeypatch.setattr(stack.feeding, "adjust_budget", earned.append)
     Engine(stack).serve(run(0, 17))
@@ -279,7 +279,7 @@ def test_what_a_hit_has_saved_is_said_once_computing_was_measured(stack, monkeyp
     assert 5.0 < earned[-1] < 17.0
 
 
-def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch):
+def test_an_offload_that_fails_raises_and_holds_no_block(stack, monkeypatch):
     def fail():
         raise MemoryError("no memory")
 
@@ -294,7 +294,7 @@ def test_what_fails_on_its_way_down_is_said_and_holds_nothing(stack, monkeypatch
 
 
 @pytest.mark.parametrize("options", [{"names": ("full", "sliding")}, {"dtype": "int8"}])
-def test_what_cannot_go_beside_is_stored_at_once(stack, options):
+def test_blocks_that_cannot_be_fed_later_are_stored_at_once(stack, options):
     engine = Engine(stack, later=True, **options)
     engine.serve(run(0, 30))
     assert stack.tiers[0].stats().num_records >= 7
@@ -302,7 +302,7 @@ def test_what_cannot_go_beside_is_stored_at_once(stack, options):
 
 
 @pytest.mark.parametrize("coefficients", [(0.01, 2e-5, 0.0), (0.002, 1e-5, 3e-9), (0.0, 1e-4, 0.0)])
-def test_what_computing_takes_is_learned(coefficients):
+def test_the_prefill_cost_is_learned_from_observations(coefficients):
     constant, per_token, per_pair = coefficients
     random, cost = np.random.default_rng(1), PrefillCost()
 
@@ -323,7 +323,7 @@ def test_what_computing_takes_is_learned(coefficients):
     assert cost.num_observed == 60
 
 
-def test_what_short_forwards_take_is_believed_as_far_as_there_were_some_lately():
+def test_the_prefill_cost_trusts_short_forwards_only_if_recent():
     cost, saved = PrefillCost(), lambda: cost.saved(0, 1568, 1600)
     for _ in range(11):
         cost.observe(0, 1600, 0.15)

@@ -97,7 +97,7 @@ def filled(folder, key):
     }
 
 
-def test_who_lists_a_store_cannot_test_a_guessed_tenant(tmp_path):
+def test_a_listing_of_a_store_confirms_no_guessed_tenant(tmp_path):
     """Neither by a tag nor by the digest of a prompt that is known, in keys, names of files or names.jsonl."""
     keys = [TierKey(b"k" * 32, tenants=each * 32) for each in (b"s", b"t")]
     one, two = (filled(tmp_path / str(at), key) for at, key in enumerate(keys))

@@ -36,14 +36,14 @@ def pause_until_trial(breaker, clock):
     return waited_s
 
 
-def test_it_opens_after_so_many_failures_in_a_row(breaker):
+def test_a_breaker_opens_after_consecutive_failures(breaker):
     fail(breaker, 2)
     assert breaker.allows
     fail(breaker, 1)
     assert not breaker.allows
 
 
-def test_a_success_between_starts_the_count_anew(breaker):
+def test_a_success_resets_the_count_of_failures(breaker):
     fail(breaker, 2)
     breaker.succeeded("load")
     fail(breaker, 2)
@@ -57,7 +57,7 @@ def test_lookups_that_succeed_do_not_hide_loads_that_fail(breaker):
     assert not breaker.allows
 
 
-def test_one_trial_is_due_after_the_cool_down(breaker, clock):
+def test_a_breaker_allows_one_trial_after_the_cool_down(breaker, clock):
     fail(breaker, 3)
     assert not breaker.take_trial()
     assert pause_until_trial(breaker, clock) == 1.0
@@ -65,7 +65,7 @@ def test_one_trial_is_due_after_the_cool_down(breaker, clock):
     assert breaker.state is BreakerState.TRYING
 
 
-def test_a_trial_that_succeeds_closes_it(breaker, clock):
+def test_a_trial_that_succeeds_closes_the_breaker(breaker, clock):
     fail(breaker, 3)
     pause_until_trial(breaker, clock)
     breaker.succeeded("lookup")
@@ -90,7 +90,7 @@ def test_the_first_failure_after_a_trial_opens_it_for_longer(breaker, clock):
     assert pause_until_trial(breaker, clock) == 2.0
 
 
-def test_it_is_trusted_again_after_as_many_successes(breaker, clock):
+def test_a_breaker_closes_after_as_many_successes(breaker, clock):
     fail(breaker, 3)
     pause_until_trial(breaker, clock)
     breaker.succeeded("load")

@@ -52,7 +52,7 @@ def test_a_record_with_any_bytes_replaced_is_refused(victim, where):
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name != "is_an_older_record"])
 @given(victim=st.sampled_from(VICTIMS), chance=st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_record_is_not_read_where_it(name, victim, chance):
+def test_a_mutated_record_is_read_only_if_unchanged(name, victim, chance):
     content = MUTATIONS[name](chance, victim)
     outcome = checked(victim.key, memoryview(content))
     if outcome is HIT:
@@ -63,7 +63,7 @@ def test_a_record_is_not_read_where_it(name, victim, chance):
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_mutations_change_records(name):
+def test_every_mutation_changes_most_records(name):
     chance = random.Random(name)
     made = [MUTATIONS[name](chance, victim) for _ in range(20) for victim in VICTIMS]
     unchanged = sum(

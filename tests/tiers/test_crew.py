@@ -26,7 +26,7 @@ def test_a_crew_does_every_number_once_and_several_at_the_same_time():
     crew.close()
 
 
-def test_without_helpers_all_is_done_in_order_by_the_caller():
+def test_a_crew_without_helpers_works_in_order_on_the_callers_thread():
     crew = Crew(3, "test")
     done = []
     crew.each(40, lambda number: done.append((number, threading.get_ident())), 0)
@@ -34,7 +34,7 @@ def test_without_helpers_all_is_done_in_order_by_the_caller():
     crew.close()
 
 
-def test_what_a_crew_raises_reaches_the_caller():
+def test_an_error_in_a_crew_reaches_the_caller():
     crew = Crew(2, "test")
 
     def work(number):
@@ -46,7 +46,7 @@ def test_what_a_crew_raises_reaches_the_caller():
     crew.close()
 
 
-def test_where_a_call_is_cut_off_no_helper_is_at_work_any_more():
+def test_no_helper_works_on_after_an_interrupted_call():
     crew = Crew(1, "test")
     caller, helping, done = threading.get_ident(), threading.Event(), []
 
@@ -104,7 +104,7 @@ def test_stopping_background_work_waits_for_the_piece_at_hand_only():
     assert count[0] == reached
 
 
-def test_background_work_that_raises_is_over_and_nobody_waits_for_it(monkeypatch):
+def test_background_work_that_raises_is_over(monkeypatch):
     raised = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: raised.set())
 
@@ -122,7 +122,7 @@ def no_thread(self):
     raise RuntimeError("can't start new thread")
 
 
-def test_where_no_thread_can_be_had_the_caller_does_all_and_closing_waits_for_nobody(monkeypatch):
+def test_a_crew_without_threads_works_on_the_callers_thread(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     crew, done = Crew(3, "test"), []
     crew.each(40, done.append, 3)
@@ -134,7 +134,7 @@ def test_where_no_thread_can_be_had_the_caller_does_all_and_closing_waits_for_no
     background.stop()
 
 
-def test_what_had_no_thread_is_done_the_next_time(monkeypatch):
+def test_background_work_that_got_no_thread_runs_at_the_next_wake(monkeypatch):
     done = threading.Event()
     background = Background(lambda: done.set() or False, "test")
     with monkeypatch.context() as patch:

@@ -119,7 +119,7 @@ def test_a_refused_directory_gets_no_marker_and_every_later_opening_refuses_it_t
 @pytest.mark.parametrize(
     "name", ["slab-01216.quire", "index-01216.quire", "slab-\u0661\u0662\u0668.quire"]
 )
-def test_look_alikes_of_slabs_are_nobodys_and_left_alone(tmp_path, name):
+def test_files_that_look_like_slabs_are_left_alone(tmp_path, name):
     (tmp_path / name).write_bytes(b"mine" * 304)
     for outcome in (STORED, Outcome.PRESENT):
         with Disk(tmp_path, "1MiB", ahead=1) as disk:
@@ -202,7 +202,7 @@ def test_a_directory_is_its_owners_alone_whatever_the_umask_is(kind, umask, tmp_
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to a group that nobody is in")
 @tiers
-def test_a_group_has_all_that_is_made_and_who_names_none_takes_over_the_markers(kind, tmp_path):
+def test_all_files_belong_to_the_group_of_the_settings_or_of_the_marker(kind, tmp_path):
     path, group = tmp_path / "kv", 54321
     was = os.umask(0o077)
     try:
@@ -254,7 +254,7 @@ def test_two_users_of_a_group_read_and_replace_each_others_records(tmp_path):
 
 
 @tiers
-def test_what_is_read_only_is_found_and_nothing_is_written(kind, tmp_path, caplog):
+def test_a_read_only_tier_is_read_and_nothing_is_written(kind, tmp_path, caplog):
     keys, more = names_of(range(3)), names_of(range(50, 52))
     with OPENS[kind](tmp_path) as tier:
         tier.put(keys, records_of(keys))

@@ -38,7 +38,7 @@ def test_a_full_or_failing_disk_is_an_outcome_and_no_record_is_found_by_halves(
     assert get(disk, range(10, 13)) == [HIT] * 3
 
 
-def test_where_the_disk_is_full_below_the_capacity_records_make_room(tmp_path):
+def test_records_are_evicted_when_the_disk_is_full_below_its_capacity(tmp_path):
     files = FaultyFiles()
     with Disk(tmp_path, "64MiB", ahead=1, files=files) as disk:
         disk.put([name_of(0)], [record_of(name_of(0), 500_000)], 10)
@@ -185,7 +185,7 @@ def test_a_call_ends_when_its_time_is_over_and_says_what_it_did(tmp_path):
 
 @pytest.mark.parametrize("direct", [None, False])
 @pytest.mark.parametrize(("error", "outcome"), [(errno.ENOSPC, FULL), (errno.EIO, ERROR)])
-def test_of_a_call_all_before_the_first_failed_write_is_kept_and_nothing_after(
+def test_a_failed_write_keeps_the_records_before_it_and_none_behind_it(
     tmp_path, direct, error, outcome
 ):
     class FailsAt(FaultyFiles):
@@ -216,7 +216,7 @@ def test_of_a_call_all_before_the_first_failed_write_is_kept_and_nothing_after(
             disk.delete(keys)
 
 
-def test_what_others_left_unwritten_when_one_write_failed_is_not_found(tmp_path):
+def test_records_left_unwritten_by_a_failed_run_of_writes_are_not_found(tmp_path):
     keys = names_of(range(6))
     files = FaultyFiles()
     with Disk(tmp_path, "16MiB", files=files) as disk:

@@ -112,7 +112,7 @@ def test_a_directory_that_cannot_be_read_is_an_error_of_the_tier(tmp_path):
     assert found(tmp_path) == [HIT] * 20
 
 
-def test_all_records_of_a_killed_process_are_there(tmp_path):
+def test_records_of_a_killed_process_are_found(tmp_path):
     assert found(left(tmp_path)) == [HIT] * 20
 
 
@@ -241,7 +241,7 @@ def test_empty_and_missing_files_are_misses(tmp_path):
     assert found(path) == [ABSENT] * 20
 
 
-def test_what_was_used_lately_is_remembered_over_a_restart(tmp_path):
+def test_recency_outlives_a_restart(tmp_path):
     keys = names_of(range(20))
     filled(tmp_path).close()
     with Disk(tmp_path, "1MiB", ahead=1) as disk:
@@ -366,7 +366,7 @@ def test_a_damaged_record_that_is_asked_for_twice_is_damaged_for_both(tmp_path):
 
 @pytest.mark.parametrize("what", ["directory", "link", "pipe"])
 @pytest.mark.parametrize("opening", [lambda path: Disk(path, "1MiB"), DiskReader])
-def test_what_is_in_the_way_of_an_index_is_named_and_nothing_is_lost(tmp_path, what, opening):
+def test_an_obstacle_at_the_place_of_an_index_is_named_and_nothing_is_lost(tmp_path, what, opening):
     path, index = left(tmp_path), index_of(tmp_path / "left")
     moved = index.rename(tmp_path / "moved")
     if what == "directory":

@@ -127,7 +127,7 @@ def test_no_more_than_the_limit_waits_in_the_page_cache(disk, files):
     disk.check()
 
 
-def test_what_waits_is_written_out_from_half_of_the_limit_on(disk, files):
+def test_dirty_pages_are_written_out_from_half_of_the_limit_on(disk, files):
     store(disk, range(10))
     assert disk.settle(10)
     assert not files.syncs
@@ -159,7 +159,7 @@ def test_two_that_write_out_at_once_take_what_waited_off_once(disk, files):
     assert disk._cache.waiting(RECORD) == 0
 
 
-def test_what_is_on_its_way_to_the_page_cache_when_others_write_out_goes_on_waiting(disk, files):
+def test_a_record_written_during_a_write_out_stays_dirty(disk, files):
     store(disk, range(5))
     slab = disk._records.slabs[RECORD]
     real = files.write_at
@@ -174,9 +174,7 @@ def test_what_is_on_its_way_to_the_page_cache_when_others_write_out_goes_on_wait
     assert disk._cache.waiting(RECORD) == RECORD
 
 
-def test_what_could_not_be_written_out_is_said_by_the_next_flush_and_nothing_waits_for_it(
-    disk, files
-):
+def test_a_failed_write_out_is_raised_by_the_next_flush_alone(disk, files):
     files.failing = ("cached", "direct")
     store(disk, range(12))
     assert disk.settle(10)
@@ -220,7 +218,7 @@ def test_a_tier_that_is_to_go_past_the_page_cache_does_so(tmp_path, files):
         assert {*files.reads, *files.writes, *files.ways.values()} == {"direct"}
 
 
-def test_where_the_system_does_not_say_what_it_has_records_are_read_past_it(
+def test_records_are_read_past_a_page_cache_that_the_system_does_not_report(
     disk, files, monkeypatch
 ):
     monkeypatch.setattr(disk_files, "_call_system", lambda *_: -1)
@@ -229,7 +227,7 @@ def test_where_the_system_does_not_say_what_it_has_records_are_read_past_it(
     assert files.reads == ["direct"] * 4
 
 
-def test_where_both_ways_do_not_see_the_same_there_is_only_one(tmp_path, monkeypatch):
+def test_direct_reads_are_off_where_they_see_stale_bytes(tmp_path, monkeypatch):
     assert takes_direct(tmp_path)
     real = os.preadv
 

@@ -67,7 +67,7 @@ def lived(path, seed):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", few(range(4), 0, 1))
-def test_what_was_flushed_is_there_after_a_loss_of_power_at_any_write(tmp_path, seed):
+def test_flushed_records_outlive_a_loss_of_power_at_any_write(tmp_path, seed):
     files, promises = lived(tmp_path / "tier", seed)
     assert len(promises) > 5
     chance = random.Random(seed)

@@ -27,7 +27,7 @@ def test_five_of_a_hundred_records_go_at_once_the_oldest_first(disk):
     assert len(gone) == 1
 
 
-def test_what_nobody_wants_to_see_is_not_read_when_it_goes(disk, files):
+def test_a_victim_that_no_listener_wants_is_not_read(disk, files):
     told = []
     disk.evicting = lambda keys, _: told.extend(keys)
     disk.evicting_of = lambda keys: [index for index, key in enumerate(keys) if key == name_of(97)]
@@ -55,7 +55,7 @@ def test_a_place_is_not_given_away_while_it_is_read(disk, files):
     disk.check()
 
 
-def test_nobody_waits_longer_than_asked_for_room_that_another_makes(disk):
+def test_a_put_waits_for_anothers_eviction_no_longer_than_its_timeout(disk):
     put(disk, range(100))
     found = []
 

@@ -158,7 +158,7 @@ def run(tier, seed):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(2))
-def test_on_a_disk(tmp_path, seed):
+def test_threads_that_evict_from_a_disk_leave_it_consistent(tmp_path, seed):
     with Disk(tmp_path, CAPACITY, ahead=20_000) as disk:
         run(disk, seed)
         assert disk.settle(10)
@@ -171,7 +171,7 @@ def test_on_a_disk(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_in_memory(seed):
+def test_threads_that_evict_from_host_memory_leave_it_consistent(seed):
     with Host(CAPACITY) as host:
         run(host, seed)
         for shelf in host._arena.shelves.values():
@@ -180,7 +180,7 @@ def test_in_memory(seed):
 
 
 @pytest.mark.parametrize("kind", [Host, Disk])
-def test_nobody_is_told_of_a_key_whose_deletion_has_returned(tmp_path, kind):
+def test_a_victim_is_reported_before_its_deletion_returns(tmp_path, kind):
     keys = names_of(range(40))
     order = []
 

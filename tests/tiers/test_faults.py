@@ -93,7 +93,7 @@ def test_latency_beyond_the_timeout_is_a_timeout_in_time():
     assert slept == [0.5]
 
 
-def test_bandwidth_is_kept():
+def test_a_faulty_tier_keeps_to_its_bandwidth():
     slept = []
     tier = faulty(bandwidth=1e6, sleep=slept.append)
     assert read(tier) == ["hit"] * 200
@@ -131,7 +131,7 @@ def test_the_same_seed_meets_the_same_faults():
     assert read(faulty(seed=5, **plan)) != read(faulty(seed=6, **plan))
 
 
-def test_what_makes_room_within_is_told():
+def test_a_wrapper_reports_the_victims_of_its_tier():
     told = []
     tier = Faulty(DictTier(capacity=1))
     tier.evicting = lambda keys, records: told.append((keys, bytes(records[0])))

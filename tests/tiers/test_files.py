@@ -222,7 +222,7 @@ def test_a_writer_killed_at_any_call_leaves_whole_records_only(tmp_path, capacit
     assert parts == {len(records[0]) // 2, len(records[0])}
 
 
-def test_what_dead_writers_left_is_deleted_after_an_hour(tmp_path):
+def test_unfinished_files_of_dead_writers_are_deleted_after_an_hour(tmp_path):
     with Files(tmp_path) as tier:
         names = (f"{name_of(number).hex()}.{number:016x}" for number in range(2))
         old, young = (tier.path / "unfinished" / name for name in names)
@@ -314,7 +314,7 @@ def test_a_put_waits_for_a_slow_listing_no_longer_than_it_may(tmp_path, monkeypa
         assert tier.put(keys[8:], records_of(keys[8:]), timeout_s=10) == [STORED]
 
 
-def test_what_is_used_between_listing_and_deleting_stays(tmp_path, monkeypatch):
+def test_a_record_used_between_listing_and_deleting_stays(tmp_path, monkeypatch):
     keys, new = names_of(range(8)), name_of(99)
     listing = room.walk
 

@@ -97,7 +97,7 @@ def test_files_from_the_future_and_from_1970_make_room_for_all_puts(tmp_path):
         assert tier.contains(keys[-PLACES // 2 :]) == [True] * (PLACES // 2)
 
 
-def test_what_was_from_the_future_is_new_again_once_it_is_used(tmp_path):
+def test_a_record_from_the_future_is_recent_once_it_is_used(tmp_path):
     old = names_of(range(10))
     with Files(tmp_path, PLACES * SIZE) as tier, Files(tmp_path, PLACES * SIZE) as other:
         tier.put(old, records_of(old))

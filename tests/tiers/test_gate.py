@@ -99,7 +99,7 @@ def test_a_tier_that_became_slow_is_left_within_a_few_loads():
     assert traffic.num_loads - before <= 8
 
 
-def test_one_stray_load_changes_little():
+def test_an_outlier_changes_the_load_estimate_little():
     estimate = Estimate(1e-3, 1e9)
     for _ in range(40):
         estimate.observe(10 * MIB, 1e-3 + 10 * MIB / 1e9)

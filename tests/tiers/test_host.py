@@ -367,7 +367,7 @@ def test_check_finds_a_chunk_that_is_lost():
         tier._arena.free_chunks.append(chunk)
 
 
-def test_who_puts_a_record_that_finds_no_room_on_another_thread_stores_it():
+def test_a_put_stores_a_record_whose_other_writer_found_no_room():
     """It is not told that it is there because another thread has begun to write it."""
     key, record = name_of(1000), record_of(name_of(1000))
     told = []
@@ -390,7 +390,7 @@ def test_who_puts_a_record_that_finds_no_room_on_another_thread_stores_it():
         tier.check()
 
 
-def test_who_waits_for_a_writer_that_is_cut_off_goes_on_and_tells_no_lies():
+def test_a_put_behind_an_interrupted_writer_reports_the_true_outcome():
     (key,) = names_of(range(1))
     outcomes = []
     with Host("1MiB") as host:

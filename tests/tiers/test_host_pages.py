@@ -39,7 +39,7 @@ def test_a_first_write_waits_for_no_page(arena):
     assert faults_of(lambda: memory[::PAGE].fill(1)) < CAPACITY // PAGE // 10
 
 
-def test_what_is_written_meanwhile_stays(arena):
+def test_bytes_written_while_pages_are_touched_ahead_stay(arena):
     memory, ahead = arena
     memory[::PAGE] = 8
     assert ahead.background.settle(60)

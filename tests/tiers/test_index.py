@@ -78,7 +78,7 @@ def test_many_places_are_reserved_published_and_freed_as_one_by_one():
     assert index.reserve_some(9) == []
 
 
-def test_the_first_of_many_that_does_not_fit_stops_them_and_those_before_stay():
+def test_places_before_the_first_that_is_refused_stay_committed():
     index = PlaceIndex(3)
     places = index.reserve_some(3)
     with pytest.raises(SlotError, match="already"):
@@ -92,7 +92,7 @@ def test_the_first_of_many_that_does_not_fit_stops_them_and_those_before_stay():
     index.check()
 
 
-def test_of_very_many_places_the_victims_are_about_as_many_as_asked_and_the_oldest():
+def test_victims_of_a_large_index_are_about_as_many_as_asked_and_the_oldest():
     stamps = np.random.default_rng(3).permutation(300_000) + 1
     stamps[:100_000] = 0
     victims = oldest(stamps, 10_000, before=400_000)

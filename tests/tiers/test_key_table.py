@@ -66,7 +66,7 @@ def test_a_key_that_comes_twice_in_a_call_is_one_key():
     assert table.get(KEYS[:2]).tolist() == [1, 2]
 
 
-def test_no_keys_are_no_work():
+def test_calls_without_keys_do_nothing():
     table = KeyTable(1 << 10)
     table.count([])
     table.mark([], 1)

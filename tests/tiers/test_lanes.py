@@ -120,7 +120,7 @@ class NoThreads(Lanes):
         super().spawn(name, work)
 
 
-def test_where_no_thread_can_be_had_jobs_are_dropped_and_the_lane_ends():
+def test_jobs_of_a_lane_without_threads_are_dropped():
     lanes, dropped = NoThreads(0), []
     lane = TierLane(lanes, "test", 3)
     for number in range(3):
@@ -135,7 +135,7 @@ def test_where_no_thread_can_be_had_jobs_are_dropped_and_the_lane_ends():
     assert lane.ended.wait(10)
 
 
-def test_where_no_other_thread_can_be_had_those_there_are_do_all():
+def test_the_threads_of_a_lane_do_all_jobs_where_no_more_can_be_started():
     lane, go_on, done = TierLane(NoThreads(1), "test", 3), threading.Event(), threading.Semaphore(0)
     lane.submit("me", *job(go_on.wait))
     for _ in range(5):
@@ -176,7 +176,7 @@ def test_a_deadlock_is_found(lanes):
         lanes.run(lambda: lanes.signal().wait())
 
 
-def test_what_a_thread_raises_ends_the_simulation(lanes):
+def test_an_error_in_a_simulated_thread_ends_the_simulation(lanes):
     def main():
         lanes.spawn("bad", lambda: 1 // 0)
         lanes.sleep(1e9)

@@ -54,7 +54,7 @@ def server(monkeypatch):
     return server
 
 
-def test_what_is_down_at_start_is_left_alone_with_one_warning(server, caplog):
+def test_a_tier_down_at_start_is_left_alone_with_one_warning(server, caplog):
     caplog.set_level(logging.INFO, "quire")
     with open_stack(["host:1MiB", "far:"]) as stack:
         assert stack.find(KEYS[:2]) == [-1, -1]
@@ -69,7 +69,7 @@ def test_what_is_down_at_start_is_left_alone_with_one_warning(server, caplog):
     assert "connection refused" in warning
 
 
-def test_it_is_tried_again_and_used_when_it_is_there(server, monkeypatch):
+def test_a_tier_down_at_start_is_used_once_it_answers(server, monkeypatch):
     monkeypatch.setattr(wrapped, "RETRY_S", 0.0)
     with open_stack(["far:"], {"cool_down_s": 0.01}) as stack:
         server.is_down = False
@@ -97,7 +97,7 @@ def test_calls_of_it_fail_until_then_and_try_it_once_in_a_while(server):
     late.close()
 
 
-def test_a_tier_that_is_closed_while_it_opens_is_left_open_by_nobody(tmp_path):
+def test_a_tier_closed_while_it_opens_is_closed_afterwards(tmp_path):
     def open_slowly():
         late.close()
         return Disk(tmp_path, "8MiB")
@@ -118,7 +118,7 @@ def test_strict_raises_and_leaves_nothing_open(tmp_path):
     Disk(tmp_path, "8MiB").close()
 
 
-def test_what_is_written_wrong_and_a_directory_in_use_are_errors_in_any_case(tmp_path):
+def test_misspelt_tiers_and_busy_directories_are_errors_at_start(tmp_path):
     with pytest.raises(ConfigError):
         open_stack(["hots:1GiB"])
     with Disk(tmp_path, "8MiB"), pytest.raises(TierBusy):

@@ -70,7 +70,7 @@ def test_a_record_that_is_deleted_while_its_memory_is_lent_can_be_put_again(host
     assert host.get([name_of(1)], [new_buffer(STORED)]) == [Outcome.HIT]
 
 
-def test_what_others_lease_of_lent_memory_stays_leased_when_it_is_taken_back(host):
+def test_leases_of_others_on_lent_memory_outlive_take_back(host):
     (memory,) = lent_and_filled(host, [1])
     host.put([name_of(1)], [memory])
     host.lease([name_of(1)], 60.0)
@@ -79,7 +79,7 @@ def test_what_others_lease_of_lent_memory_stays_leased_when_it_is_taken_back(hos
     assert host.contains([name_of(1)]) == [True]
 
 
-def test_what_was_leased_of_lent_memory_and_then_deleted_leaves_no_lease(host):
+def test_a_deleted_record_in_lent_memory_leaves_no_lease(host):
     (memory,) = lent_and_filled(host, [1])
     host.put([name_of(1)], [memory])
     host.lease([name_of(1)], 60.0)

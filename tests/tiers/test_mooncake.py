@@ -219,7 +219,7 @@ class OverwrittenStore(FailingStore):
 
 
 @needs_mooncake
-def test_what_a_deletion_tore_while_it_was_read_is_absent_and_nothing_else_is_deleted(client):
+def test_a_record_torn_by_a_deletion_during_its_read_is_absent(client):
     record = record_of(name_of(1), 1000)
     with open_tier(client) as tier:
         joined, tier._store = tier._store, OverwrittenStore(record)
@@ -276,7 +276,7 @@ def test_a_late_answer_is_never_taken_for_the_next_calls_answer():
     callers.close(lambda _: True, time.monotonic() + 5)
 
 
-def test_a_caller_is_nobody_elses_until_it_was_given_back_and_its_call_has_ended():
+def test_a_caller_is_reused_only_after_its_call_has_ended():
     release = threading.Event()
     callers = Callers(1, lambda address, size: 0)
 

@@ -32,7 +32,7 @@ ROOT = root_digest(Scope())
 BLOCKS = hashes_of(range(400))
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_names_are_read_back(tmp_path):
     names = NamesFile(tmp_path)
     everyone = ScopeName(ROOT, "everyone")
     first, rest = ChainName(ROOT, BLOCKS[:3]), ChainName(BLOCKS[2], BLOCKS[3:])
@@ -139,7 +139,7 @@ def test_a_directory_without_names_has_an_empty_book(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
-def test_what_stands_there_and_is_no_file_has_no_names_and_is_not_waited_for(tmp_path, make):
+def test_a_names_path_that_is_no_file_holds_no_names_and_blocks_nobody(tmp_path, make):
     make(tmp_path / FILE_NAME)
     added, books = [], []
 
@@ -226,7 +226,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path):
         NameBook.read(tmp_path)
 
 
-def test_what_cannot_be_written_is_left_out_and_no_error(tmp_path):
+def test_unwritable_names_are_left_out_without_an_error(tmp_path):
     names = NamesFile(tmp_path / "gone")
     assert not names.add(NamespaceName(FULL))
     (tmp_path / "gone").mkdir()

@@ -50,7 +50,7 @@ def test_a_chain_is_written_from_its_root(manager, tier, tmp_path):
     assert book.scopes == {root_digest(Scope()): "everyone"}
 
 
-def test_what_is_known_is_not_written_again(manager, tier, tmp_path):
+def test_known_names_are_not_written_again(manager, tier, tmp_path):
     naming = naming_of([tier], [FULL])
     serve(manager, naming, PROMPT)
     size = (tmp_path / FILE_NAME).stat().st_size
@@ -92,7 +92,7 @@ def test_another_scope_has_its_own_root_and_its_salt_is_not_written(manager, tie
     assert "secret" not in (tmp_path / FILE_NAME).read_text()
 
 
-def test_what_was_forgotten_is_written_twice_and_read_once(manager, tier, tmp_path, monkeypatch):
+def test_forgotten_names_are_written_again_and_read_once(manager, tier, tmp_path, monkeypatch):
     monkeypatch.setattr("quire.engines.tiered.naming.KEPT", 5)
     naming = naming_of([tier], [FULL])
     for _ in range(3):

@@ -96,7 +96,7 @@ def test_a_running_tier_finds_what_another_wrote_since(store):
         assert outcome_of(reader, key) is HIT
 
 
-def test_what_another_wrote_is_looked_for_at_most_once_per_refresh(front):
+def test_records_of_other_writers_are_listed_at_most_once_per_refresh(front):
     writer = s3_tier(front.url, folder="throttle")
     reader = s3_tier(front.url, folder="throttle", refresh_s=30.0)
     with writer, reader:
@@ -172,7 +172,7 @@ def test_where_all_records_of_a_bundle_are_deleted_nothing_is_left(store):
     assert other.put(keys, records_of(keys)) == [STORED] * 4
 
 
-def test_what_is_deleted_while_names_are_listed_does_not_come_back(store):
+def test_a_record_deleted_during_a_listing_does_not_come_back(store):
     tier = Objects(store, refresh_s=0)
     keys = names_of(range(2))
     tier.put(keys, records_of(keys))

@@ -69,7 +69,7 @@ def of_tenant(names, tag):
     return [name for name in names if tag.hex() in name]
 
 
-def test_all_versions_and_markers_of_the_tenant_go_and_those_of_others_stay(bucket):
+def test_a_purge_removes_all_versions_and_markers_of_one_tenant(bucket):
     write(bucket)
     before = listed(bucket)
     client, name, open_tier = bucket

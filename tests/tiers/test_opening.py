@@ -334,7 +334,7 @@ def test_mooncake_is_a_kind_by_the_entry_point_of_the_package_itself(tmp_path, m
 
 
 @pytest.mark.parametrize("spec", [None, 3, ["host:1MiB"], b"host:1MiB", ("kind", "host")])
-def test_what_is_neither_a_line_nor_a_table_is_refused(spec):
+def test_a_tier_that_is_neither_a_line_nor_a_table_is_refused(spec):
     with pytest.raises(
         ConfigError, match="a tier is named by a line, as 'host:8GiB', or by a table"
     ):

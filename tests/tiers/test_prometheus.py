@@ -136,7 +136,7 @@ def test_several_caches_are_told_apart_and_a_name_is_taken_once():
 
 
 @pytest.mark.parametrize("given", [(None,), ("path",), (make(), "path")])
-def test_what_is_no_cache_is_refused(given):
+def test_a_collector_of_something_else_than_caches_is_refused(given):
     with pytest.raises(ConfigError, match=r"cache\.(manager|tiers)"):
         CacheCollector(*given)
 

@@ -38,7 +38,7 @@ def test_files_are_read_and_listed_as_the_tier_lists_them(keys, tmp_path):
         assert reader.contains([keys[0], bytes(32)]) == [True, False]
 
 
-def test_what_is_damaged_is_found_and_stays(keys, tmp_path):
+def test_a_reader_reports_a_damaged_record_and_leaves_it(keys, tmp_path):
     path = file_of(str(tmp_path), keys[2])
     data = bytearray(open(path, "rb").read())  # noqa: PTH123, SIM115
     data[300] ^= 1
@@ -60,7 +60,7 @@ def test_nothing_is_stored_or_deleted(keys, tmp_path):
     assert tree(tmp_path) == before
 
 
-def test_what_went_meanwhile_is_absent_and_another_size_is_foreign(keys, tmp_path):
+def test_a_reader_reports_deleted_records_absent_and_other_sizes_foreign(keys, tmp_path):
     with FilesReader(tmp_path) as reader:
         with Files(tmp_path) as tier:
             tier.delete(keys[:1])

@@ -181,7 +181,7 @@ def test_a_cluster_by_the_url_of_one_server_is_refused_with_the_right_url(nodes)
         Redis(nodes[0].url)
 
 
-def test_one_server_by_the_url_of_a_cluster_is_refused(tmp_path):
+def test_a_single_server_under_a_cluster_url_is_refused(tmp_path):
     server = RedisServer(tmp_path)
     try:
         with pytest.raises(TierError, match=r"no map of slots .* Cluster mode is not enabled"):

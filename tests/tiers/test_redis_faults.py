@@ -43,7 +43,7 @@ def tier(open_tier):
 # memory
 
 
-def test_what_the_server_evicted_is_absent_and_what_it_kept_is_right(tmp_path):
+def test_records_evicted_by_redis_are_absent_and_the_others_whole(tmp_path):
     limit = ("--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru")
     with running(tmp_path, *limit) as server, Redis(server.url) as tier:
         keys = names_of(range(150))

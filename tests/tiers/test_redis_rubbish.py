@@ -98,7 +98,7 @@ def test_good_replies_are_read_whatever_pieces_they_come_in(seed):
     link.close()
 
 
-def test_of_a_value_longer_than_its_buffer_the_head_is_read_and_the_link_is_spent():
+def test_a_value_longer_than_its_buffer_ends_the_link():
     value = random.Random(1).randbytes(301)
     link = link_to(bulk(value) + b"+OK\r\n", random.Random(1))
     buffer = bytearray(300)
@@ -153,7 +153,7 @@ def test_changed_replies_end_in_an_error_and_stay_within_the_buffer(seed):
         b"x" * 1_000_000,
     ],
 )
-def test_what_no_command_asks_for_is_rubbish_and_takes_no_memory(data):
+def test_a_reply_that_no_command_asks_for_is_refused_without_memory(data):
     link = link_to(data, random.Random(1))
     tracemalloc.start()
     with pytest.raises(Rubbish):
@@ -276,7 +276,7 @@ def test_the_answer_to_another_key_is_corrupt(server, tier):
     assert tier.get(keys[:1], buffers_like(records_of(keys[:1]))) == [CORRUPT]
 
 
-def test_what_was_answered_before_the_connection_broke_stays_answered(server, tier):
+def test_outcomes_from_before_a_broken_connection_stand(server, tier):
     keys = names_of(range(6))
     records = records_of(keys)
     tier.put(keys, records)

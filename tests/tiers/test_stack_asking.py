@@ -46,7 +46,7 @@ def test_misses_that_take_longer_than_they_can_gain_are_not_waited_for():
     world.run(scenario)
 
 
-def test_questions_that_nobody_waits_for_take_a_small_part_of_the_time():
+def test_probing_lookups_take_a_small_part_of_the_time():
     def scenario(stack, host, remote):
         remote.contains_s = 0.02
         for turn in range(5):
@@ -87,7 +87,7 @@ def test_misses_are_asked_for_where_the_answer_takes_next_to_nothing_of_computin
     world.run(scenario)
 
 
-def test_without_a_gate_and_without_stakes_all_are_asked():
+def test_all_tiers_are_asked_without_a_gate_or_saved_time():
     def scenario(stack, host, remote):
         remote.contains_s = 0.02
         for turn in range(10):
@@ -107,7 +107,7 @@ def test_without_a_gate_and_without_stakes_all_are_asked():
     world.run(ungated)
 
 
-def test_one_slow_answer_is_forgiven():
+def test_a_tier_is_asked_again_after_one_slow_answer():
     def scenario(stack, host, remote):
         put(remote, [0])
         find(stack, 0, count=1)
@@ -164,7 +164,7 @@ def test_a_slow_tier_in_memory_is_treated_as_any_other():
     world.run(scenario)
 
 
-def test_what_no_tier_has_is_known_at_once_where_all_answer_at_once():
+def test_surely_lacks_knows_a_missing_key_if_all_tiers_answer_at_once():
     def scenario(stack, host, other):
         assert stack.surely_lacks(KEYS[0])
         put(other, [1])

@@ -86,7 +86,7 @@ def test_a_spent_budget_grows_by_a_small_share_of_the_time():
     fed_in(scenario, budget_s=0.0001)
 
 
-def test_what_hits_have_saved_is_spent_and_no_more():
+def test_feeding_spends_no_more_than_hits_saved():
     def scenario(fed, stack, lanes):
         fed.took_s = 0.1
         for number in range(8):
@@ -141,7 +141,7 @@ def test_within_the_budget_there_is_room_however_much_waits():
     fed_in(scenario)
 
 
-def test_who_needs_its_blocks_does_not_wait_where_there_is_no_time():
+def test_finish_drops_a_job_without_waiting_if_the_budget_is_spent():
     def scenario(fed, stack, lanes):
         fed.took_s = 0.01
         first, second, third = (fed.feed(number) for number in range(3))
@@ -161,7 +161,7 @@ def test_who_needs_its_blocks_does_not_wait_where_there_is_no_time():
     fed_in(scenario, budget_s=0.0001)
 
 
-def test_who_needs_its_blocks_waits_and_pays_while_there_is_time():
+def test_finish_runs_a_job_on_the_budget():
     def scenario(fed, stack, lanes):
         fed.took_s = 0.5
         for number in range(20):
@@ -172,7 +172,7 @@ def test_who_needs_its_blocks_waits_and_pays_while_there_is_time():
     fed_in(scenario, budget_s=1.01)
 
 
-def test_with_all_of_the_time_nothing_is_passed_over():
+def test_a_busy_share_of_one_drops_no_job():
     def scenario(fed, stack, lanes):
         fed.took_s = 0.2
         for number in range(20):
@@ -226,7 +226,7 @@ def test_a_pause_between_two_requests_is_no_rest():
     fed_in(scenario)
 
 
-def test_what_comes_while_the_engine_computes_waits_for_a_rest_but_not_for_ever():
+def test_jobs_wait_while_the_engine_computes_but_not_for_ever():
     def scenario(fed, stack, lanes):
         stack.feeding.engine_computes()
         stack.feeding.adjust_budget(1.0)
@@ -247,7 +247,7 @@ def test_what_comes_while_the_engine_computes_waits_for_a_rest_but_not_for_ever(
     fed_in(scenario)
 
 
-def test_where_half_of_what_may_wait_does_nothing_waits_for_a_rest():
+def test_a_queue_half_full_is_fed_while_the_engine_computes():
     def scenario(fed, stack, lanes):
         stack.feeding.engine_computes()
         stack.feeding.adjust_budget(1.0)
@@ -275,7 +275,7 @@ def test_beside_an_engine_that_says_when_it_computes_nothing_is_done_in_advance(
 
 
 @pytest.mark.parametrize("asking", SOON.values(), ids=SOON)
-def test_who_waits_for_it_has_it_begin_at_once_and_pays_nothing(asking):
+def test_a_job_that_is_waited_for_begins_at_once_and_costs_no_budget(asking):
     def scenario(fed, stack, lanes):
         fed.took_s = 0.02
         fed.feed(0)
@@ -288,7 +288,7 @@ def test_who_waits_for_it_has_it_begin_at_once_and_pays_nothing(asking):
     fed_in(scenario, budget_s=-10.0)
 
 
-def test_what_somebody_waits_for_does_not_wait_for_what_came_before():
+def test_a_job_that_is_waited_for_passes_earlier_jobs():
     def scenario(fed, stack, lanes):
         fed.took_s = 0.002
         for number in range(5):
@@ -301,7 +301,7 @@ def test_what_somebody_waits_for_does_not_wait_for_what_came_before():
     fed_in(scenario, budget_s=-10.0)
 
 
-def test_who_looks_for_something_else_does_not_wait():
+def test_a_lookup_of_other_keys_waits_for_no_job():
     def scenario(fed, stack, lanes):
         fed.feed(0)
         assert stack.find(KEYS[5:6]) == [-1]
@@ -310,7 +310,7 @@ def test_who_looks_for_something_else_does_not_wait():
     fed_in(scenario, budget_s=-10.0)
 
 
-def test_what_is_under_way_is_known_until_it_is_stored():
+def test_the_keys_of_a_job_are_known_until_it_is_stored():
     def scenario(fed, stack, lanes):
         fed.feed(0, 1)
         assert stack.feeding.has(KEYS[:3]).tolist() == [True, True, False]
@@ -322,7 +322,7 @@ def test_what_is_under_way_is_known_until_it_is_stored():
 
 
 @pytest.mark.parametrize("asking", [SOON["drain"], SOON["stats"], lambda _: None])
-def test_it_is_not_faster_than_a_tier_writes(asking):
+def test_feeding_is_not_faster_than_the_slowest_tier_writes(asking):
     def scenario(fed, stack, lanes):
         disk = stack.tiers[1]
         disk.put_s = 0.05
@@ -349,7 +349,7 @@ def test_a_tier_that_hangs_does_not_keep_the_others_from_being_fed():
     fed_in(scenario, queue_bytes=4 * SIZE)
 
 
-def test_what_fails_is_told_to_who_waits_and_the_next_is_done_all_the_same():
+def test_an_error_in_a_job_reaches_its_waiter_and_the_next_job_runs():
     def scenario(fed, stack, lanes):
         broken = stack.feeding.begin(KEYS[:1], lambda: 1 / 0, 100)
         fed.feed(1)
@@ -361,7 +361,7 @@ def test_what_fails_is_told_to_who_waits_and_the_next_is_done_all_the_same():
     fed_in(scenario)
 
 
-def test_who_feeds_a_closed_stack_does_not_wait_for_ever():
+def test_a_job_given_to_a_closed_stack_is_over_at_once():
     def scenario(fed, stack, lanes):
         before = fed.feed(0)
         stack.close()

@@ -43,7 +43,7 @@ def test_a_prefetch_brings_records_into_the_fastest_tier_and_leases_them():
 
 
 @pytest.mark.parametrize(("waits_s", "num_ready"), [(0.0, 4), (0.7, 8)])
-def test_a_request_whose_turn_has_come_takes_what_is_there(waits_s, num_ready):
+def test_a_request_takes_the_part_of_a_prefetch_that_is_there(waits_s, num_ready):
     """Four batches of one record are read at a time, by one thread, in 0.125 s each."""
     world = Stacked("host", "disk", batch_bytes=SIZE, threads=1)
 
@@ -60,7 +60,7 @@ def test_a_request_whose_turn_has_come_takes_what_is_there(waits_s, num_ready):
     world.run(scenario)
 
 
-def test_who_waits_for_a_prefetch_waits_no_longer_than_it_says():
+def test_finish_of_a_prefetch_waits_no_longer_than_its_timeout():
     world = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
@@ -217,7 +217,7 @@ def test_settings_that_cannot_work_are_refused(make):
         make()
 
 
-def test_sizes_are_read_as_people_write_them():
+def test_stack_settings_read_sizes_with_units():
     assert StackSettings(queue_bytes="1MiB").queue_bytes == 1 << 20
 
 
@@ -329,7 +329,7 @@ stack.feeding.begin(keys[1:], lambda: stack.store(keys[1:], records[1:]), 100)
 """
 
 
-def test_what_waits_is_written_when_a_process_ends_that_closed_nothing(tmp_path):
+def test_queued_records_are_written_at_the_end_of_a_process(tmp_path):
     begun_s = time.monotonic()
     subprocess.run([sys.executable, "-c", LEFT_OPEN, str(tmp_path)], check=True, timeout=60)
     assert time.monotonic() - begun_s < 30

@@ -67,7 +67,7 @@ def test_a_lookup_of_a_tier_that_hangs_ends_in_time_and_finds_what_others_have()
     world.run(scenario)
 
 
-def test_what_a_slower_tier_gave_is_kept_in_the_fastest_one():
+def test_a_record_from_a_slower_tier_is_stored_in_the_fastest():
     def scenario(stack, host, disk):
         put(disk, TEN)
         assert load(stack, TEN) == ["hit"] * 10
@@ -78,7 +78,7 @@ def test_what_a_slower_tier_gave_is_kept_in_the_fastest_one():
     Stacked("host", "disk").run(scenario)
 
 
-def test_nothing_is_promoted_where_that_is_switched_off():
+def test_promote_false_stores_no_record_in_a_faster_tier():
     def scenario(stack, host, disk):
         put(disk, TEN)
         load(stack, TEN)
@@ -102,7 +102,7 @@ def test_keys_of_several_tiers_are_read_side_by_side():
 
 
 @pytest.mark.parametrize("wrong", ["bits", "gone", "shorter"])
-def test_what_one_tier_cannot_give_comes_from_the_next(wrong):
+def test_a_record_that_one_tier_fails_to_give_comes_from_the_next(wrong):
     def scenario(stack, disk, remote):
         put(disk, TEN)
         put(remote, TEN)
@@ -178,7 +178,7 @@ def test_a_late_read_writes_to_no_record_that_anybody_was_given():
     world.run(scenario)
 
 
-def test_a_read_that_nobody_waits_for_any_more_never_begins():
+def test_a_queued_read_past_its_timeout_never_begins():
     world = Stacked("disk", threads=1)
 
     def scenario(stack, disk):
@@ -245,7 +245,7 @@ def test_a_shared_read_goes_on_for_the_second_request_when_the_first_has_left():
     world.run(scenario)
 
 
-def test_who_joined_gets_what_the_first_request_left_before_it_was_read():
+def test_a_joined_load_reads_what_the_first_request_gave_up():
     world = Stacked("disk", threads=1)
 
     def scenario(stack, disk):
@@ -281,7 +281,7 @@ def test_requests_that_share_a_read_have_records_of_their_own():
     world.run(scenario)
 
 
-def test_a_slow_read_holds_up_nobody_who_reads_from_another_tier():
+def test_a_slow_read_delays_no_read_from_another_tier():
     world = Stacked("disk", "remote")
 
     def scenario(stack, disk, remote):
@@ -425,7 +425,7 @@ def test_arguments_that_do_not_fit_together_are_refused(call):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("blocks_per_s", [300.0, 900.0, 1100.0, 3000.0])
-def test_no_prefix_length_is_slower_with_tiers_than_without_by_over_a_tenth(blocks_per_s):
+def test_tiers_slow_down_no_prefix_length_by_more_than_a_tenth(blocks_per_s):
     """The device computes 1,000 blocks a second; a read takes 5 ms and what its blocks take."""
     world = Stacked("disk")
 

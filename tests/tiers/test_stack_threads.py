@@ -73,7 +73,7 @@ class Owner:
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(2))
-def test_on_a_small_host_above_a_disk(tmp_path, seed):
+def test_threads_over_a_small_host_and_a_disk_read_right_bytes(tmp_path, seed):
     host, disk = Host(12 * SIZE), Disk(tmp_path, "1MiB")
     settings = StackSettings(
         gate=False, load_timeout_s=20, lookup_timeout_s=20, batch_bytes=3 * SIZE

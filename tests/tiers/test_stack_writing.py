@@ -78,7 +78,7 @@ def test_second_use_writes_what_is_asked_for_again():
     Stacked("host", write="second_use").run(scenario)
 
 
-def test_each_tier_may_have_a_policy_of_its_own():
+def test_each_tier_may_have_its_own_write_policy():
     def scenario(stack, host, disk, remote):
         use(stack, TEN)
         use(stack, [0])
@@ -105,7 +105,7 @@ def test_a_stack_that_is_read_only_writes_nothing():
     Stacked("host", "disk", read_only=True).run(scenario)
 
 
-def test_what_a_tier_lets_go_is_kept_by_the_next_one():
+def test_a_victim_of_one_tier_is_stored_in_the_next():
     def scenario(stack, host, disk):
         put(disk, [0, 1])
         stack.find(KEYS[:2], contiguous=False)
@@ -153,7 +153,7 @@ def test_a_key_waits_once():
     Stacked("disk").run(scenario)
 
 
-def test_what_finds_no_room_to_wait_is_dropped_from_the_tail():
+def test_records_beyond_the_queues_room_are_dropped_from_the_tail():
     def scenario(stack, host, disk):
         disk.put_s = 1.0
         store(stack, TEN)
@@ -287,7 +287,7 @@ def test_deleted_keys_are_gone_everywhere_and_may_be_written_again():
     Stacked("host", "disk").run(scenario)
 
 
-def test_what_waits_to_be_written_is_written_before_it_is_deleted_or_flushed():
+def test_queued_records_are_written_before_a_delete_or_flush():
     def scenario(stack, host, disk):
         store(stack, range(800))
         flushed = []
@@ -302,7 +302,7 @@ def test_what_waits_to_be_written_is_written_before_it_is_deleted_or_flushed():
     Stacked("host", "disk", batch_bytes=10 * SIZE).run(scenario)
 
 
-def test_what_is_deleted_while_it_is_read_is_not_kept_and_not_given_to_who_asks_later():
+def test_a_record_deleted_during_its_read_is_neither_kept_nor_shared():
     world = Stacked("host", "disk")
 
     def slow_get(*args):
@@ -339,7 +339,7 @@ def test_a_tier_gets_what_it_wanted_of_a_prompt_and_no_more():
     Stacked("host", "disk").run(scenario)
 
 
-def test_who_has_nothing_of_a_prompts_head_wants_its_tail_as_well():
+def test_a_tier_that_lacks_the_head_of_a_prompt_wants_its_tail_too():
     def scenario(stack, host):
         put(host, TEN[8:])
         assert wanted(stack, KEYS[:10]) == [True] * 10

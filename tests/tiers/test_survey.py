@@ -64,7 +64,7 @@ def test_records_beyond_those_read_are_counted_as_unread(monkeypatch):
     assert sum(rows.values()) == 19
 
 
-def test_what_was_used_last_is_in_the_first_bucket():
+def test_the_most_recent_records_are_in_the_first_bucket():
     tier = DictTier()
     keys = store(tier, FULL, hashes_of(range(400)))
     tier.touch(keys[:10])

@@ -168,7 +168,7 @@ def test_a_thread_that_waits_for_a_signal_goes_on_when_setting_or_awaiting_it_wa
             assert waited.wait(TIMEOUT_S), f"cut at {at}"
 
 
-def test_background_work_that_was_cut_off_when_it_should_begin_is_waited_for_by_nobody():
+def test_background_work_interrupted_at_its_start_is_not_waited_for():
     for at in places_of(Background(lambda: False, "whole").wake, 1000, "background"):
         done = threading.Event()
         background, cut = Background(lambda done=done: done.set() or False, "cut"), KeptCut(at)

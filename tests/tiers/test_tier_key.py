@@ -123,7 +123,7 @@ def test_without_a_key_signed_records_are_read_as_others_are(tmp_path):
         assert stack.load(keys, [record_bytes(1000)] * 2)[0] == [HIT, HIT]
 
 
-def test_what_is_evicted_from_a_tier_that_others_wrote_reaches_no_memory_below(tmp_path):
+def test_unsigned_victims_of_a_disk_reach_no_memory_below(tmp_path):
     keys = names_of(range(200))
     with Disk(tmp_path, 1216 * 100, ahead=1) as disk:
         disk.put(keys[:100], [record_of(key) for key in keys[:100]])
@@ -251,7 +251,7 @@ def test_a_key_file_has_the_key_that_signs_first(tmp_path, caplog):
         (f"{SECRET.hex()}\ntenants {TENANTS.hex()}\ntenants {OLDER.hex()}\n", "2 lines"),
     ],
 )
-def test_a_key_file_that_cannot_be_meant_is_refused_without_showing_it(tmp_path, text, words):
+def test_an_invalid_key_file_is_refused_without_showing_its_content(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words) as caught:
         TierKey.from_file(written(tmp_path, text))
     for secret in (SECRET, OLDER, TENANTS):
@@ -276,7 +276,7 @@ def test_settings_as_text_name_a_file_and_hold_no_key(tmp_path):
         open_stack(["host:1MiB"], {"key_file": 7})
 
 
-def test_new_secrets_differ():
+def test_new_secrets_are_distinct_hexadecimal_texts():
     made = {new_secret() for _ in range(10)}
     assert len(made) == 10
     assert {len(each) for each in made} == {64}

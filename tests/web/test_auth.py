@@ -41,7 +41,7 @@ def test_a_key_stands_for_its_tenant():
         "Bearer \udcff",
     ],
 )
-def test_no_other_key_is_let_in(authorization):
+def test_an_unknown_key_is_refused(authorization):
     assert status(lambda: KEYS.tenant({"authorization": authorization})) == 401
     assert status(lambda: KEYS.check_operator({"authorization": authorization})) == 401
 
