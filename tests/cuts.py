@@ -17,7 +17,7 @@ def is_with(name, number):
     return linecache.getline(name, number).lstrip().startswith("with ")
 
 
-class Cut:
+class LineCut:
     """Raises Ctrl-C before line number `at` of a call, counted in files whose paths begin with one of `watched`.
 
     `lines`  the numbers of the lines that were come to, by file

@@ -13,7 +13,7 @@ QUIRE = Path(quire.__file__).parent
 ROOMS = tuple(str(QUIRE / room) for room in ("core", "exchange", "ops", "slots"))
 
 
-class Cut:
+class BytecodeCut:
     """Raises an error before bytecode number `at` of a call in `rooms`; without one it counts them."""
 
     def __init__(self, at=None, error=KeyboardInterrupt, rooms=ROOMS):
@@ -57,7 +57,7 @@ class Cut:
         return False
 
 
-class SignalCut(Cut):
+class SignalCut(BytecodeCut):
     """Does so only where CPython itself looks for signals: behind a call, and where a function or a turn of a loop begins.
 
     A `with` statement relies on that: it has taken its lock and knows it, and gives it back and knows that, without such a look.

@@ -3,6 +3,7 @@
 import pytest
 from core_help import found, prefill, run, serve
 
+from clocks import Clock
 from quire import ops
 from quire.core import CacheManager, Hint
 
@@ -10,16 +11,6 @@ BLOCK = 4
 NEVER = Hint("never")
 A, B, C = (Hint("session", session_id=name) for name in "abc")
 RIVAL = run(900_000, BLOCK)
-
-
-class Clock:
-    """Time that a test owns."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 def blocks(start, num_blocks):

@@ -43,7 +43,7 @@ def same(one, other):
     return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
 
 
-class Engine:
+class PoolEngine:
     """The smallest engine: a manager, its memory, and a model whose KV tells its prefix.
 
     Every layer group has a pool of its own. Fresh memory is NaN, so whoever reads what nobody

@@ -3,21 +3,12 @@
 import pytest
 from core_help import found, prefill, rejected, run, serve, state
 
+from clocks import Clock
 from quire import errors, ops
 from quire.core import CacheManager
 
 BLOCK = 4
 INFINITE = 10**6
-
-
-class Clock:
-    """Time that a test owns."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class PolicyContract:

@@ -14,7 +14,7 @@ from quire.foresight import LiveCurve, Trail
 ROOT = Path(quire.__file__).parent
 
 
-class Noting(Watcher):
+class NotingHits(Watcher):
     """Notes of which requests it is told."""
 
     def __init__(self):
@@ -56,7 +56,7 @@ def test_a_request_counts_once_at_the_first_reserve_that_succeeds():
 
 
 def test_watchers_are_told_at_that_moment_of_the_whole_prompt_and_of_no_request_without_room():
-    watcher = Noting()
+    watcher = NotingHits()
     manager = CacheManager(16, 4, watchers=[watcher])
     serve(manager, run(0, 9))
     watcher.told.clear()

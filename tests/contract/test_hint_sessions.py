@@ -5,8 +5,9 @@ import gc
 import numpy as np
 import pytest
 from core_help import found, generate, prefill, serve
-from hints_help import BLOCK, NEVER, A, B, C, Clock, blocks, clock, foreseen, make, talk, turn
+from hints_help import BLOCK, NEVER, A, B, C, blocks, clock, foreseen, make, talk, turn
 
+from clocks import Clock
 from quire import ops
 from quire.core import CacheManager, Hint, Scope
 from quire.core.node import Owner
@@ -173,7 +174,7 @@ class TestRetention:
         assert found(manager, blocks(1000, 2)) == 2 * BLOCK
 
 
-class TestMemory:
+class TestMemoryOfSessions:
     def alive(self):
         gc.collect()
         return sum(type(each) is Owner for each in gc.get_objects())

@@ -10,7 +10,7 @@ import pytest
 from core_help import prefill, rejected, run, serve, state
 from hybrid_help import make, serve_in_pieces
 
-from interrupt_help import Cut
+from interrupt_help import BytecodeCut
 from quire import errors, ops
 from quire.core import CacheManager, FullAttention, Hint, MediaItem, Scope
 from quire.exchange import hold, required_blocks, residency, restore
@@ -172,7 +172,7 @@ def check_new(w):
 def cut_everywhere(mix, name, samples, error=KeyboardInterrupt):
     w, call = prepared(mix, name)
     before = state(w.m)
-    whole = Cut(error=error)
+    whole = BytecodeCut(error=error)
     whole.run(call)
     after = state(w.m)
     barred = 0
@@ -182,7 +182,7 @@ def cut_everywhere(mix, name, samples, error=KeyboardInterrupt):
     for at in places:
         w, call = prepared(mix, name)
         assert state(w.m) == before, "the worlds are not the same"
-        Cut(at, error).run(call)
+        BytecodeCut(at, error).run(call)
         if w.m.interrupted:
             barred += 1
             check_barred(w)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from core_help import run
 
-from interrupt_help import Cut
+from interrupt_help import BytecodeCut
 from quire import errors
 from quire.core import MediaItem, Scope
 from quire.slots import SlotCache, check, snapshot
@@ -79,13 +79,13 @@ def check_barred(w):
 def test_a_call_that_is_cut_off_happens_whole_or_bars_the_cache(name):
     w = build()
     before = snapshot(w.cache)
-    whole = Cut()
+    whole = BytecodeCut()
     whole.run(partial(CALLS[name], w))
     after = snapshot(w.cache)
     places = range(1, whole.count + 1)
     for at in Random(zlib.crc32(name.encode())).sample(places, min(SAMPLES, whole.count)):
         w = build()
-        Cut(at).run(partial(CALLS[name], w))
+        BytecodeCut(at).run(partial(CALLS[name], w))
         if w.cache.interrupted:
             check_barred(w)
         else:

@@ -4,18 +4,10 @@ import pytest
 from core_help import prefill, run, serve
 from hybrid_help import FULL, make
 
+from clocks import Clock
 from quire import ops
 from quire.core import CacheManager
 from quire.groups import Recurrent, SlidingWindow
-
-
-class Clock:
-    """Time that a test owns."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_a_pin_says_how_much_of_its_prompt_it_keeps_and_how_much_not():
@@ -39,7 +31,7 @@ def test_blocks_that_pins_alone_keep_are_counted_apart_from_those_that_requests_
     ops.pin(manager, run(1000, 16), ttl_s=5)
     seq = prefill(manager, [*run(0, 8), 7])
     assert ops.block_states(manager) == [{"free": 19, "active": 3, "pinned": 6, "cached": 4}]
-    clock.now = 6
+    clock.now += 6
     assert ops.block_states(manager) == [{"free": 19, "active": 3, "pinned": 2, "cached": 8}]
     manager.close(seq)
     assert ops.block_states(manager) == [{"free": 20, "active": 0, "pinned": 4, "cached": 8}]
@@ -72,6 +64,6 @@ def test_admission_by_hand_lets_a_pin_go_whose_time_is_over(is_counted):
     if is_counted:
         ops.admit(manager, seq)
     assert manager.num_active == 6
-    clock.now = 6
+    clock.now += 6
     ops.admit(manager, seq)
     assert manager.num_active == 4

@@ -5,8 +5,8 @@ from array import array
 import numpy as np
 import pytest
 from core_help import found, generate, prefill, rejected, run, serve, state
-from hints_help import Clock
 
+from clocks import Clock
 from quire import ops
 from quire.core import CacheManager, FullAttention, Hint, LayerGroup, MediaItem, Scope
 from quire.errors import (

@@ -14,7 +14,7 @@ REQUESTS = [
 ]
 
 
-class Loop:
+class ServingLoop:
     """First come first served; the youngest request is preempted."""
 
     def __init__(self, manager, requests):
@@ -83,7 +83,7 @@ def served_alone(prompt, num_new):
 
 
 def served():
-    loop = Loop(CacheManager(num_blocks=24, block_size=4), REQUESTS)
+    loop = ServingLoop(CacheManager(num_blocks=24, block_size=4), REQUESTS)
     while loop.waiting or loop.running:
         loop.step()
     return loop

@@ -52,7 +52,7 @@ class Device:
                     assert not request.running or seen == tuple(request.text[: at + 1])
 
 
-class Engine:
+class EngineAhead:
     """Requests that come, are computed in steps `ahead` of their results, and end when a result says so."""
 
     def __init__(self, seed, ahead, *, loads_wait=True):
@@ -131,7 +131,7 @@ class Engine:
 
 def serve(seed, ahead, **options):
     """Run an engine for a while; return how many requests it finished."""
-    engine = Engine(seed, ahead, **options)
+    engine = EngineAhead(seed, ahead, **options)
     for _ in range(60):
         engine.step()
     return engine.finished

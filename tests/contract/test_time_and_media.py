@@ -3,15 +3,8 @@
 import pytest
 from core_help import rejected, run, serve
 
+from clocks import Clock
 from quire import CacheManager, MediaItem, Scope, errors, ops
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
@@ -28,7 +21,7 @@ def test_retention_that_ends_after_a_split_evicts_tails_before_heads(clock):
     prompt = list(range(1, 25))
     serve(manager, prompt, retain_s=10)
     manager.close(manager.open([*prompt[:12], 99]))
-    clock.now = 20
+    clock.now += 20
     for left in (20, 16, 12, 8, 4, 0):
         ops.reclaim(manager, 1)
         ops.check(manager)
@@ -38,7 +31,7 @@ def test_retention_that_ends_after_a_split_evicts_tails_before_heads(clock):
 def test_a_run_whose_retention_has_ended_is_lengthened_by_ordinary_requests(clock):
     manager = CacheManager(64, 4, clock=clock)
     serve(manager, range(1, 9), retain_s=10)
-    clock.now = 20
+    clock.now += 20
     serve(manager, range(1, 13))
     assert len(list(manager.kernel.tree.nodes())) == 1
 
@@ -48,7 +41,7 @@ def test_a_priority_that_rises_while_retention_runs_out_is_harmless(clock):
     prompt = list(range(1, 25))
     serve(manager, prompt, retain_s=10)
     seq = manager.open(prompt, priority=5)
-    clock.now = 20
+    clock.now += 20
     manager.close(seq)
     assert ops.reclaim(manager, 1) == 1
     ops.check(manager)
@@ -60,9 +53,9 @@ def test_a_clock_that_steps_back_is_held(clock):
     manager.reserve(first, 8)
     manager.commit(first, [1] * 8)
     serve(manager, [1] * 8 + [2] * 4, retain_s=10)
-    clock.now = 11
+    clock.now += 11
     manager.close(first)
-    clock.now = 9
+    clock.now -= 2
     ops.reclaim(manager, 1)
     ops.check(manager)
 

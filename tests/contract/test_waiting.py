@@ -4,22 +4,13 @@ import pytest
 from core_help import order, prefill, refuse, rejected, run, serve, state, use
 from hybrid_help import FULL, make
 
+from clocks import Clock
 from quire import ops
 from quire.core import CacheManager, Hint
 from quire.errors import OutOfBlocks
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
 
 POLICIES = ["fifo", "learned", "lfu", "lru"]
-
-
-class Clock:
-    """Time that a test owns."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -5,7 +5,7 @@ Fresh memory is NaN, so whoever reads what nobody computed is found out.
 
 import pytest
 from core_help import run
-from kv_help import BLOCK, LAYOUT, Engine, kv_of, same, torch
+from kv_help import BLOCK, LAYOUT, PoolEngine, kv_of, same, torch
 
 from quire import (
     CacheManager,
@@ -26,7 +26,7 @@ def manager():
 
 @pytest.fixture
 def engine(manager):
-    return Engine(manager)
+    return PoolEngine(manager)
 
 
 # -- tables --------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_attention_through_a_scattered_table_equals_attention_over_contiguous_kv
 def test_a_window_slides_through_memory_much_smaller_than_the_text():
     groups = [LayerGroup("full", 32), LayerGroup("sliding", 12, SlidingWindow(8, interval=16))]
     manager = CacheManager(groups=groups, block_size=BLOCK, sub_block=False)
-    engine = Engine(manager)
+    engine = PoolEngine(manager)
     seq = engine.prefill(run(0, 8))
     for token in range(110):
         engine.compute(seq, [token])

@@ -25,6 +25,11 @@ VOCAB = 97
 PAD, EOS = 0, 2
 TRAINED = Path(quire.__file__).parent / "assets" / "quire-tiny"
 
+
+class StopHereError(Exception):
+    """What a test raises within a forward."""
+
+
 _SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

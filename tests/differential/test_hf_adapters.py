@@ -52,7 +52,7 @@ def swap(wrapped, kind, seed):
     hotswap.hotswap_adapter_from_state_dict(wrapped, state, "default", config_of(kind))
 
 
-class Life:
+class AdapterLife:
     """One model with adapters, and a cache of it that lives through all that is done to them."""
 
     def __init__(self, kind, seed):
@@ -161,7 +161,7 @@ STEPS = [
 
 def live(kind, seed, num_steps):
     try:
-        life = Life(kind, seed)
+        life = AdapterLife(kind, seed)
     except (CannotBuildError, UnsupportedModel) as error:
         sorted_out = NOT_BUILT if isinstance(error, CannotBuildError) else REFUSED
         if sorted_out.get(kind, "not expected") not in str(error):

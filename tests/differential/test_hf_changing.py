@@ -15,7 +15,7 @@ from turns import drawn
 SIZES = (20, 24, 17, 32, 20, 5)
 
 
-class Changing:
+class ChangingCache:
     """A cache that reuses passages, over a model whose weights go to and fro between two: in front of layers, at `due` ones."""
 
     def __init__(self, capture):
@@ -74,30 +74,30 @@ class Changing:
 @pytest.mark.parametrize("capture", ["isolated", "contextual"])
 @drawn(3, 30, data=st.data())
 def test_what_a_cache_of_a_model_that_changes_keeps_is_what_its_weights_compute(capture, data):
-    pool, world = prompt(seed=3, sizes=SIZES), Changing(capture)
-    world.generate(pool, in_segments=True)
+    pool, changing = prompt(seed=3, sizes=SIZES), ChangingCache(capture)
+    changing.generate(pool, in_segments=True)
     texts = [pool.tokens]
     for _ in range(data.draw(st.integers(1, 4))):
         order = data.draw(st.lists(st.integers(0, 3), min_size=2, max_size=4))
         segments = Segments(pool.head, tuple(pool.passages[at] for at in order), pool.question)
         texts.append(segments.tokens)
-        world.due = data.draw(st.lists(st.integers(1, 24), max_size=2, unique=True))
-        world.generate(segments, in_segments=data.draw(st.booleans()))
-        world.due = []
-        world.cache.passages.store.check()
+        changing.due = data.draw(st.lists(st.integers(1, 24), max_size=2, unique=True))
+        changing.generate(segments, in_segments=data.draw(st.booleans()))
+        changing.due = []
+        changing.cache.passages.store.check()
         for _ in range(2):
-            world.check(texts)
-            world.change()
+            changing.check(texts)
+            changing.change()
 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("due", [[3], [2, 3], [4, 6]])
 def test_a_call_over_which_the_weights_change_or_go_to_and_fro_keeps_nothing(due):
-    pool, world = prompt(seed=3, sizes=SIZES), Changing("none")
-    world.due = due
-    world.generate(pool, in_segments=False)
-    assert world.is_other == (len(due) == 1)
-    assert world.cache.last.stored_tokens == 0
-    world.generate(pool, in_segments=False)
-    assert world.cache.last.cached_tokens == 0
-    assert world.cache.last.stored_tokens > 0
+    pool, changing = prompt(seed=3, sizes=SIZES), ChangingCache("none")
+    changing.due = due
+    changing.generate(pool, in_segments=False)
+    assert changing.is_other == (len(due) == 1)
+    assert changing.cache.last.stored_tokens == 0
+    changing.generate(pool, in_segments=False)
+    assert changing.cache.last.cached_tokens == 0
+    assert changing.cache.last.stored_tokens > 0

@@ -5,16 +5,12 @@ import weakref
 
 import pytest
 import torch
-from hf_help import make_cache, own, random_ids
+from hf_help import StopHereError, make_cache, own, random_ids
 
 from quire.errors import QuireError
 from turns import by_turns
 
 IDS = random_ids(torch.Generator().manual_seed(3), 40)
-
-
-class StopHereError(Exception):
-    pass
 
 
 def generated(model, cache):

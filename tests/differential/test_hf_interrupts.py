@@ -9,7 +9,7 @@ import torch
 from hf_help import group_names, make_cache, random_ids, same, tiny_model
 
 import quire
-from cuts import Cut
+from cuts import LineCut
 from quire import ops
 from quire.engines.hf import SlotPrefixCache
 from quire.errors import Interrupted
@@ -54,11 +54,11 @@ def served(family):
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
 def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family, places):
     _, cache, prompt = served(family)
-    whole = Cut(WATCHED)
+    whole = LineCut(WATCHED)
     assert not whole.run(lambda: talk(cache, prompt))
     for at in Random(family).sample(range(1, whole.count + 1), places):
         model, cache, prompt = served(family)
-        assert Cut(WATCHED, at).run(partial(talk, cache, prompt)), (
+        assert LineCut(WATCHED, at).run(partial(talk, cache, prompt)), (
             f"line {at} of {whole.count} hides Ctrl-C"
         )
         try:
@@ -91,14 +91,14 @@ def test_after_ctrl_c_slots_are_exact_or_say_what_to_do(step):
         return cache.generate(prompt, max_new_tokens=2)
 
     cache, prompt = used()
-    whole = Cut(WATCHED)
+    whole = LineCut(WATCHED)
     whole.run(lambda: answer(cache, prompt))
     (in_slots,) = (lines for name, lines in whole.lines.items() if name.endswith("static.py"))
     wanted = model.generate(prompt, max_new_tokens=2, do_sample=False)
     places = {*Random(1).sample(range(1, whole.count + 1), PLACES), *in_slots[::step]}
     for at in sorted(places):
         cache, prompt = used()
-        Cut(WATCHED, at).run(partial(answer, cache, prompt))
+        LineCut(WATCHED, at).run(partial(answer, cache, prompt))
         try:
             output = answer(cache, prompt)
         except Interrupted:

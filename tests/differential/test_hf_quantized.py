@@ -249,7 +249,7 @@ class Scales:
         self.scale = scale
 
 
-class Beside(torch.nn.Parameter):
+class WeightWithState(torch.nn.Parameter):
     """A weight in its own memory, with scales as an attribute of it."""
 
     def __new__(cls, data, factor):
@@ -263,7 +263,7 @@ def test_attributes_of_a_quantized_weight_are_part_of_the_identity():
     def made(factor):
         model = float_model()
         projection = model.model.layers[0].self_attn.k_proj
-        projection.weight = Beside(projection.weight.detach(), factor)
+        projection.weight = WeightWithState(projection.weight.detach(), factor)
         projection.register_forward_hook(lambda module, _, out: out * module.weight.state.scale)
         return model
 

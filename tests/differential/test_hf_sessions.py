@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_help import check_stored, random_ids, same
+from hf_help import StopHereError, check_stored, random_ids, same
 
 
 def held(cache, tokens):
@@ -37,10 +37,6 @@ def test_two_turns_in_one_session(model, cache, ids):
         out = model.generate(second, past_key_values=past, max_new_tokens=6)
     assert torch.equal(out, model.generate(second, max_new_tokens=6))
     assert check_stored(model, cache, out[0]) >= second.shape[1] - 4
-
-
-class StopHereError(Exception):
-    pass
 
 
 def fail_in_layer(model, layer, at_call):

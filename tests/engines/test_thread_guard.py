@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cuts import Cut
+from cuts import LineCut
 from interrupt_help import SignalCut
 from quire.engines import thread_guard as turns
 from quire.engines.thread_guard import ThreadGuard, guarded
@@ -236,7 +236,7 @@ def test_ctrl_c_on_any_line_of_the_way_in_leaves_the_turn_to_others(elsewhere):
         if at % 2:  # on the way in where it is free, and where it waits in vain
             holder.start()
             inside.wait()
-        cut = Cut((turns.__file__,), (at + 1) // 2)
+        cut = LineCut((turns.__file__,), (at + 1) // 2)
 
         entered = []
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from loop_help import tiny_config, tiny_model, trained_model
-from traffic_help import Beside, Traffic
+from traffic_help import GeneratingBeside, Traffic
 from transformers import AutoModelForCausalLM
 
 from quire.engines.loop import Engine
@@ -103,7 +103,7 @@ def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
 )
 def test_plain_calls_on_another_thread_give_what_they_give_alone(family):
     traffic = Traffic(model_of(family), seed=5)
-    with Beside(traffic.model) as beside:
+    with GeneratingBeside(traffic.model) as beside:
         traffic.live(12)
     assert beside.compared > 3
 

@@ -9,7 +9,7 @@ from loop_help import nothing_held, plain_answer, tiny_model
 from test_engine_tiers import host_stack
 
 import quire
-from cuts import Cut
+from cuts import LineCut
 from quire.engines.loop import Engine, SamplingParams
 from quire.errors import Interrupted
 from turns import by_turns, few_rows
@@ -40,7 +40,7 @@ def model():
     return tiny_model("llama")
 
 
-class Life:
+class EngineLife:
     """An engine in the middle of some requests, which all go on with parameters of their own."""
 
     def __init__(self, way):
@@ -99,12 +99,12 @@ def right(output):
 @pytest.mark.parametrize("places", [PLACES, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("way", "call"), by_turns(WAYS, ["step", "ask", "generate", "abort"]))
 def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
-    life = Life(way)
-    whole = Cut(WATCHED)
+    life = EngineLife(way)
+    whole = LineCut(WATCHED)
     assert not whole.run(getattr(life, call))
     life.close()
     for at in whole.places(f"{call} {way}", places):
-        right_after(way, call, Cut(WATCHED, at))
+        right_after(way, call, LineCut(WATCHED, at))
 
 
 @pytest.mark.ci
@@ -114,17 +114,17 @@ def test_after_ctrl_c_an_engine_is_right_or_says_what_to_do(call, way, places):
 def test_ctrl_c_on_any_line_of_the_engines_bookkeeping_bars_or_completes_a_step(way, step):
     """By default on each ninth line."""
     books = tuple(str(LOOP / name) for name in ("engine.py", "answers.py"))
-    life = Life(way)
-    whole = Cut(books)
+    life = EngineLife(way)
+    whole = LineCut(books)
     whole.run(life.step)
     life.close()
     assert len(whole.lines) == 2
     for at in range(1, whole.count + 1, step):
-        right_after(way, "step", Cut(books, at))
+        right_after(way, "step", LineCut(books, at))
 
 
 def right_after(way, call, cut):
-    life = Life(way)
+    life = EngineLife(way)
     cut.run(getattr(life, call))
     try:
         life.end()
@@ -144,18 +144,18 @@ def right_after(way, call, cut):
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_engine_that_was_cut_off_can_be_closed(way):
-    life = Life(way)
-    whole = Cut(WATCHED)
+    life = EngineLife(way)
+    whole = LineCut(WATCHED)
     whole.run(life.step)
     life.close()
     for at in whole.places(f"close {way}", PLACES // 2):
-        life = Life(way)
-        Cut(WATCHED, at).run(life.step)
+        life = EngineLife(way)
+        LineCut(WATCHED, at).run(life.step)
         life.close()
 
 
 def test_a_step_cut_off_by_a_defect_bars_the_engine(monkeypatch):
-    life = Life("roomy")
+    life = EngineLife("roomy")
     complete = life.engine.scheduler.complete
 
     def half(*given):
@@ -181,7 +181,7 @@ def test_a_step_cut_off_by_a_defect_bars_the_engine(monkeypatch):
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("options", [{"retain_s": "long"}, {"store_until": "x"}, {"hint": 3}])
 def test_a_refused_request_bars_nothing(options):
-    life = Life("roomy")
+    life = EngineLife("roomy")
     with suppress(Exception):
         life.engine.add_request([5], PARAMS, **options)
     life.end()

@@ -270,7 +270,7 @@ def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):
     assert store.stats.variants == before
 
 
-class Changing:
+class ChangingEngines:
     """Two engines that reuse passages over one model, whose weights go to and fro between two.
 
     They change between two calls or steps, while passages are computed, or in a step: once `due` more of these begin or
@@ -358,45 +358,47 @@ DUE = st.lists(st.integers(1, 5) | st.integers(6, 40), max_size=2, unique=True)
 @drawn(3, 30, data=st.data())
 def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(data):
     pool = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
-    world, texts = Changing(made("Llama", {})), [pool.tokens]
-    for engine in world.engines:
+    changing, texts = ChangingEngines(made("Llama", {})), [pool.tokens]
+    for engine in changing.engines:
         asked(engine, pool)  # what is asked for from here on can be placed
     for _ in range(data.draw(st.integers(1, 4))):
-        engine = data.draw(st.sampled_from(world.engines))
+        engine = data.draw(st.sampled_from(changing.engines))
         order = data.draw(st.lists(st.integers(0, 3), min_size=2, max_size=4))
         segments = turned(pool, order)
         texts.append(segments.tokens)
-        world.due, was_other = data.draw(DUE), world.is_other
+        changing.due, was_other = data.draw(DUE), changing.is_other
         given = [segments.head, *segments.passages, segments.question]
         is_plain = data.draw(st.booleans())
         asked_for = segments.tokens.tolist() if is_plain else {"segments": given}
-        with contextlib.suppress(RequestFailed), world.between_layers():
+        with contextlib.suppress(RequestFailed), changing.between_layers():
             (output,) = engine.generate([asked_for], GREEDY)
-            is_as_before = world.is_other == was_other
+            is_as_before = changing.is_other == was_other
             if is_plain and is_as_before:
-                assert world.is_answer(segments.tokens, output.outputs[0].token_ids)
-        world.due = []
+                assert changing.is_answer(segments.tokens, output.outputs[0].token_ids)
+        changing.due = []
         ops.check(engine.manager)
         engine._companions[-1].passages.store.check()
         assert engine.manager.num_active == 0
         for _ in range(2):
-            world.check(texts)
-            world.change()
+            changing.check(texts)
+            changing.change()
         if data.draw(st.booleans()):
-            world.change()
+            changing.change()
 
 
 def test_a_request_whose_model_changes_while_its_passages_are_placed_ends_with_its_step():
     segments = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
-    world = Changing(made("Llama", {}))
-    engine, before = world.engines[0], world.engines[0].scope()
+    changing = ChangingEngines(made("Llama", {}))
+    engine, before = changing.engines[0], changing.engines[0].scope()
     asked(engine, segments)
     other = turned(segments, [2, 0])
     known = engine.manager.probe(other.tokens, before).num_tokens
-    world.due = [2]  # behind the look at the model that begins a step, before what is placed in it
+    changing.due = [
+        2
+    ]  # behind the look at the model that begins a step, before what is placed in it
     with pytest.raises(RequestFailed, match="while passages were placed"):
         asked(engine, other)
-    assert world.is_other
+    assert changing.is_other
     assert engine.manager.probe(other.tokens, before).num_tokens == known
 
 
@@ -407,21 +409,21 @@ def test_a_request_whose_model_changes_while_its_passages_are_placed_ends_with_i
 )
 def test_a_step_over_which_the_model_changes_is_computed_again_or_keeps_nothing(is_plain, due):
     """Changed for good, the request ends; changed to and fro, it goes on as if nothing had been."""
-    world, text = Changing(made("Llama", {})), prompt(seed=3, sizes=(20, 24, 5))
-    engine = world.engines[0 if is_plain else 1]
+    changing, text = ChangingEngines(made("Llama", {})), prompt(seed=3, sizes=(20, 24, 5))
+    engine = changing.engines[0 if is_plain else 1]
     ids = text.tokens.tolist()
     for _ in range(2):  # from here on all values are in the model's name
-        world.change()
+        changing.change()
         engine.scope()
     engine.generate([ids], GREEDY)
-    world.due, other = due, [*ids[:20], *ids[:-1]]
-    with world.between_layers():
+    changing.due, other = due, [*ids[:20], *ids[:-1]]
+    with changing.between_layers():
         if len(due) == 1:
             with pytest.raises(RequestFailed, match="changed"):
                 engine.generate([other], GREEDY)
         else:
             (output,) = engine.generate([other], GREEDY)
-            assert world.is_answer(np.array(other), output.outputs[0].token_ids)
+            assert changing.is_answer(np.array(other), output.outputs[0].token_ids)
     for _ in range(2):
-        world.check([text.tokens, np.array(other, np.int32)])
-        world.change()
+        changing.check([text.tokens, np.array(other, np.int32)])
+        changing.change()

@@ -13,7 +13,7 @@ Every request draws one of each of these, and some at once with others:
               engine with room for it
     cache     scope; how much is stored; a hint; pinned, and dropped, by others
     company   plain `model.generate` and `PrefixCache.generate` between two steps; an engine of the same model; both
-              plain ones on another thread, during steps (`Beside`); a weight written, as it is, during a step
+              plain ones on another thread, during steps (`GeneratingBeside`); a weight written, as it is, during a step
 
 and every engine:
 
@@ -329,7 +329,7 @@ class Traffic:
         self.texts.append(text[:90])
 
 
-class Beside:
+class GeneratingBeside:
     """Has another thread generate with the same model all the while, plainly and with a `PrefixCache`; `compared` counts.
 
     Raises on its way out what that thread found wrong.

@@ -1,7 +1,5 @@
 """The tensors and the engine on a CUDA device: the same code, the same answers."""
 
-from typing import NamedTuple
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +8,7 @@ pytest.importorskip("transformers")
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from quire import ops  # noqa: E402
+from quire.core.blocks import BlockCopy  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.tensors import KVLayout, KVPool, apply_copies, gather, scatter  # noqa: E402
 
@@ -17,12 +16,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
-
-
-class Copy(NamedTuple):
-    src: int
-    dst: int
-    num_tokens: int
 
 
 def filled_pools(**options):
@@ -62,7 +55,9 @@ def test_scatter_writes_what_it_writes_on_the_host():
 def test_copies_are_one_simultaneous_assignment(debug_nan):
     pools = filled_pools(debug_nan=debug_nan)
     for pool in pools:
-        apply_copies(pool, [Copy(1, 2, 16), Copy(2, 3, 7), Copy(3, 1, 1)], fresh=[9])
+        apply_copies(
+            pool, [BlockCopy(0, 1, 2, 16), BlockCopy(0, 2, 3, 7), BlockCopy(0, 3, 1, 1)], fresh=[9]
+        )
     assert_same(pools)
 
 

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +14,7 @@ from hf_help import HYBRID_FAMILIES, left_padded, random_ids, tiny_config  # noq
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from quire import ops  # noqa: E402
+from quire.core.blocks import BlockCopy  # noqa: E402
 from quire.engines.hf import PrefixCache  # noqa: E402
 from quire.tensors import StateLayout, StatePool, StateShape, apply_copies  # noqa: E402
 
@@ -22,12 +22,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
-
-
-class Copy(NamedTuple):
-    src: int
-    dst: int
-    num_tokens: int
 
 
 @pytest.mark.parametrize("debug_nan", [False, True])
@@ -42,7 +36,7 @@ def test_states_are_copied_and_resized_as_on_the_host(debug_nan):
         held.copy_(torch.randn(held.shape))
         held_cuda.copy_(held)
     for pool in pools:
-        apply_copies(pool, [Copy(1, 2, 1), Copy(2, 1, 1)], fresh=[5])
+        apply_copies(pool, [BlockCopy(0, 1, 2, 1), BlockCopy(0, 2, 1, 1)], fresh=[5])
         pool.write(7, pool.read(3))
         pool.resize(9)
     for held, held_cuda in zip(*map(_tensors, pools), strict=True):

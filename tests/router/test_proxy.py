@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from upstream_help import Fake, routed, served, wait_for
+from upstream_help import FakeUpstream, routed, served, wait_for
 
 import plain_http
 from quire.errors import ConfigError
@@ -18,7 +18,7 @@ LONG = "A text that is longer than the sixty-four bytes which are looked at as o
 @pytest.fixture
 def two():
     """Two servers, and a router before them."""
-    fakes = Fake("one"), Fake("two")
+    fakes = FakeUpstream("one"), FakeUpstream("two")
     with served(fakes[0].app()) as one, served(fakes[1].app()) as two, routed([one, two]) as router:
         router.well(True, True)
         yield router, fakes
@@ -127,14 +127,14 @@ def test_a_client_that_goes_frees_the_server(two):
 
 
 def test_a_router_without_servers_is_unhealthy_until_one_answers():
-    with served(Fake("none").app()) as url:
+    with served(FakeUpstream("none").app()) as url:
         pass  # a port where nobody listens any more
     with routed([url]) as router:
         assert plain_http.get(f"{router.url}/health").status_code == 503
         answer = router.ask()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_upstream")
         assert answer.headers["retry-after"] == "1"
-        with served(Fake("late").app(), int(url.rpartition(":")[2])):
+        with served(FakeUpstream("late").app(), int(url.rpartition(":")[2])):
             router.well(True)
             assert router.ask().json() == {"name": "late"}
             assert plain_http.get(f"{router.url}/health").status_code == 200
@@ -157,7 +157,7 @@ def test_headers_and_paths_are_passed_on_and_others_are_not_offered(two):
 
 
 def test_keys_and_sizes_are_checked_before_anybody_is_asked():
-    fake, keys = Fake("one"), ApiKeys([("ann", "key-of-ann")], "the-operators")
+    fake, keys = FakeUpstream("one"), ApiKeys([("ann", "key-of-ann")], "the-operators")
     with served(fake.app()) as url, routed([url], keys=keys, max_body=100) as router:
         router.well(True)
         known = {"authorization": "Bearer key-of-ann"}

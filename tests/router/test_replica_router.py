@@ -29,7 +29,7 @@ DEPLOYMENT = DeploymentID("Replica", "quire")
 TEXT = np.arange(160, dtype=np.int32) % 50
 
 
-class Fake:
+class FakeReplica:
     """A replica as a router sees it: its name, its metadata, how much it has to do and may have."""
 
     def __init__(self, name, events=None, most=8):
@@ -58,7 +58,7 @@ class Cache:
         self.manager.close(seq)
 
 
-class World:
+class RouterOfFakes:
     """A router, and fakes that it knows of."""
 
     def __init__(self, **options):
@@ -99,102 +99,102 @@ class World:
 
 def scenario(steps, **options):
     async def played():
-        world = World(**options)
+        routed = RouterOfFakes(**options)
         with ExitStack() as stack:
             try:
-                await steps(world, stack)
+                await steps(routed, stack)
             finally:
-                world.close()  # before the caches, of which it would wait for an answer
+                routed.close()  # before the caches, of which it would wait for an answer
 
     asyncio.run(played())
 
 
 def test_a_prompt_goes_to_the_replica_that_holds_most_of_it_as_they_come_and_go():
-    async def steps(world, stack):
+    async def steps(routed, stack):
         one, two, three = (Cache(stack) for _ in range(3))
-        first, second = Fake("one", one.events), Fake("two", two.events)
+        first, second = FakeReplica("one", one.events), FakeReplica("two", two.events)
         two.compute(TEXT)
-        await world.has(first, second)
-        await world.until({"two"})
-        assert {await world.chosen() for _ in range(6)} == {"two"}
-        await world.has(first)  # the other is gone
-        assert await world.chosen() == "one"
-        await world.until(set())
+        await routed.has(first, second)
+        await routed.until({"two"})
+        assert {await routed.chosen() for _ in range(6)} == {"two"}
+        await routed.has(first)  # the other is gone
+        assert await routed.chosen() == "one"
+        await routed.until(set())
         one.compute(TEXT[:32])
         three.compute(TEXT[:96])
-        await world.has(first, Fake("three", three.events))
-        await world.until({"one", "three"})
-        assert {await world.chosen() for _ in range(6)} == {"three"}
-        assert set(world.router._prefixes.index.replicas) == {"one", "three"}
+        await routed.has(first, FakeReplica("three", three.events))
+        await routed.until({"one", "three"})
+        assert {await routed.chosen() for _ in range(6)} == {"three"}
+        assert set(routed.router._prefixes.index.replicas) == {"one", "three"}
 
     scenario(steps)
 
 
 def test_overloaded_and_full_replicas_are_passed_over():
-    async def steps(world, stack):
+    async def steps(routed, stack):
         cache = Cache(stack)
         cache.compute(TEXT)
-        fakes = [Fake("one"), Fake("two", cache.events), Fake("three")]
-        await world.has(*fakes)
-        await world.until({"two"})
-        assert await world.chosen() == "two"
+        fakes = [FakeReplica("one"), FakeReplica("two", cache.events), FakeReplica("three")]
+        await routed.has(*fakes)
+        await routed.until({"two"})
+        assert await routed.chosen() == "two"
         fakes[1].load = 6
-        world.router.on_new_queue_len_info(fakes[1].replica_id, 6)
-        assert await world.chosen() in ("one", "three")
+        routed.router.on_new_queue_len_info(fakes[1].replica_id, 6)
+        assert await routed.chosen() in ("one", "three")
         for each in fakes:  # as much to do for all, but one has no room
             each.load = 6
-            world.router.on_new_queue_len_info(each.replica_id, 6)
-        assert await world.chosen() == "two"
+            routed.router.on_new_queue_len_info(each.replica_id, 6)
+        assert await routed.chosen() == "two"
         fakes[1].max_ongoing_requests = 6
-        assert await world.chosen() in ("one", "three")
+        assert await routed.chosen() in ("one", "three")
 
     scenario(steps)
 
 
 def test_the_router_finds_no_prefix_of_another_tenant_or_salt():
-    async def steps(world, stack):
+    async def steps(routed, stack):
         ann, bob = Cache(stack), Cache(stack)
         ann.compute(TEXT, "ann", None)
         bob.compute(TEXT, "bob", "s")
-        await world.has(Fake("of ann", ann.events), Fake("of bob", bob.events))
-        await world.until({"of ann"}, None, "ann")
-        await world.until({"of bob"}, "s", "bob")
-        assert {await world.chosen(tenant="ann") for _ in range(6)} == {"of ann"}
-        assert {await world.chosen(tenant="bob", salt="s") for _ in range(6)} == {"of bob"}
+        await routed.has(FakeReplica("of ann", ann.events), FakeReplica("of bob", bob.events))
+        await routed.until({"of ann"}, None, "ann")
+        await routed.until({"of bob"}, "s", "bob")
+        assert {await routed.chosen(tenant="ann") for _ in range(6)} == {"of ann"}
+        assert {await routed.chosen(tenant="bob", salt="s") for _ in range(6)} == {"of bob"}
         for stranger in ({}, {"tenant": "bob"}, {"salt": "s"}, {"tenant": "ann", "salt": "s"}):
-            assert len({await world.chosen(**stranger) for _ in range(12)}) == 2, stranger
+            assert len({await routed.chosen(**stranger) for _ in range(12)}) == 2, stranger
 
     scenario(steps)
 
 
 def test_a_session_decides_among_equals_and_what_has_no_prompt_goes_to_the_least_loaded():
-    async def steps(world, stack):
-        fakes = [Fake(name) for name in ("one", "two", "three")]
-        await world.has(*fakes)
+    async def steps(routed, stack):
+        fakes = [FakeReplica(name) for name in ("one", "two", "three")]
+        await routed.has(*fakes)
         homes = {}
         for session in map(str, range(9)):
-            homes[session] = {await world.chosen(session=session) for _ in range(3)}
+            homes[session] = {await routed.chosen(session=session) for _ in range(3)}
             assert len(homes[session]) == 1
         assert set.union(*homes.values()) == {"one", "two", "three"}
-        await world.has(*fakes[:2])  # only the sessions of one that is gone move
+        await routed.has(*fakes[:2])  # only the sessions of one that is gone move
         for session, home in homes.items():
             if home != {"three"}:
-                assert await world.chosen(session=session) in home
-        world.router.on_new_queue_len_info(fakes[0].replica_id, 1)
+                assert await routed.chosen(session=session) in home
+        routed.router.on_new_queue_len_info(fakes[0].replica_id, 1)
         for asked in ((), (Sent({}, b""),), ("anything",)):
-            assert await world.asked(*asked) == "two"
+            assert await routed.asked(*asked) == "two"
 
     scenario(steps)
 
 
 def test_routers_that_look_at_no_prompt_follow_nobody():
-    async def steps(world, stack):
+    async def steps(routed, stack):
         cache = Cache(stack)
         cache.compute(TEXT)
-        fakes = [Fake("one", cache.events), Fake("two"), Fake("three")]
-        await world.has(*fakes)
-        assert world.router._prefixes is None
-        turns = [await world.chosen() for _ in range(6)]
+        fakes = [FakeReplica("one", cache.events), FakeReplica("two"), FakeReplica("three")]
+        await routed.has(*fakes)
+        assert routed.router._prefixes is None
+        turns = [await routed.chosen() for _ in range(6)]
         assert turns[:3] == turns[3:]
         assert set(turns) == {"one", "two", "three"}
 
@@ -202,11 +202,11 @@ def test_routers_that_look_at_no_prompt_follow_nobody():
 
 
 def test_a_request_waits_while_there_is_no_replica():
-    async def steps(world, stack):
-        asking = asyncio.ensure_future(world.chosen())
+    async def steps(routed, stack):
+        asking = asyncio.ensure_future(routed.chosen())
         await asyncio.sleep(0.05)
         assert not asking.done()
-        await world.has(Fake("late"))
+        await routed.has(FakeReplica("late"))
         assert await asking == "late"
 
     scenario(steps)

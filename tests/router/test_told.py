@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from upstream_help import Fake, routed, served, wait_for
+from upstream_help import FakeUpstream, routed, served, wait_for
 
 from quire import CacheManager, Scope
 from quire.errors import ConfigError
@@ -27,7 +27,7 @@ def compute(manager, text, scope=None):
 
 def test_a_request_goes_to_the_server_that_tells_of_its_prefix_until_it_tells_of_its_end():
     managers = [CacheManager(100, 16, watchers=[EventLog()]) for _ in range(2)]
-    fakes = Fake("one"), Fake("two")
+    fakes = FakeUpstream("one"), FakeUpstream("two")
     with (
         zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,
         zmq.Publisher(managers[1], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as second,
@@ -62,8 +62,8 @@ def test_prefixes_of_tenants_are_found_with_the_api_keys_of_the_servers():
     with (
         zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,
         zmq.Publisher(managers[1], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as second,
-        served(Fake("one").app()) as one,
-        served(Fake("two").app()) as two,
+        served(FakeUpstream("one").app()) as one,
+        served(FakeUpstream("two").app()) as two,
     ):
         owners = [("ann", None), ("bob", None), ("bob", "s"), ("ann", "s")]
         for at, owner in enumerate(owners):
@@ -107,8 +107,8 @@ def test_an_adapter_that_events_name_is_found_by_the_model_that_is_asked_for():
     with (
         zmq.Publisher(managers[0], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as first,
         zmq.Publisher(managers[1], "tcp://127.0.0.1:0", replay="tcp://127.0.0.1:0") as second,
-        served(Fake("one").app()) as one,
-        served(Fake("two").app()) as two,
+        served(FakeUpstream("one").app()) as one,
+        served(FakeUpstream("two").app()) as two,
     ):
         compute(managers[0], TEXT)
         compute(managers[1], TEXT, Scope(lora="writer"))

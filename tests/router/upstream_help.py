@@ -45,7 +45,7 @@ def wait_for(seen, within_s=60):
         time.sleep(0.01)
 
 
-class Fake:
+class FakeUpstream:
     """A server that answers with its name; `mood` says how: well, busy, mute or torn."""
 
     def __init__(self, name):

@@ -138,7 +138,7 @@ def sample(step, states):
     return results
 
 
-class Loop:
+class PretendLoop:
     """An engine without a model: it checks after every step that nothing is broken."""
 
     def __init__(self, num_blocks=64, block_size=4, limits=None, groups=None, **options):
@@ -201,4 +201,4 @@ class Loop:
         assert all(pool.num_active == 0 for pool in self.manager.pools)
 
 
-__all__ = ["Loop", "OutOfBlocks", "expected", "sample", "states_of"]
+__all__ = ["OutOfBlocks", "PretendLoop", "expected", "sample", "states_of"]

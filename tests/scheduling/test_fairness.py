@@ -1,7 +1,7 @@
 """Order of admission, preemption, and the bound on overtaking."""
 
 import pytest
-from scheduling_help import Loop
+from scheduling_help import PretendLoop
 
 from quire import ops
 from quire.errors import DeadlinePassed, OutOfBlocks
@@ -9,14 +9,14 @@ from quire.scheduling import Limits
 
 
 def test_higher_priorities_are_admitted_first_and_equal_ones_in_order_of_arrival():
-    loop = Loop(limits=Limits(1, 20))
+    loop = PretendLoop(limits=Limits(1, 20))
     low, first, high, second = (loop.add([n], 1, priority=p) for n, p in enumerate((-1, 0, 1, 0)))
     loop.run()
     assert loop.finished == [high, first, second, low]
 
 
 def test_the_last_of_the_lowest_priority_is_preempted_and_comes_back_before_those_behind():
-    loop = Loop(num_blocks=10, limits=Limits(3, 40))
+    loop = PretendLoop(num_blocks=10, limits=Limits(3, 40))
     low = loop.add([1] * 9, 16, priority=-1)
     high = [loop.add([n] * 9, 16) for n in (2, 3)]
     loop.step()
@@ -29,7 +29,7 @@ def test_the_last_of_the_lowest_priority_is_preempted_and_comes_back_before_thos
 
 
 def test_a_job_is_passed_no_more_often_than_the_limit_by_higher_priorities():
-    loop = Loop(limits=Limits(1, 20, max_passed=5))
+    loop = PretendLoop(limits=Limits(1, 20, max_passed=5))
     low = loop.add([1, 2], 1, priority=-1)
     high = []
     while low.state != "finished":
@@ -40,7 +40,7 @@ def test_a_job_is_passed_no_more_often_than_the_limit_by_higher_priorities():
 
 
 def test_a_large_job_is_passed_no_more_often_than_the_limit_by_small_ones_that_hit():
-    loop = Loop(num_blocks=20, limits=Limits(8, 60, max_passed=6))
+    loop = PretendLoop(num_blocks=20, limits=Limits(8, 60, max_passed=6))
     small = [loop.add([1, 2, 3, 4, 5], 7) for _ in range(6)]
     loop.step()
     loop.step()
@@ -55,7 +55,7 @@ def test_a_large_job_is_passed_no_more_often_than_the_limit_by_small_ones_that_h
 
 
 def test_a_job_whose_deadline_passed_is_given_up_wherever_it_is():
-    loop = Loop(limits=Limits(2, 6))
+    loop = PretendLoop(limits=Limits(2, 6))
     decoding = loop.add([1], 30, deadline=3.0)
     prefilling = loop.add(range(30), 30, deadline=4.0)
     waiting = loop.add([2], 1, deadline=5.0)
@@ -72,7 +72,7 @@ def test_a_job_whose_deadline_passed_is_given_up_wherever_it_is():
 
 @pytest.mark.parametrize("num_pinned", [16, 32])
 def test_a_job_that_finds_no_room_while_nothing_else_runs_is_given_up(num_pinned):
-    loop = Loop(num_blocks=8, limits=Limits(2, 40))
+    loop = PretendLoop(num_blocks=8, limits=Limits(2, 40))
     loop.add(range(32), 1)
     loop.run()
     pin = ops.pin(loop.manager, range(num_pinned))
@@ -86,7 +86,7 @@ def test_a_job_that_finds_no_room_while_nothing_else_runs_is_given_up(num_pinned
 
 
 def test_blocks_for_the_rest_of_a_half_computed_prompt_are_promised_to_it():
-    loop = Loop(num_blocks=20, limits=Limits(4, 40, max_prefill_tokens=4))
+    loop = PretendLoop(num_blocks=20, limits=Limits(4, 40, max_prefill_tokens=4))
     first = loop.add([7] * 40, 1)
     loop.step()
     second = loop.add([8] * 40, 1)
@@ -97,7 +97,7 @@ def test_blocks_for_the_rest_of_a_half_computed_prompt_are_promised_to_it():
 
 
 def test_prompts_without_room_are_preempted_from_the_last_to_the_first():
-    loop = Loop(num_blocks=20, limits=Limits(4, 40, max_prefill_tokens=4))
+    loop = PretendLoop(num_blocks=20, limits=Limits(4, 40, max_prefill_tokens=4))
     first, second = loop.add([7] * 36, 1), loop.add([8] * 24, 1)
     loop.step()
     loop.step()
@@ -111,7 +111,7 @@ def test_prompts_without_room_are_preempted_from_the_last_to_the_first():
 
 
 def test_waiting_jobs_are_looked_at_again_when_somebody_else_frees_blocks():
-    loop = Loop(num_blocks=12, limits=Limits(4, 60))
+    loop = PretendLoop(num_blocks=12, limits=Limits(4, 60))
     loop.add(range(20), 1)
     loop.run()
     pin = ops.pin(loop.manager, range(20))

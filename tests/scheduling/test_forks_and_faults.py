@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from scheduling_help import Loop, sample
+from scheduling_help import PretendLoop, sample
 
 from quire.errors import ConfigError, CopyError, OutOfBlocks, SequenceError, TokensError
 from quire.scheduling import Job, Limits
 
 
 def test_twins_share_a_prompt_that_was_computed_once():
-    loop = Loop(limits=Limits(4, 40))
+    loop = PretendLoop(limits=Limits(4, 40))
     job = loop.add(range(18), 6, num_twins=2)
     twins = job.twins
     step = loop.step()
@@ -23,7 +23,7 @@ def test_twins_share_a_prompt_that_was_computed_once():
 
 
 def test_each_twin_goes_on_from_a_first_token_of_its_own():
-    loop = Loop(limits=Limits(4, 40))
+    loop = PretendLoop(limits=Limits(4, 40))
     job = loop.add(range(18), 6, num_twins=2)
     other = loop.add([40, 41], 2)
     twins = job.twins
@@ -38,7 +38,7 @@ def test_each_twin_goes_on_from_a_first_token_of_its_own():
 
 
 def test_twins_without_a_slot_wait_and_find_the_prompt():
-    loop = Loop(limits=Limits(2, 40))
+    loop = PretendLoop(limits=Limits(2, 40))
     twins = loop.add(range(18), 3, num_twins=3).twins
     loop.step()
     assert [twin.state for twin in twins] == ["running", "waiting", "waiting"]
@@ -49,7 +49,7 @@ def test_twins_without_a_slot_wait_and_find_the_prompt():
 
 
 def test_a_twin_starts_with_no_overtaking_counted():
-    loop = Loop(limits=Limits(1, 40, max_passed=1))
+    loop = PretendLoop(limits=Limits(1, 40, max_passed=1))
     job = loop.add([1], 3, num_twins=1, priority=-1)
     (twin,) = job.twins
     loop.add([2], 1)
@@ -59,7 +59,7 @@ def test_a_twin_starts_with_no_overtaking_counted():
 
 
 def test_twins_end_with_a_job_that_ends_before_its_prompt_is_computed():
-    loop = Loop(limits=Limits(2, 10))
+    loop = PretendLoop(limits=Limits(2, 10))
     job = loop.add(range(18), 3, num_twins=2)
     loop.step()
     twins = job.twins
@@ -74,7 +74,7 @@ def test_tiers_are_asked_before_a_prompt_is_looked_up_and_before_blocks_are_give
     def keep(job):
         seen.append(("keep", job, job.seq.state, job.num_computed))
 
-    loop = Loop(
+    loop = PretendLoop(
         num_blocks=8,
         limits=Limits(2, 40),
         bring_up=lambda job: seen.append(("bring up", job, job.seq and job.seq.state, 0)),
@@ -97,7 +97,7 @@ def test_tiers_are_asked_before_a_prompt_is_looked_up_and_before_blocks_are_give
 
 
 def test_drafts_go_no_further_than_the_jobs_last_token_and_the_steps_budget():
-    loop = Loop(limits=Limits(1, 6))
+    loop = PretendLoop(limits=Limits(1, 6))
     job = loop.add([1, 2, 3], 12)
     loop.step()
     job.drafts = np.full(20, 51, np.int32)
@@ -114,7 +114,7 @@ def test_drafts_go_no_further_than_the_jobs_last_token_and_the_steps_budget():
 
 
 def test_a_step_that_repeats_is_the_one_before_a_token_further():
-    loop = Loop(limits=Limits(4, 40))
+    loop = PretendLoop(limits=Limits(4, 40))
     for n in range(3):
         loop.add([n] * 5, 9)
     steps = [loop.step() for _ in range(5)]
@@ -137,7 +137,7 @@ def refused(loop, error, match, call, *args):
 
 
 def test_results_that_cannot_follow_a_step_are_refused():
-    loop = Loop(limits=Limits(4, 40))
+    loop = PretendLoop(limits=Limits(4, 40))
     job = loop.add([1, 2, 3], 12)
     loop.step()
     job.drafts = np.array([51, 51], np.int32)
@@ -161,7 +161,7 @@ def test_results_that_cannot_follow_a_step_are_refused():
 
 
 def test_a_step_is_not_completed_before_its_copies_are_taken():
-    loop = Loop(limits=Limits(4, 40))
+    loop = PretendLoop(limits=Limits(4, 40))
     loop.add(range(12), 1)
     loop.run()
     loop.add([*range(10), 40], 1)
@@ -171,7 +171,7 @@ def test_a_step_is_not_completed_before_its_copies_are_taken():
 
 
 def test_jobs_that_are_not_here_are_refused():
-    loop, other = Loop(), Loop()
+    loop, other = PretendLoop(), PretendLoop()
     job = loop.add([1, 2, 3], 2)
     refused(loop, SequenceError, "added before", loop.scheduler.add, job)
     fresh = Job([1, 2, 3], 2)
@@ -186,7 +186,7 @@ def test_jobs_that_are_not_here_are_refused():
 
 
 def test_a_job_that_no_empty_pool_could_hold_is_refused_and_one_that_just_fits_is_not():
-    loop = Loop(num_blocks=8)
+    loop = PretendLoop(num_blocks=8)
     loop.add(range(17), 16)
     with pytest.raises(OutOfBlocks, match="lower max_tokens"):
         loop.add(range(17), 17)
@@ -211,7 +211,7 @@ def test_jobs_that_cannot_be_are_refused(prompt, options, error):
 
 
 def test_terms_that_cannot_be_are_refused_when_a_job_is_added():
-    loop = Loop()
+    loop = PretendLoop()
     with pytest.raises(ConfigError, match="store_until"):
         loop.add([1], 1, terms={"store_until": -1})
     assert not len(loop.scheduler)

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from scheduling_help import Loop
+from scheduling_help import PretendLoop
 
 from quire.scheduling import Limits
 
@@ -13,7 +13,7 @@ from quire.scheduling import Limits
 def test_every_job_gets_the_tokens_of_plain_generation_and_nothing_stays_held(seed):
     random = Random(seed)
     limits = Limits(random.choice([2, 4, 8]), random.choice([10, 32]))
-    loop = Loop(num_blocks=random.choice([12, 20, 64]), limits=limits)
+    loop = PretendLoop(num_blocks=random.choice([12, 20, 64]), limits=limits)
     base = [random.randrange(50) for _ in range(20)]
     for _ in range(20):
         own = [random.randrange(50) for _ in range(random.randrange(1, 10))]
@@ -25,7 +25,7 @@ def test_every_job_gets_the_tokens_of_plain_generation_and_nothing_stays_held(se
 
 
 def test_a_prompt_is_computed_in_parts_beside_jobs_that_decode():
-    loop = Loop(limits=Limits(4, 10))
+    loop = PretendLoop(limits=Limits(4, 10))
     first = loop.add(range(8), 20)
     loop.step()
     second = loop.add(range(100, 130), 1)
@@ -37,7 +37,7 @@ def test_a_prompt_is_computed_in_parts_beside_jobs_that_decode():
 
 
 def test_a_preempted_job_goes_on_where_it_was():
-    loop = Loop(num_blocks=12, limits=Limits(4, 32))
+    loop = PretendLoop(num_blocks=12, limits=Limits(4, 32))
     jobs = [loop.add([k] * 9, 16) for k in range(4)]
     loop.run()
     assert sum(job.num_preempted for job in jobs) > 0

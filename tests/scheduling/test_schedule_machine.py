@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from scheduling_help import VOCAB, Loop, expected, sample
+from scheduling_help import VOCAB, PretendLoop, expected, sample
 
 import quire.scheduling
 from quire import Scope, ops
@@ -48,7 +48,7 @@ WEIGHTS = {
 }
 
 
-class Life:
+class JobLife:
     """`alive` jobs are in the scheduler; `leaders` have twins that are not yet; `outside` are pins that others hold in its pool."""
 
     def __init__(self, random, loop):
@@ -188,14 +188,16 @@ def test_whatever_happens_each_job_gets_the_tokens_of_plain_generation(
     *, seed, layers, room, block_size, max_running, budget, chunk, max_passed
 ):
     limits = Limits(max_running, max_running + budget, chunk, 0.05, max_passed)
-    loop = Loop(limits=limits, groups=layers(max(room // block_size, 1)), block_size=block_size)
-    Life(Random(seed), loop).go(60)
+    loop = PretendLoop(
+        limits=limits, groups=layers(max(room // block_size, 1)), block_size=block_size
+    )
+    JobLife(Random(seed), loop).go(60)
 
 
 def lived(seed):
     """The steps of a life."""
-    loop = Loop(limits=Limits(4, 14, 5, max_passed=3), groups=LAYERS[1](15))
-    life = Life(Random(seed), loop)
+    loop = PretendLoop(limits=Limits(4, 14, 5, max_passed=3), groups=LAYERS[1](15))
+    life = JobLife(Random(seed), loop)
     life.go(60)
     arrays = ("starts", "lengths", "tokens", "samples")
     return [

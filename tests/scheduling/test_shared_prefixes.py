@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scheduling_help import VOCAB, Loop, states_of
+from scheduling_help import VOCAB, PretendLoop, states_of
 
 from quire import Scope
 from quire.scheduling import Limits
@@ -13,7 +13,7 @@ PREFIX = list(range(24))
 
 
 def test_the_first_job_computes_a_shared_prefix_and_the_others_wait_for_it():
-    loop = Loop(limits=Limits(8, 100))
+    loop = PretendLoop(limits=Limits(8, 100))
     jobs = [loop.add([*PREFIX, 30 + i, 40 + i], 2) for i in range(4)]
     loop.step()
     assert [job.state for job in jobs] == ["running", "waiting", "waiting", "waiting"]
@@ -24,14 +24,14 @@ def test_the_first_job_computes_a_shared_prefix_and_the_others_wait_for_it():
 
 
 def test_jobs_that_share_nothing_pass_those_that_wait():
-    loop = Loop(limits=Limits(8, 100))
+    loop = PretendLoop(limits=Limits(8, 100))
     jobs = [loop.add(prompt, 2) for prompt in ([*PREFIX, 30], [*PREFIX, 31], [45, 46, 47])]
     loop.step()
     assert [job.state for job in jobs] == ["running", "waiting", "running"]
 
 
 def test_a_job_waits_only_until_its_shared_part_is_computed():
-    loop = Loop(limits=Limits(4, 20, max_prefill_tokens=10))
+    loop = PretendLoop(limits=Limits(4, 20, max_prefill_tokens=10))
     long = loop.add([*PREFIX, *range(30, 50)], 2)
     short = loop.add([*PREFIX[:8], 49, 48], 2)
     loop.step()
@@ -46,7 +46,7 @@ def test_a_job_waits_only_until_its_shared_part_is_computed():
 
 
 def test_another_job_computes_the_prefix_when_the_first_is_aborted():
-    loop = Loop(limits=Limits(4, 10))
+    loop = PretendLoop(limits=Limits(4, 10))
     first, second, third = (loop.add([*PREFIX, 30 + i], 2) for i in range(3))
     loop.step()
     loop.scheduler.finish(first)
@@ -59,7 +59,7 @@ def test_another_job_computes_the_prefix_when_the_first_is_aborted():
 
 
 def test_scopes_do_not_wait_for_each_other():
-    loop = Loop(limits=Limits(4, 100))
+    loop = PretendLoop(limits=Limits(4, 100))
     jobs = [loop.add([*PREFIX, 30], 2, scope=Scope(salt=salt)) for salt in "12"]
     loop.step()
     assert [job.state for job in jobs] == ["running", "running"]
@@ -67,7 +67,7 @@ def test_scopes_do_not_wait_for_each_other():
 
 
 def test_nobody_waits_for_what_is_not_stored():
-    loop = Loop(limits=Limits(4, 100))
+    loop = PretendLoop(limits=Limits(4, 100))
     jobs = [loop.add([*PREFIX, 30 + i], 2, terms={"store_until": 0}) for i in range(2)]
     loop.step()
     assert [job.state for job in jobs] == ["running", "running"]
@@ -93,7 +93,7 @@ def test_no_block_of_a_prompt_is_computed_twice_while_all_fits(
     prompts, budget, max_running, chunk, arrivals
 ):
     families = [np.random.default_rng(i).integers(0, VOCAB, 30).tolist() for i in range(3)]
-    loop = Loop(num_blocks=400, limits=Limits(max_running, max_running + budget, chunk))
+    loop = PretendLoop(num_blocks=400, limits=Limits(max_running, max_running + budget, chunk))
     wholes, lasts = set(), set()
     for (family, shared, own), steps in zip(prompts, arrivals, strict=False):
         prompt = [*families[family][:shared], *own, 1]

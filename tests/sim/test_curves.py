@@ -133,12 +133,12 @@ def test_lru_reachable_and_optimum_rise_to_one_ceiling_in_that_order(texts):
 
 
 def test_runs_may_be_cut_anywhere():
-    class Cut(SmallTrace):
+    class CutTrace(SmallTrace):
         def runs(self, chain):
             return np.array([[block, 1] for block in chain], np.int32).reshape(-1, 2)
 
     texts = ["abcdefgh", "abcx", "abcdefghij", "abcd", "abcdefg", "abcxy", "abcdefghij"]
-    whole, cut = curves(SmallTrace(texts)), curves(Cut(texts))
+    whole, cut = curves(SmallTrace(texts)), curves(CutTrace(texts))
     for capacity in range(whole.num_unique + 1):
         assert whole.lru.at(capacity) == cut.lru.at(capacity)
         assert whole.optimum.at(capacity) == cut.optimum.at(capacity)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_learned import World
+from learned_help import LearnedCache
 
 from quire.core import Scope
 from quire.core.terms import Hint
@@ -157,129 +157,129 @@ def test_callers_are_remembered_however_many_sessions_they_have():
 
 
 def test_blocks_expected_later_are_evicted_first_even_if_used_last():
-    world = World(24)
-    sooner, later = world.names(8), world.names(8)
-    world.serve(sooner, hint=soon(5))
-    world.now = 1.0
-    world.serve(later, hint=soon(500))
-    world.now = 2.0
-    world.serve(world.names(12))
-    assert (world.found(sooner), world.found(later)) == (8, 4)
+    cache = LearnedCache(24)
+    sooner, later = cache.names(8), cache.names(8)
+    cache.serve(sooner, hint=soon(5))
+    cache.now = 1.0
+    cache.serve(later, hint=soon(500))
+    cache.now = 2.0
+    cache.serve(cache.names(12))
+    assert (cache.found(sooner), cache.found(later)) == (8, 4)
 
 
 def test_blocks_whose_return_was_missed_are_evicted_before_awaited_ones():
-    world = World(24)
-    missed, awaited = world.names(8), world.names(8)
-    world.serve(missed, hint=soon(5))
-    world.now = 10.0
-    world.serve(awaited, hint=soon(60))
-    world.now = 11.0
-    world.serve(world.names(12))
-    assert (world.found(missed), world.found(awaited)) == (4, 8)
+    cache = LearnedCache(24)
+    missed, awaited = cache.names(8), cache.names(8)
+    cache.serve(missed, hint=soon(5))
+    cache.now = 10.0
+    cache.serve(awaited, hint=soon(60))
+    cache.now = 11.0
+    cache.serve(cache.names(12))
+    assert (cache.found(missed), cache.found(awaited)) == (4, 8)
 
 
 def test_the_next_turn_says_when_the_one_after_it_comes():
-    world = World(32)
-    talk, other = world.names(8), world.names(8)
-    world.serve(talk, hint=soon(2))
-    world.serve(other, hint=soon(20))
-    world.now = 2.0
-    talk += world.names(2)
-    world.serve(talk, hint=soon(1000))
-    world.serve(world.names(16))
-    assert (world.found(talk), world.found(other)) == (8, 8)
-    world.serve(world.names(8))
-    assert world.found(other) == 8
+    cache = LearnedCache(32)
+    talk, other = cache.names(8), cache.names(8)
+    cache.serve(talk, hint=soon(2))
+    cache.serve(other, hint=soon(20))
+    cache.now = 2.0
+    talk += cache.names(2)
+    cache.serve(talk, hint=soon(1000))
+    cache.serve(cache.names(16))
+    assert (cache.found(talk), cache.found(other)) == (8, 8)
+    cache.serve(cache.names(8))
+    assert cache.found(other) == 8
 
 
 def test_a_shared_prefix_stays_though_one_user_returns_late():
-    world = World(40)
-    system = world.names(8)
-    late, early = system + world.names(8), system + world.names(8)
-    world.serve(system)
-    world.serve(early, hint=soon(3))
-    world.serve(late, hint=soon(900))
-    world.now = 1.0
-    world.serve(world.names(20))
-    assert world.found(early) == 16
-    assert world.found(late) < 16
+    cache = LearnedCache(40)
+    system = cache.names(8)
+    late, early = system + cache.names(8), system + cache.names(8)
+    cache.serve(system)
+    cache.serve(early, hint=soon(3))
+    cache.serve(late, hint=soon(900))
+    cache.now = 1.0
+    cache.serve(cache.names(20))
+    assert cache.found(early) == 16
+    assert cache.found(late) < 16
 
 
 @pytest.mark.parametrize("shared", [7, 9, 12])
 def test_a_second_user_of_a_system_prompt_leaves_the_forecast_of_the_first(shared):
-    world = World(32)
-    system = world.names(shared)
-    first, second = system + world.names(14 - shared), system + world.names(14 - shared)
-    world.serve(first, hint=soon(20))
-    world.now = 1.0
-    world.serve(second, hint=soon(60))
-    world.serve(world.names(shared + 6))  # takes the rest, and two blocks more
-    assert world.found(first) == 14
-    assert world.found(second) < 14
+    cache = LearnedCache(32)
+    system = cache.names(shared)
+    first, second = system + cache.names(14 - shared), system + cache.names(14 - shared)
+    cache.serve(first, hint=soon(20))
+    cache.now = 1.0
+    cache.serve(second, hint=soon(60))
+    cache.serve(cache.names(shared + 6))  # takes the rest, and two blocks more
+    assert cache.found(first) == 14
+    assert cache.found(second) < 14
 
 
 def test_unhinted_blocks_rank_lower_once_unhinted_ones_did_not_return():
-    world = World(64)
+    cache = LearnedCache(64)
     for turn in range(60):
-        world.now = 10.0 * turn
-        talk = world.names(4)
-        world.serve(talk, hint=soon(2))
-        world.serve(world.names(4))
-        world.now += 2.0
-        world.serve(talk + world.names(2), hint=soon(2))
+        cache.now = 10.0 * turn
+        talk = cache.names(4)
+        cache.serve(talk, hint=soon(2))
+        cache.serve(cache.names(4))
+        cache.now += 2.0
+        cache.serve(talk + cache.names(2), hint=soon(2))
     silent, told = Record(silent=True), Record()
     for record in (silent, told):
-        world.mind.model.watch(record, ())
+        cache.mind.model.watch(record, ())
     assert silent.kind < told.kind
 
 
 def test_blocks_past_their_return_rank_lower_once_none_returned_late():
-    world = World(64)
+    cache = LearnedCache(64)
     for turn in range(60):
-        world.now = 10.0 * turn
-        world.serve(world.names(4), hint=soon(2))
+        cache.now = 10.0 * turn
+        cache.serve(cache.names(4), hint=soon(2))
     record = Record()
-    world.mind.model.watch(record, ())
+    cache.mind.model.watch(record, ())
     before = record.kind
-    world.mind.model.learn(record, UNMET)
+    cache.mind.model.learn(record, UNMET)
     assert record.kind < before
 
 
 def test_a_never_hint_after_return_times_gives_up_earlier_turns():
-    world = World(32)
-    talk, other = world.names(8), world.names(8)
-    world.serve(talk, hint=soon(2))
-    world.serve(other)
-    world.now = 2.0
-    world.serve(talk + world.names(2), hint=Hint("never"))
-    world.serve(world.names(24))
-    assert (world.found(talk), world.found(other)) == (0, 8)
+    cache = LearnedCache(32)
+    talk, other = cache.names(8), cache.names(8)
+    cache.serve(talk, hint=soon(2))
+    cache.serve(other)
+    cache.now = 2.0
+    cache.serve(talk + cache.names(2), hint=Hint("never"))
+    cache.serve(cache.names(24))
+    assert (cache.found(talk), cache.found(other)) == (0, 8)
 
 
 def test_a_never_hint_beside_return_times_covers_the_requests_own_tokens():
-    world = World(40)
-    talk, other = world.names(8), world.names(8)
-    world.serve(talk, hint=soon(2))
-    world.now = 1.0
-    world.serve(other, hint=soon(60))
-    world.now = 2.0
-    trial = talk + world.names(8)
-    world.serve(trial, hint=Hint("never", returns_in_s=5))
-    world.serve(world.names(28))
-    assert (world.found(trial), world.found(other)) == (8, 4)
+    cache = LearnedCache(40)
+    talk, other = cache.names(8), cache.names(8)
+    cache.serve(talk, hint=soon(2))
+    cache.now = 1.0
+    cache.serve(other, hint=soon(60))
+    cache.now = 2.0
+    trial = talk + cache.names(8)
+    cache.serve(trial, hint=Hint("never", returns_in_s=5))
+    cache.serve(cache.names(28))
+    assert (cache.found(trial), cache.found(other)) == (8, 4)
 
 
 @pytest.mark.ci
 @drawn(16, 400, st.integers(0, 10**6), st.integers(10, 60))
 def test_whatever_is_foretold_no_entry_is_lost(seed, capacity):
-    random, world = Random(seed), World(capacity)
+    random, cache = Random(seed), LearnedCache(capacity)
     talks = [[] for _ in range(5)]
     for _ in range(60):
-        world.now += random.choice((0.0, 0.5, 3.0, 40.0))
+        cache.now += random.choice((0.0, 0.5, 3.0, 40.0))
         at = random.randrange(len(talks))
         if random.random() < 0.2 or len(talks[at]) > capacity - 6:
             talks[at] = talks[random.randrange(5)][: random.randint(0, 3)]
-        talks[at] = talks[at] + world.names(random.randint(0, 3))
+        talks[at] = talks[at] + cache.names(random.randint(0, 3))
         if not talks[at]:
             continue
         time = random.choice((None, 0.01, 2.0, 30.0, 1e4))
@@ -293,9 +293,9 @@ def test_whatever_is_foretold_no_entry_is_lost(seed, capacity):
             within=random.choice((1.0, 2.0, 10.0)),
         )
         priority = random.choice((0, 0, 0, 1))
-        world.serve(talks[at], world.names(random.randint(0, 2)), hint=hint, priority=priority)
+        cache.serve(talks[at], cache.names(random.randint(0, 2)), hint=hint, priority=priority)
         if random.random() < 0.1:
-            world.mind.is_lru = not world.mind.is_lru
+            cache.mind.is_lru = not cache.mind.is_lru
         if random.random() < 0.1:
-            world.manager.end_session("a")
-    world.serve(world.names(capacity))  # takes all the room there is
+            cache.manager.end_session("a")
+    cache.serve(cache.names(capacity))  # takes all the room there is

@@ -41,7 +41,7 @@ hints = st.one_of(
 )
 
 
-class Owner:
+class ForecastOwner:
     """A session, or a single request with a forecast: how many of its requests run, and when nobody comes back."""
 
     def __init__(self):
@@ -131,9 +131,9 @@ class HintsMachine(RuleBasedStateMachine):
     def begin(self, path, hint):
         """A request begins; return the owner of what it stores."""
         if hint.reuse == "never" or (hint.ttl_s and not hint.session_id):
-            owner = Owner()
+            owner = ForecastOwner()
         elif hint.session_id:
-            owner = self.sessions.setdefault((self.scope(path), hint.session_id), Owner())
+            owner = self.sessions.setdefault((self.scope(path), hint.session_id), ForecastOwner())
         else:
             return None
         owner.num_open += 1

@@ -1,5 +1,3 @@
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +5,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from quire.core.blocks import BlockCopy  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402
 from quire.tensors import (  # noqa: E402
     KVLayout,
@@ -22,20 +21,6 @@ from quire.tensors import (  # noqa: E402
 )
 from quire.tensors.copy import SLICE_RUN_BLOCKS  # noqa: E402
 from quire.tensors.slots import runs  # noqa: E402
-
-
-class Copy(NamedTuple):
-    src: int
-    dst: int
-    num_tokens: int
-
-
-class GroupCopy(NamedTuple):
-    group: int
-    src: int
-    dst: int
-    num_tokens: int
-
 
 LAYOUT = KVLayout(num_layers=2, kv_heads=3, k_width=4, v_width=2, dtype=torch.float32, block_size=4)
 
@@ -175,12 +160,12 @@ def test_gather_returns_scattered_kv_in_the_pools_dtype():
 )
 def test_copies_are_one_simultaneous_assignment(destinations, data):
     copies = [
-        Copy(data.draw(st.integers(0, 23)), dst, data.draw(st.integers(0, 4)))
+        BlockCopy(0, data.draw(st.integers(0, 23)), dst, data.draw(st.integers(0, 4)))
         for dst in destinations
     ]
     pool, k, v = filled()
     k_old, v_old = k.copy(), v.copy()
-    for src, dst, num_tokens in copies:
+    for _, src, dst, num_tokens in copies:
         k[:, dst, :num_tokens] = k_old[:, src, :num_tokens]
         v[:, dst, :num_tokens] = v_old[:, src, :num_tokens]
     apply_copies(pool, copies)
@@ -190,7 +175,7 @@ def test_copies_are_one_simultaneous_assignment(destinations, data):
 
 def test_in_debug_the_uncopied_rest_and_fresh_blocks_become_nan_after_the_sources_are_read():
     pool, k, _ = filled(debug_nan=True)
-    apply_copies(pool, [Copy(3, 5, 2)], fresh=[3, 9])  # 3 was evicted and given out again
+    apply_copies(pool, [BlockCopy(0, 3, 5, 2)], fresh=[3, 9])  # 3 was evicted and given out again
     np.testing.assert_array_equal(pool.k[:, 5, :2].numpy(), k[:, 3, :2])
     assert bool(pool.k[:, 5, 2:].isnan().all())
     assert bool(pool.k[:, [3, 9]].isnan().all())
@@ -209,9 +194,12 @@ def test_in_debug_the_uncopied_rest_and_fresh_blocks_become_nan_after_the_source
             "3 to 5",
         ),
         (lambda p: scatter(p, [1], 0, [(torch.zeros(3, 2, 4), torch.zeros(3, 2, 2))]), "1 layers"),
-        (lambda p: apply_copies(p, [Copy(1, 2, 3), Copy(4, 2, 1)]), "same destination"),
-        (lambda p: apply_copies(p, [Copy(1, 2, 5)]), "5 tokens"),
-        (lambda p: apply_copies(p, [Copy(1, 24, 1)]), "block id 24"),
+        (
+            lambda p: apply_copies(p, [BlockCopy(0, 1, 2, 3), BlockCopy(0, 4, 2, 1)]),
+            "same destination",
+        ),
+        (lambda p: apply_copies(p, [BlockCopy(0, 1, 2, 5)]), "5 tokens"),
+        (lambda p: apply_copies(p, [BlockCopy(0, 1, 24, 1)]), "block id 24"),
     ],
 )
 def test_a_wrong_copy_is_refused_and_changes_nothing(call, words):
@@ -292,13 +280,13 @@ def test_a_state_of_other_shapes_is_refused_and_nothing_is_written():
 
 def test_states_are_copied_whole_and_at_once():
     pool = filled_states()
-    apply_copies(pool, [Copy(1, 2, 1), Copy(2, 1, 1), Copy(2, 5, 1)])
+    apply_copies(pool, [BlockCopy(0, 1, 2, 1), BlockCopy(0, 2, 1, 1), BlockCopy(0, 2, 5, 1)])
     assert values(pool) == [[0, 2, 1, 3, 4, 2]] * 3
 
 
 def test_in_debug_fresh_states_are_nan_after_the_sources_are_read():
     pool = filled_states(debug_nan=True)
-    apply_copies(pool, [Copy(3, 4, 1)], fresh=[3, 0])
+    apply_copies(pool, [BlockCopy(0, 3, 4, 1)], fresh=[3, 0])
     assert [np.isnan(each).tolist() for each in values(pool)] == [
         [True, False, False, True, False, False]
     ] * 3
@@ -309,7 +297,7 @@ def test_in_debug_fresh_states_are_nan_after_the_sources_are_read():
 def test_a_plan_over_groups_copies_in_the_pool_of_each():
     kv, k, _ = filled()
     states = filled_states()
-    apply_plan([kv, states], [GroupCopy(1, 0, 3, 1), GroupCopy(0, 1, 2, 4)])
+    apply_plan([kv, states], [BlockCopy(1, 0, 3, 1), BlockCopy(0, 1, 2, 4)])
     np.testing.assert_array_equal(kv.k[:, 2].numpy(), k[:, 1])
     np.testing.assert_array_equal(kv.k[:, 3].numpy(), k[:, 3])
     assert values(states) == [[0, 1, 2, 0, 4, 5]] * 3

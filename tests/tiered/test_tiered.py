@@ -32,7 +32,7 @@ SIZE = 4
 KINDS = {"full": FullAttention(), "sliding": SlidingWindow(8)}
 
 
-class Engine:
+class TieredEngine:
     """A loop that writes, for K and V of a token, a number that stands for all tokens up to it."""
 
     def __init__(self, stack, names=("full",), num_blocks=20, *, later=False, **origin):
@@ -119,7 +119,7 @@ def run(start, num_tokens):
 @pytest.mark.parametrize("write", ["through", "back"])
 def test_any_engine_finds_in_a_tier_what_its_pool_evicted(names, write):
     with TierStack([Host("4MiB")], StackSettings(gate=False, write=write)) as stack:
-        engine = Engine(stack, names, num_blocks=9)
+        engine = TieredEngine(stack, names, num_blocks=9)
         random = np.random.default_rng(0)
         came = 0
         for _ in range(60):
@@ -132,8 +132,8 @@ def test_any_engine_finds_in_a_tier_what_its_pool_evicted(names, write):
 
 @pytest.mark.parametrize("names", [("full",), ("full", "sliding")])
 def test_another_engine_finds_what_the_first_one_computed(stack, names):
-    Engine(stack, names).serve(run(0, 30))
-    other = Engine(stack, names)
+    TieredEngine(stack, names).serve(run(0, 30))
+    other = TieredEngine(stack, names)
     assert other.serve(run(0, 30), Scope(salt="x")) == {}
     assert other.serve(run(0, 30)) == {"host": 28}
     assert other.serve(run(0, 30)) == {}, "the device has it now"
@@ -142,9 +142,9 @@ def test_another_engine_finds_what_the_first_one_computed(stack, names):
 
 @pytest.mark.parametrize("other", [{"model": "else"}, {"dtype": "int8"}])
 def test_another_origin_finds_nothing(stack, other):
-    Engine(stack).serve(run(0, 30))
-    assert Engine(stack, **other).store.held(np.arange(30, dtype=np.int32)) == {}
-    assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
+    TieredEngine(stack).serve(run(0, 30))
+    assert TieredEngine(stack, **other).store.held(np.arange(30, dtype=np.int32)) == {}
+    assert TieredEngine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_another_origin_finds_nothing(stack, other):
     ],
 )
 def test_a_record_under_the_right_key_that_says_it_is_of_another_part_is_not_read(stack, wrong):
-    Engine(stack).serve(run(0, 30))
+    TieredEngine(stack).serve(run(0, 30))
     (host,) = stack.tiers
     for entry in list(host.scan())[:2]:
         record = new_buffer(entry.num_bytes)
@@ -165,14 +165,14 @@ def test_a_record_under_the_right_key_that_says_it_is_of_another_part_is_not_rea
         seal(record, msgspec.structs.replace(read_header(record), **wrong))
         host.delete([entry.key])
         assert host.put([entry.key], [record]) == ["stored"]
-    other = Engine(stack)
+    other = TieredEngine(stack)
     assert sum(other.serve(run(0, 30)).values()) < 28
-    came = Engine(stack).store.onboard(np.arange(30, dtype=np.int32))
+    came = TieredEngine(stack).store.onboard(np.arange(30, dtype=np.int32))
     assert came.causes == {"foreign": 2}
 
 
 def test_only_wanted_blocks_are_encoded(stack, monkeypatch):
-    engine = Engine(stack)
+    engine = TieredEngine(stack)
     engine.serve(run(0, 30))
     monkeypatch.setattr(engine.store, "_sealed", None)
     engine.serve(run(0, 30))
@@ -180,7 +180,7 @@ def test_only_wanted_blocks_are_encoded(stack, monkeypatch):
 
 
 def test_windows_go_down_where_hits_can_end_and_nowhere_else(stack):
-    Engine(stack, ("full", "sliding"), num_blocks=60).serve(run(0, 161))
+    TieredEngine(stack, ("full", "sliding"), num_blocks=60).serve(run(0, 161))
     num_full = 40
     in_windows = stack.tiers[0].stats().num_records - num_full
     assert 0 < in_windows < num_full / 2
@@ -199,7 +199,7 @@ def slowly(monkeypatch, wait):
 
 def test_blocks_on_their_way_down_are_not_written_meanwhile(stack, monkeypatch):
     slowly(monkeypatch, lambda: time.sleep(0.003))
-    engine = Engine(stack, num_blocks=10, later=True)
+    engine = TieredEngine(stack, num_blocks=10, later=True)
     random, came = np.random.default_rng(0), 0
     for _ in range(60):
         start = 1000 * int(random.integers(3))
@@ -214,13 +214,13 @@ def test_queued_blocks_are_held_until_copied_and_found_at_once(monkeypatch):
     slowly(monkeypatch, go.wait)
     settings = StackSettings(gate=False, lookup_timeout_s=30)
     with TierStack([Host("4MiB")], settings) as stack:
-        engine = Engine(stack, later=True)
+        engine = TieredEngine(stack, later=True)
         engine.serve(run(0, 30))
         (pool,) = engine.manager.pools
         assert pool.num_available == 20 - 7
         assert not stack.drain(0.01)
         threading.Timer(0.05, go.set).start()
-        assert Engine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
+        assert TieredEngine(stack).store.held(np.arange(30, dtype=np.int32)) == {"host": 28}
         assert stack.tiers[0].stats().num_records == 7
         engine.store.offloading.settle()
         assert pool.num_available == 20
@@ -228,18 +228,18 @@ def test_queued_blocks_are_held_until_copied_and_found_at_once(monkeypatch):
 
 
 def test_a_prompt_without_room_in_the_queue_is_served_and_not_offloaded(stack, monkeypatch):
-    engine = Engine(stack, later=True)
+    engine = TieredEngine(stack, later=True)
     with monkeypatch.context() as patch:
         patch.setattr(stack.feeding, "has_room", lambda most_bytes: False)
         assert engine.serve(run(0, 17)) == {}
         assert engine.manager.num_cached == 17 // SIZE
     engine.serve(run(100, 17))
-    assert Engine(stack).serve(run(0, 17)) == {}
-    assert Engine(stack).serve(run(100, 17)) == {"host": 16}
+    assert TieredEngine(stack).serve(run(0, 17)) == {}
+    assert TieredEngine(stack).serve(run(100, 17)) == {"host": 16}
 
 
 def test_a_prefix_that_was_not_offloaded_goes_down_with_the_next_prompt(stack, monkeypatch):
-    engine = Engine(stack, later=True)
+    engine = TieredEngine(stack, later=True)
     monkeypatch.setattr(type(stack.feeding), "_has_time", lambda _: False)
     head = run(0, 8)
     engine.serve(head + run(100, 9))
@@ -248,8 +248,8 @@ def test_a_prefix_that_was_not_offloaded_goes_down_with_the_next_prompt(stack, m
     engine.store.offloading._finish(first)
     monkeypatch.undo()
     assert stack.stats().passed_over == 1
-    assert Engine(stack).serve(head + run(100, 9)) == {"host": 8}
-    assert Engine(stack).serve(head + run(200, 9)) == {"host": 16}
+    assert TieredEngine(stack).serve(head + run(100, 9)) == {"host": 8}
+    assert TieredEngine(stack).serve(head + run(200, 9)) == {"host": 16}
 
 
 @pytest.mark.parametrize(
@@ -257,22 +257,22 @@ def test_a_prefix_that_was_not_offloaded_goes_down_with_the_next_prompt(stack, m
 )
 def test_blocks_that_no_tier_wants_yet_are_not_held(options):
     with TierStack([Host("4MiB")], StackSettings(gate=False, **options)) as tiers:
-        engine = Engine(tiers, later=True)
+        engine = TieredEngine(tiers, later=True)
         engine.serve(run(0, 17))
         assert not engine.store.offloading._held
         if options == {"write": "second_use"}:
             engine.serve(run(0, 17))
             assert engine.store.offloading._held
-            assert Engine(tiers).serve(run(0, 17)) == {"host": 16}
+            assert TieredEngine(tiers).serve(run(0, 17)) == {"host": 16}
 
 
 def test_hits_adjust_the_budget_once_the_prefill_cost_is_measured(stack, monkeypatch):
     earned = []
     monkeypatch.setattr(stack.feeding, "adjust_budget", earned.append)
-    Engine(stack).serve(run(0, 17))
-    Engine(stack).serve(run(0, 17))
+    TieredEngine(stack).serve(run(0, 17))
+    TieredEngine(stack).serve(run(0, 17))
     assert [seconds for seconds in earned if seconds > 0] == []
-    engine = Engine(stack)
+    engine = TieredEngine(stack)
     for _ in range(5):
         engine.store.cost.observe(0, 17, 17.0)
     assert engine.serve(run(0, 17)) == {"host": 16}
@@ -284,7 +284,7 @@ def test_an_offload_that_fails_raises_and_holds_no_block(stack, monkeypatch):
         raise MemoryError("no memory")
 
     slowly(monkeypatch, fail)
-    engine = Engine(stack, later=True)
+    engine = TieredEngine(stack, later=True)
     engine.serve(run(0, 30))
     with pytest.raises(MemoryError, match="no memory"):
         engine.store.offloading.settle()
@@ -295,7 +295,7 @@ def test_an_offload_that_fails_raises_and_holds_no_block(stack, monkeypatch):
 
 @pytest.mark.parametrize("options", [{"names": ("full", "sliding")}, {"dtype": "int8"}])
 def test_blocks_that_cannot_be_fed_later_are_stored_at_once(stack, options):
-    engine = Engine(stack, later=True, **options)
+    engine = TieredEngine(stack, later=True, **options)
     engine.serve(run(0, 30))
     assert stack.tiers[0].stats().num_records >= 7
     assert all(pool.num_available == pool.num_blocks for pool in engine.manager.pools)

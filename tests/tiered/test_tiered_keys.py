@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
 
 from searching import found_in_files
-from test_tiered import Engine
+from test_tiered import TieredEngine
 
 from cli_help import run, told
 from quire import Scope
@@ -27,7 +27,7 @@ def test_an_engine_reads_nothing_that_its_tier_key_did_not_sign(tmp_path):
     def came(key, *, expected):
         settings = StackSettings(key=key, gate=False)
         with TierStack([Host("4MiB"), Files(tmp_path)], settings) as stack:
-            engine = Engine(stack)
+            engine = TieredEngine(stack)
             assert sum(engine.serve(prompt).values()) == expected
             engine.store.offload_all()
             assert stack.drain(10)
@@ -84,7 +84,7 @@ def key_file_of(path, tenants):
 def filled(folder, key):
     """Store a prompt of two tenants and one of nobody; return the keys of records, by the tenant's tag."""
     with TierStack([Files(folder)], StackSettings(key=key, gate=False)) as stack:
-        engine = Engine(stack)
+        engine = TieredEngine(stack)
         for scope in (ACME, BOLT, None):
             engine.serve(PROMPT, scope)
         engine.store.offload_all()
@@ -120,7 +120,7 @@ def test_a_purge_finds_keyed_tenants_through_the_stack_and_by_the_key_file(tmp_p
     held = filled(folder, key)
     with TierStack([Files(folder)], StackSettings(key=key, gate=False)) as stack:
         assert stack.purge("acme")["files"].count == len(held["acme"])
-        assert Engine(stack).serve(PROMPT, BOLT) != {}
+        assert TieredEngine(stack).serve(PROMPT, BOLT) != {}
     ask = ("cache", "purge", folder, "--tenant", "bolt")
     blind = run(*ask)
     assert blind.exit_code == 1

@@ -19,7 +19,7 @@ PAYLOAD = 100_000
 RECORD = len(record_of(names_of([0])[0], PAYLOAD))
 
 
-class Watched(DiskFiles):
+class NotingFiles(DiskFiles):
     """Notes which way each access to a slab took, `direct` or `cached`, and fails syncs of those in `failing`."""
 
     def __init__(self):
@@ -61,7 +61,7 @@ class Watched(DiskFiles):
 
 @pytest.fixture
 def files(tmp_path):
-    files = Watched()
+    files = NotingFiles()
     probe = os.open(tmp_path / "probe", os.O_RDWR | os.O_CREAT)
     os.write(probe, bytes(4096))
     tells = files.is_cached(probe, 0, 4096)

@@ -30,7 +30,7 @@ def by_short_turns():
         yield
 
 
-class Owner:
+class KeyOwner:
     """Uses keys that nobody else changes, and compares what it finds with what it did."""
 
     def __init__(self, tier, told, seed, first):
@@ -133,7 +133,7 @@ def run(tier, seed):
 
     tier.evicting = evicting
     is_over = threading.Event()
-    owners = [Owner(tier, told, seed, first) for first in (0, 20)]
+    owners = [KeyOwner(tier, told, seed, first) for first in (0, 20)]
 
     def own(owner):
         try:

@@ -26,7 +26,7 @@ PLACES = 40
 skews = st.sampled_from([-1e9, -HOUR, -1.0, -0.004, 0.0, 0.004, 1.0, HOUR, 1e8])
 
 
-class Machine:
+class SkewedProcess:
     """A process whose clock is wrong, and wrong by something else after it has begun anew."""
 
     def __init__(self, path, skew, *, is_told):
@@ -63,7 +63,7 @@ def test_every_machine_can_store_within_the_capacity_whatever_its_clock_says(
 ):
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as path:
-        made = [Machine(path, skew, is_told=is_told) for skew in machines]
+        made = [SkewedProcess(path, skew, is_told=is_told) for skew in machines]
         numbers = iter(range(10_000))
         for at, skew in [*jumps, *((number, None) for number in range(len(made) * 2))]:
             machine = made[at % len(made)]
@@ -117,10 +117,10 @@ def test_the_head_of_a_prompt_outlives_its_tail_beside_a_machine_with_another_cl
     tmp_path, skew, is_told
 ):
     prompt = names_of(range(20))
-    wrong = Machine(tmp_path, skew, is_told=is_told)
+    wrong = SkewedProcess(tmp_path, skew, is_told=is_told)
     assert wrong.put(prompt[:10]) == [STORED] * 10
     assert wrong.put(prompt) == [Outcome.PRESENT] * 10 + [STORED] * 10
-    right = Machine(tmp_path, 0.0, is_told=is_told)
+    right = SkewedProcess(tmp_path, 0.0, is_told=is_told)
     for number in range(60):
         assert right.put([name_of(1000 + number)]) == [STORED]
         there = right.tier.contains(prompt)
@@ -132,7 +132,7 @@ def test_the_head_of_a_prompt_outlives_its_tail_beside_a_machine_with_another_cl
 
 @pytest.mark.parametrize("skew", [-HOUR, HOUR])
 def test_records_of_a_machine_with_another_clock_go_in_the_order_of_their_use(tmp_path, skew):
-    wrong, right = (Machine(tmp_path, each, is_told=True) for each in (skew, 0.0))
+    wrong, right = (SkewedProcess(tmp_path, each, is_told=True) for each in (skew, 0.0))
     prompts = [names_of(range(at, at + 10)) for at in (0, 100, 200)]
     for machine, prompt in zip((right, wrong, right), prompts, strict=True):
         assert machine.put(prompt) == [STORED] * 10

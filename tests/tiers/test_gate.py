@@ -12,7 +12,7 @@ MIB = 1 << 20
 SIZE = MIB // 4
 
 
-class Traffic:
+class GateTraffic:
     """Prompts of 1 to 512 blocks over a tier and a device whose true costs are known.
 
     Loads take what they truly cost, times noise of 30 %. A prompt of few tokens computes at
@@ -66,7 +66,7 @@ def test_a_hit_that_costs_over_a_tenth_more_than_recompute_is_never_chosen(
     speed, latency_s, tokens_s
 ):
     """`speed` is the tier's bandwidth, where 1.0 loads a block as fast as it is computed."""
-    traffic = Traffic(round(speed * 10), latency_s, tokens_s / 16 * SIZE * speed, tokens_s)
+    traffic = GateTraffic(round(speed * 10), latency_s, tokens_s / 16 * SIZE * speed, tokens_s)
     for _ in range(900):
         traffic.request()
     assert traffic.worst <= 1.10
@@ -76,7 +76,7 @@ def test_a_hit_that_costs_over_a_tenth_more_than_recompute_is_never_chosen(
 
 
 def test_a_tier_that_became_fast_is_used_again_after_a_few_probes():
-    traffic = Traffic(1, 1e-3, 20e6, 2e4)
+    traffic = GateTraffic(1, 1e-3, 20e6, 2e4)
     for _ in range(300):
         traffic.request()
     loads_while_slow = traffic.num_loads
@@ -89,7 +89,7 @@ def test_a_tier_that_became_fast_is_used_again_after_a_few_probes():
 
 
 def test_a_tier_that_became_slow_is_left_within_a_few_loads():
-    traffic = Traffic(2, 1e-3, 4e9, 2e4)
+    traffic = GateTraffic(2, 1e-3, 4e9, 2e4)
     for _ in range(200):
         traffic.request()
     assert traffic.num_loads > 150

@@ -127,8 +127,8 @@ SHARES = st.sampled_from([0.25, 0.5, 0.75])
 
 
 def simulated(scenario, *grid):
-    world = Grid(*grid)
-    return world.run(lambda *_: scenario(world))
+    grid_of_gate = Grid(*grid)
+    return grid_of_gate.run(lambda *_: scenario(grid_of_gate))
 
 
 FEW, MANY = 6, 400
@@ -136,37 +136,37 @@ FEW, MANY = 6, 400
 
 
 def hits(*grid):
-    def scenario(world):
-        world.there.update(key for keys in PROMPTS for key in keys)
-        world.serve(range(WARM_UPS), is_hit=True)
-        return world.serve(range(WARM_UPS, NUM_PROMPTS), is_hit=True)
+    def scenario(grid_of_gate):
+        grid_of_gate.there.update(key for keys in PROMPTS for key in keys)
+        grid_of_gate.serve(range(WARM_UPS), is_hit=True)
+        return grid_of_gate.serve(range(WARM_UPS, NUM_PROMPTS), is_hit=True)
 
     return simulated(scenario, *grid)
 
 
 def misses(*grid):
-    def scenario(world):
-        world.serve(range(WARM_UPS), is_hit=False)
-        return world.serve(range(WARM_UPS, NUM_PROMPTS), is_hit=False)
+    def scenario(grid_of_gate):
+        grid_of_gate.serve(range(WARM_UPS), is_hit=False)
+        return grid_of_gate.serve(range(WARM_UPS, NUM_PROMPTS), is_hit=False)
 
     return simulated(scenario, *grid)
 
 
 def mixed(share, *grid):
-    def scenario(world):
-        world.there.update(PROMPTS[0], PROMPTS[1])
+    def scenario(grid_of_gate):
+        grid_of_gate.there.update(PROMPTS[0], PROMPTS[1])
         beyond_s, fresh, due = [], iter(range(2, NUM_PROMPTS)), 0.0
         for prompt in (0, 1, 0, 1, 0):
-            world.serve([prompt], is_hit=True)
+            grid_of_gate.serve([prompt], is_hit=True)
         for _ in range(WARM_UPS):
-            world.serve([next(fresh)], is_hit=False)
+            grid_of_gate.serve([next(fresh)], is_hit=False)
         for turn in range(12):
             due += share
             if due >= 1:
                 due -= 1
-                beyond_s += world.serve([turn % 2], is_hit=True)
+                beyond_s += grid_of_gate.serve([turn % 2], is_hit=True)
             else:
-                beyond_s += world.serve([next(fresh)], is_hit=False)
+                beyond_s += grid_of_gate.serve([next(fresh)], is_hit=False)
         return beyond_s
 
     return simulated(scenario, *grid)

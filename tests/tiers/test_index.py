@@ -166,7 +166,7 @@ def test_ten_million_places_take_less_than_70_bytes_each():
     assert sum(array.nbytes for array in arrays) / 10_000_000 < 70
 
 
-class Machine(RuleBasedStateMachine):
+class PlaceIndexMachine(RuleBasedStateMachine):
     """Every operation on an index and on a dict: key -> [place, generation, stamp]."""
 
     names = staticmethod(key_of)
@@ -326,9 +326,9 @@ class Machine(RuleBasedStateMachine):
         assert at_once.tolist() == places
 
 
-class CrowdedMachine(Machine):
+class CrowdedMachine(PlaceIndexMachine):
     names = staticmethod(crowded)
 
 
-TestMachine, TestMachineLong = lived(Machine, 30, 600, stateful_step_count=40)
+TestMachine, TestMachineLong = lived(PlaceIndexMachine, 30, 600, stateful_step_count=40)
 TestCrowdedMachine, TestCrowdedMachineLong = lived(CrowdedMachine, 30, 600, stateful_step_count=40)

@@ -37,7 +37,7 @@ class ObjectsContract(TierContract):
         return Objects(store)
 
 
-class TestMemory(ObjectsContract):
+class TestObjectsInMemory(ObjectsContract):
     @pytest.fixture
     def make_tier(self):
         return lambda: Objects("memory://")

@@ -335,7 +335,7 @@ def test_being_sent_in_circles_or_nowhere_is_an_error(server, kind, where, monke
 
 
 def test_the_next_value_is_asked_for_before_the_one_that_came_is_looked_at():
-    class Watched(Link):
+    class NotingLink(Link):
         done = ()
 
         def send(self, requests, deadline):
@@ -343,7 +343,7 @@ def test_the_next_value_is_asked_for_before_the_one_that_came_is_looked_at():
             super().send(requests, deadline)
 
     near, far = socket.socketpair()
-    link = Watched(near)
+    link = NotingLink(near)
     writing = threading.Thread(target=far.sendall, args=(bulk(bytes(WINDOW_BYTES)) * 3,))
     writing.start()
 

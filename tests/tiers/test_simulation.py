@@ -1,27 +1,27 @@
 """Thousands of histories of a stack whose tiers fail in every way, in virtual time."""
 
 import pytest
-from stack_world import RECORDS, World, fresh, prompt, sizes
+from faulty_stack import RECORDS, FaultyStack, fresh, prompt, sizes
 
 from quire.tiers.base import Outcome
 
 
 def run(seed, num_clients=4, num_steps=6, jumping=0.0):
-    world = World(seed, jumping)
+    simulated = FaultyStack(seed, jumping)
 
     def history():
-        world.together(num_clients, num_steps)
-        world.heal()
-        world.lanes.sleep(120)
-        after(world)
-        return world
+        simulated.together(num_clients, num_steps)
+        simulated.heal()
+        simulated.lanes.sleep(120)
+        after(simulated)
+        return simulated
 
-    return world.lanes.run(history)
+    return simulated.lanes.run(history)
 
 
-def after(world):
+def after(simulated):
     """All faults are over and two minutes have passed."""
-    stack = world.stack
+    stack = simulated.stack
     keys = prompt(0)
     for _ in range(4):  # trials are made when somebody asks; what was torn or lost goes
         stack.find(keys, contiguous=False)
@@ -30,7 +30,7 @@ def after(world):
         for key in keys:  # one by one, since a queue may hold a few only
             stack.store_evicted([key], fresh([key]))
             assert stack.drain(5)
-        world.lanes.sleep(10)
+        simulated.lanes.sleep(10)
         outcomes, buffers = stack.load(keys, sizes(keys))
     assert outcomes == [Outcome.HIT] * len(keys)
     assert [bytes(buffer) for buffer in buffers] == [RECORDS[key] for key in keys]
@@ -87,12 +87,12 @@ def test_the_same_seed_gives_the_same_history():
 def test_histories_meet_every_fault_and_every_outcome():
     met, outcomes = set(), set()
     for seed in range(60):
-        world = run(seed)
-        for tier in world.faulty:
+        simulated = run(seed)
+        for tier in simulated.faulty:
             met.update(name for name, count in tier.met.items() if count)
         outcomes.update(
             each
-            for event in world.history
+            for event in simulated.history
             for each in event[-1:]
             if isinstance(each, list)
             for each in each

@@ -36,14 +36,14 @@ def test_misses_that_take_longer_than_they_can_gain_are_not_waited_for():
         remote.contains_s = 0.02
         waits = []
         for turn in range(20):
-            waits.append(world.timed(lambda turn=turn: find(stack, 10 * turn))[1])
-            world.lanes.sleep(1.0)
+            waits.append(stacked.timed(lambda turn=turn: find(stack, 10 * turn))[1])
+            stacked.lanes.sleep(1.0)
         assert waits[:2] == [0.02, 0.02]
         assert waits[5:] == [0.0] * 15
         assert asked(remote) == 20, "what it has is found out beside"
 
-    world = Stacked("host", "remote")
-    world.run(scenario)
+    stacked = Stacked("host", "remote")
+    stacked.run(scenario)
 
 
 def test_probing_lookups_take_a_small_part_of_the_time():
@@ -54,11 +54,11 @@ def test_probing_lookups_take_a_small_part_of_the_time():
         before = asked(remote)
         for turn in range(100):
             find(stack, 10 * turn % 900)
-            world.lanes.sleep(0.02)
+            stacked.lanes.sleep(0.02)
         assert asked(remote) - before <= 2.0 / 0.02 * 0.2 + 1
 
-    world = Stacked("host", "remote")
-    world.run(scenario)
+    stacked = Stacked("host", "remote")
+    stacked.run(scenario)
 
 
 def test_among_misses_a_prompt_that_was_found_beside_is_waited_for():
@@ -67,24 +67,24 @@ def test_among_misses_a_prompt_that_was_found_beside_is_waited_for():
         remote.contains_s = 0.02
         for turn in range(10):
             find(stack, 10 * turn)
-            world.lanes.sleep(1.0)
+            stacked.lanes.sleep(1.0)
         assert find(stack, 500) == [-1] * 10
-        world.lanes.sleep(1.0)
+        stacked.lanes.sleep(1.0)
         assert find(stack, 500) == [1] * 10
         assert find(stack, 200) == [-1] * 10
 
-    world = Stacked("host", "remote")
-    world.run(scenario)
+    stacked = Stacked("host", "remote")
+    stacked.run(scenario)
 
 
 def test_misses_are_asked_for_where_the_answer_takes_next_to_nothing_of_computing():
     def scenario(stack, host, remote):
         remote.contains_s = 0.002
         for turn in range(20):
-            assert world.timed(lambda turn=turn: find(stack, 10 * turn, saved_s=0.2))[1] == 0.002
+            assert stacked.timed(lambda turn=turn: find(stack, 10 * turn, saved_s=0.2))[1] == 0.002
 
-    world = Stacked("host", "remote")
-    world.run(scenario)
+    stacked = Stacked("host", "remote")
+    stacked.run(scenario)
 
 
 def test_all_tiers_are_asked_without_a_gate_or_saved_time():
@@ -92,19 +92,19 @@ def test_all_tiers_are_asked_without_a_gate_or_saved_time():
         remote.contains_s = 0.02
         for turn in range(10):
             find(stack, 10 * turn)
-        world.lanes.sleep(1.0)
-        assert world.timed(lambda: stack.find(KEYS[:10]))[1] == 0.02
+        stacked.lanes.sleep(1.0)
+        assert stacked.timed(lambda: stack.find(KEYS[:10]))[1] == 0.02
 
-    world = Stacked("host", "remote")
-    world.run(scenario)
-    world = Stacked("host", "remote", gate=False)
+    stacked = Stacked("host", "remote")
+    stacked.run(scenario)
+    stacked = Stacked("host", "remote", gate=False)
 
     def ungated(stack, host, remote):
         remote.contains_s = 0.02
         for turn in range(10):
-            assert world.timed(lambda turn=turn: find(stack, 10 * turn))[1] == 0.02
+            assert stacked.timed(lambda turn=turn: find(stack, 10 * turn))[1] == 0.02
 
-    world.run(ungated)
+    stacked.run(ungated)
 
 
 def test_a_tier_is_asked_again_after_one_slow_answer():
@@ -134,22 +134,22 @@ def test_a_tier_whose_loads_do_not_pay_is_measured_beside_until_they_do(is_kept)
 
         for _ in range(2):
             request()
-        assert world.timed(request) == (None, 0.0), "it is not asked"
+        assert stacked.timed(request) == (None, 0.0), "it is not asked"
         remote.get_s = 0.0
         if not is_kept:
             remote.records.clear()
-            world.lanes.sleep(PROBE_S)
+            stacked.lanes.sleep(PROBE_S)
             request()
-            world.lanes.sleep(PROBE_S)
+            stacked.lanes.sleep(PROBE_S)
             put(remote, TEN)
         for _ in range(8):
-            world.lanes.sleep(PROBE_S)
+            stacked.lanes.sleep(PROBE_S)
             request()
-        world.lanes.sleep(PROBE_S)
+        stacked.lanes.sleep(PROBE_S)
         assert request() == ["hit"] * 10
 
-    world = Stacked("host", "remote", promote=False)
-    world.run(scenario)
+    stacked = Stacked("host", "remote", promote=False)
+    stacked.run(scenario)
 
 
 def test_a_slow_tier_in_memory_is_treated_as_any_other():
@@ -157,11 +157,11 @@ def test_a_slow_tier_in_memory_is_treated_as_any_other():
         host.contains_s = 0.02
         for turn in range(10):
             find(stack, 10 * turn)
-            world.lanes.sleep(1.0)
-        assert world.timed(lambda: find(stack, 500))[1] == 0.0
+            stacked.lanes.sleep(1.0)
+        assert stacked.timed(lambda: find(stack, 500))[1] == 0.0
 
-    world = Stacked("host")
-    world.run(scenario)
+    stacked = Stacked("host")
+    stacked.run(scenario)
 
 
 def test_surely_lacks_knows_a_missing_key_if_all_tiers_answer_at_once():
@@ -199,30 +199,30 @@ def test_a_load_of_which_nothing_comes_is_given_up_for_half_of_computing_and_50_
             places = [where for where in found if where >= 0]
             stack.load(KEYS[: len(places)], [SIZE] * len(places), found=places, saved_s=saved_s)
 
-        _, took_s = world.timed(request)
+        _, took_s = stacked.timed(request)
         assert took_s <= saved_s / 2 + 0.015 + 1e-6
         for _ in range(100):
-            world.lanes.sleep(saved_s)
-            assert world.timed(request)[1] == 0.0, "the next ones are as without it"
+            stacked.lanes.sleep(saved_s)
+            assert stacked.timed(request)[1] == 0.0, "the next ones are as without it"
 
-    world = Stacked("host", "remote", cool_down_s=100.0)
-    world.run(scenario)
+    stacked = Stacked("host", "remote", cool_down_s=100.0)
+    stacked.run(scenario)
 
 
 def test_a_lookup_that_hangs_is_given_up_as_soon_and_asked_again_beside():
     def scenario(stack, host, remote):
         put(remote, TEN)
         remote.contains_s = 1e3
-        assert world.timed(lambda: find(stack, saved_s=0.05)) == ([-1] * 10, 0.04)
-        assert world.timed(lambda: find(stack, saved_s=0.05)) == ([-1] * 10, 0.0)
+        assert stacked.timed(lambda: find(stack, saved_s=0.05)) == ([-1] * 10, 0.04)
+        assert stacked.timed(lambda: find(stack, saved_s=0.05)) == ([-1] * 10, 0.0)
         remote.contains_s = 0.0
-        world.lanes.sleep(2.0)
+        stacked.lanes.sleep(2.0)
         find(stack, saved_s=0.05)
-        world.lanes.sleep(0.1)
+        stacked.lanes.sleep(0.1)
         assert find(stack, saved_s=0.05) == [1] * 10
 
-    world = Stacked("host", "remote")
-    world.run(scenario)
+    stacked = Stacked("host", "remote")
+    stacked.run(scenario)
 
 
 @pytest.mark.parametrize("call", ["_contains", "_get"])
@@ -236,22 +236,22 @@ def test_a_trial_in_which_a_tier_raises_is_followed_by_others(call):
         stack._levels[0].reading.open()
         setattr(remote, call, raising)
         for _ in range(3):
-            world.lanes.sleep(100.0)
+            stacked.lanes.sleep(100.0)
             assert find(stack) in ([0] * 10, [-1] * 10)
-        world.lanes.sleep(1.0)
+        stacked.lanes.sleep(1.0)
         delattr(remote, call)
         for _ in range(3):
-            world.lanes.sleep(1000.0)
+            stacked.lanes.sleep(1000.0)
             found = find(stack)
-            world.lanes.sleep(1.0)
+            stacked.lanes.sleep(1.0)
         assert found == [0] * 10
         assert stack._levels[0].asking.num_trials == 0
 
     def raising(*_):
         raise RuntimeError("a tier of others")
 
-    world = Stacked("remote", threads=1)
-    world.run(scenario)
+    stacked = Stacked("remote", threads=1)
+    stacked.run(scenario)
 
 
 def test_a_slow_load_that_goes_on_coming_is_not_given_up():
@@ -260,17 +260,17 @@ def test_a_slow_load_that_goes_on_coming_is_not_given_up():
 
         def slowly(keys, buffers, timeout_s, answers):
             for index, key in enumerate(keys):
-                world.lanes.sleep(0.06)
+                stacked.lanes.sleep(0.06)
                 buffers[index][:] = RECORDS[KEYS.index(key)]
                 answers.settle(index, Outcome.HIT)
 
         remote._get = slowly
         call = lambda: stack.load(KEYS[:10], SIZES, found=[1] * 10, saved_s=0.1)  # noqa: E731
-        assert world.timed(call) == ((["hit"] * 10, RECORDS[:10]), 0.6)
+        assert stacked.timed(call) == ((["hit"] * 10, RECORDS[:10]), 0.6)
         assert stack.stats().tiers[1].reading == "closed"
 
-    world = Stacked("host", "remote")
-    world.run(scenario)
+    stacked = Stacked("host", "remote")
+    stacked.run(scenario)
 
 
 def test_several_tiers_that_hang_take_no_longer_than_one():
@@ -279,12 +279,12 @@ def test_several_tiers_that_hang_take_no_longer_than_one():
             put(tier, TEN)
             tier.get_s = 1e3
         call = lambda: stack.load(KEYS[:10], SIZES, saved_s=0.2)  # noqa: E731
-        (outcomes, _), took_s = world.timed(call)
+        (outcomes, _), took_s = stacked.timed(call)
         assert (outcomes, took_s) == (["timeout"] * 10, 0.115)
         assert {each.reading for each in stack.stats().tiers} == {"open"}
 
-    world = Stacked("disk", "remote")
-    world.run(scenario)
+    stacked = Stacked("disk", "remote")
+    stacked.run(scenario)
 
 
 def test_without_a_gate_a_load_has_all_of_its_time():

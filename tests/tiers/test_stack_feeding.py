@@ -32,15 +32,15 @@ SOON = {
 class Fed:
     """Work that notes when it ran, and takes so long."""
 
-    def __init__(self, world, stack):
-        self.world, self.stack = world, stack
+    def __init__(self, stacked, stack):
+        self.stacked, self.stack = stacked, stack
         self.took_s = 0.0
         self.ran = []
 
     def feed(self, *numbers, num_bytes=100):
         def work():
-            self.ran.append((numbers, round(self.world.lanes.time_s, 6)))
-            self.world.lanes.sleep(self.took_s)
+            self.ran.append((numbers, round(self.stacked.lanes.time_s, 6)))
+            self.stacked.lanes.sleep(self.took_s)
             store(self.stack, numbers)
 
         return self.stack.feeding.begin([KEYS[i] for i in numbers], work, num_bytes)
@@ -51,13 +51,13 @@ class Fed:
 
 
 def fed_in(scenario, budget_s=FIRST_S, **settings):
-    world = Stacked("host", "disk", **settings)
+    stacked = Stacked("host", "disk", **settings)
 
     def with_budget(stack, host, disk):
         stack.feeding.adjust_budget(budget_s - FIRST_S)
-        return scenario(Fed(world, stack), stack, world.lanes)
+        return scenario(Fed(stacked, stack), stack, stacked.lanes)
 
-    return world.run(with_budget)
+    return stacked.run(with_budget)
 
 
 def test_within_the_budget_it_begins_at_once_the_oldest_first():

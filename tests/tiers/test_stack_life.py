@@ -25,51 +25,51 @@ def prefetch(stack, numbers):
 
 
 def test_a_prefetch_brings_records_into_the_fastest_tier_and_leases_them():
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         put(host, [0])
         put(disk, TEN)
         disk.get_s = 0.5
-        begun, took_s = world.timed(lambda: prefetch(stack, TEN))
+        begun, took_s = stacked.timed(lambda: prefetch(stack, TEN))
         assert took_s == 0.0
-        assert world.timed(lambda: begun.finish(30.0)) == (10, 0.5)
+        assert stacked.timed(lambda: begun.finish(30.0)) == (10, 0.5)
         assert set(host.leased) == set(KEYS[:10])
         disk.calls.clear()
         assert load(stack, TEN) == ["hit"] * 10
         assert disk.calls == []
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 @pytest.mark.parametrize(("waits_s", "num_ready"), [(0.0, 4), (0.7, 8)])
 def test_a_request_takes_the_part_of_a_prefetch_that_is_there(waits_s, num_ready):
     """Four batches of one record are read at a time, by one thread, in 0.125 s each."""
-    world = Stacked("host", "disk", batch_bytes=SIZE, threads=1)
+    stacked = Stacked("host", "disk", batch_bytes=SIZE, threads=1)
 
     def scenario(stack, host, disk):
         put(disk, range(40))
         disk.get_s = 0.125
         begun = prefetch(stack, range(40))
-        world.lanes.sleep(0.55)
-        assert world.timed(lambda: begun.finish(waits_s)) == (num_ready, waits_s)
+        stacked.lanes.sleep(0.55)
+        assert stacked.timed(lambda: begun.finish(waits_s)) == (num_ready, waits_s)
         assert begun.done
-        world.lanes.sleep(5)
+        stacked.lanes.sleep(5)
         assert len(disk.asked("get")) <= 2 + (0.55 + waits_s) / 0.125
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_finish_of_a_prefetch_waits_no_longer_than_its_timeout():
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         put(disk, TEN)
         disk.get_s = 100.0
         begun = prefetch(stack, TEN)
-        assert world.timed(lambda: begun.finish(2.0)) == (0, 2.0)
+        assert stacked.timed(lambda: begun.finish(2.0)) == (0, 2.0)
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_prefetch_ends_at_the_first_key_that_no_tier_has():
@@ -93,7 +93,7 @@ def test_a_prefetch_ends_where_the_fastest_tier_is_full_of_leased_records():
 
 
 def test_a_prefetch_that_is_cancelled_leaves_nothing_in_flight():
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         put(disk, TEN)
@@ -102,14 +102,14 @@ def test_a_prefetch_that_is_cancelled_leaves_nothing_in_flight():
         begun.cancel()
         begun.cancel()
         assert begun.done
-        world.lanes.sleep(2)
+        stacked.lanes.sleep(2)
         assert stack._reader.num_in_flight == len(stack._prefetching.active) == 0
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_many_prefetches_take_turns():
-    world = Stacked("host", "disk", threads=1)
+    stacked = Stacked("host", "disk", threads=1)
 
     def scenario(stack, host, disk):
         put(disk, range(300))
@@ -119,11 +119,11 @@ def test_many_prefetches_take_turns():
         assert [each.finish(1000.0) for each in begun] == [10] * 30
         assert stack._prefetching.active == {}
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_closing_writes_what_is_queued_and_closes_the_tiers():
-    world = Stacked("host", "disk", close_timeout_s=2.0)
+    stacked = Stacked("host", "disk", close_timeout_s=2.0)
 
     def scenario(stack, host, disk):
         disk.put_s = 1.0
@@ -137,39 +137,39 @@ def test_closing_writes_what_is_queued_and_closes_the_tiers():
         assert store(stack, [0]) == ["skipped"]
         assert wanted(stack, KEYS[:1]) == [False]
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_closing_does_not_wait_for_a_tier_that_hangs_which_is_closed_when_it_comes_back():
-    world = Stacked("host", "disk", "remote", close_timeout_s=2.0)
+    stacked = Stacked("host", "disk", "remote", close_timeout_s=2.0)
 
     def scenario(stack, host, disk, remote):
         put(disk, [0])
         disk.get_s = 100.0
         load(stack, [0], 0.1)
-        assert world.timed(stack.close) == (None, 2.0)
+        assert stacked.timed(stack.close) == (None, 2.0)
         assert (host.is_closed, disk.is_closed, remote.is_closed) == (False, False, True)
-        world.lanes.sleep(200)
+        stacked.lanes.sleep(200)
         assert (host.is_closed, disk.is_closed) == (True, True)
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_closing_takes_a_second_unless_told_otherwise_and_says_what_was_not_written(caplog):
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         disk.put_s = 100.0
         store(stack, TEN)
-        assert world.timed(stack.close) == (None, 1.0)
+        assert stacked.timed(stack.close) == (None, 1.0)
 
-    world.run(scenario)
+    stacked.run(scenario)
     (warning,) = (each.getMessage() for each in caplog.records if each.name.startswith("quire"))
     assert warning.endswith(f"{10 * SIZE} bytes waited")
 
 
 def test_statistics_say_what_was_asked_of_each_tier():
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         put(disk, TEN)
@@ -186,12 +186,12 @@ def test_statistics_say_what_was_asked_of_each_tier():
         assert [line.split()[0] for line in lines] == ["tier", "host", "disk"]
         assert repr(stack) == "<TierStack host > disk>"
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_tiers_of_one_name_are_numbered():
-    world = Stacked("disk", "disk", "disk")
-    assert world.stack.names == ("disk", "disk-2", "disk-3")
+    stacked = Stacked("disk", "disk", "disk")
+    assert stacked.stack.names == ("disk", "disk-2", "disk-3")
 
 
 @pytest.mark.parametrize(
@@ -286,21 +286,21 @@ def test_in_real_threads_a_hung_tier_delays_nobody_beyond_the_deadline():
 
 
 def test_trials_of_a_tier_whose_calls_never_return_do_not_pile_up():
-    world = Stacked("disk", failures=1, cool_down_s=0.03, threads=2)
+    stacked = Stacked("disk", failures=1, cool_down_s=0.03, threads=2)
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = disk.contains_s = 1e9
         for _ in range(200):
             load(stack, [0], 0.1)
-            world.lanes.sleep(1)
+            stacked.lanes.sleep(1)
         assert stack._levels[0].loads.num_waiting <= 2
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_large_read_from_memory_has_all_the_time_that_its_caller_gives():
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         given = []
@@ -308,7 +308,7 @@ def test_a_large_read_from_memory_has_all_the_time_that_its_caller_gives():
         load(stack, [0], 3.0)
         assert given == [3.0]
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 LEFT_OPEN = """

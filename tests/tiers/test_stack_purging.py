@@ -95,7 +95,7 @@ def test_a_tier_that_fails_or_may_not_be_written_is_not_complete(tmp_path):
         assert told["files"].reason
 
 
-class InWorld(Stacked):
+class SlowStacked(Stacked):
     """A stack in virtual time whose tiers take time, so that a purge falls into the middle of calls."""
 
     def __init__(self, seconds):
@@ -126,8 +126,8 @@ class InWorld(Stacked):
 def test_whatever_is_under_way_when_a_purge_begins_nothing_is_there_when_all_has_ended(
     seconds, computes, steps
 ):
-    world = InWorld(seconds)
-    stack, lanes = world.stack, world.lanes
+    stacked = SlowStacked(seconds)
+    stack, lanes = stacked.stack, stacked.lanes
     if computes:
         stack.feeding.engine_computes()  # jobs wait for it to rest
     for what, first, count in steps:
@@ -140,9 +140,9 @@ def test_whatever_is_under_way_when_a_purge_begins_nothing_is_there_when_all_has
         elif what == "prefetch":
             stack.prefetch(keys, sizes)
         elif what == "slow":
-            world.tiers[1].get_s = 1.0
+            stacked.tiers[1].get_s = 1.0
         elif what == "forget":
-            world.tiers[0].delete(keys)
+            stacked.tiers[0].delete(keys)
         elif what == "evict":
             stack._placing.demote(stack._levels[0], keys, [RECORDS[key] for key in keys])
         elif what == "feed":
@@ -154,11 +154,11 @@ def test_whatever_is_under_way_when_a_purge_begins_nothing_is_there_when_all_has
     assert all(each.is_complete for each in told.values()), told
     lanes.sleep(30.0)
     stack.drain(10.0)
-    assert [tier.contains(KEYS).count(True) for tier in world.tiers] == [0, 0, 0]
-    assert all(tier.contains(OTHERS[:3]) == [True] * 3 for tier in world.tiers)
+    assert [tier.contains(KEYS).count(True) for tier in stacked.tiers] == [0, 0, 0]
+    assert all(tier.contains(OTHERS[:3]) == [True] * 3 for tier in stacked.tiers)
     store(stack, KEYS[:3])
     stack.drain(10.0)
-    assert all(tier.contains(KEYS[:3]) == [True] * 3 for tier in world.tiers)
+    assert all(tier.contains(KEYS[:3]) == [True] * 3 for tier in stacked.tiers)
     stack.close()
 
 
@@ -208,19 +208,19 @@ def test_buffers_that_held_a_purged_record_are_zeroed_idle_or_lent():
 
 
 def test_a_read_that_began_before_a_purge_keeps_nothing():
-    world = Stacked("host", "disk")
-    keys, disk = KEYS[:4], world.tiers[1]
-    store(world.stack, keys)
-    world.stack.drain(10.0)
-    world.tiers[0].delete(keys)
+    stacked = Stacked("host", "disk")
+    keys, disk = KEYS[:4], stacked.tiers[1]
+    store(stacked.stack, keys)
+    stacked.stack.drain(10.0)
+    stacked.tiers[0].delete(keys)
     get = disk._get
 
     def late(*given):
         get(*given)
-        world.lanes.sleep(1.0)
+        stacked.lanes.sleep(1.0)
 
     disk._get = late
-    world.stack.load(keys, [len(RECORDS[key]) for key in keys], 0.05)
-    assert all(each.is_complete for each in world.stack.purge(MINE).values())
-    world.lanes.sleep(5.0)
-    assert [tier.contains(keys).count(True) for tier in world.tiers] == [0, 0]
+    stacked.stack.load(keys, [len(RECORDS[key]) for key in keys], 0.05)
+    assert all(each.is_complete for each in stacked.stack.purge(MINE).values())
+    stacked.lanes.sleep(5.0)
+    assert [tier.contains(keys).count(True) for tier in stacked.tiers] == [0, 0]

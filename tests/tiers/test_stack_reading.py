@@ -56,15 +56,15 @@ def test_a_slower_tier_is_not_asked_for_what_a_faster_one_has():
 
 
 def test_a_lookup_of_a_tier_that_hangs_ends_in_time_and_finds_what_others_have():
-    world = Stacked("host", "disk", "remote", lookup_timeout_s=0.1)
+    stacked = Stacked("host", "disk", "remote", lookup_timeout_s=0.1)
 
     def scenario(stack, host, disk, remote):
         disk.contains_s = 5.0
         put(remote, TEN)
-        assert world.timed(lambda: stack.find(KEYS[:10])) == ([2] * 10, 0.05)
+        assert stacked.timed(lambda: stack.find(KEYS[:10])) == ([2] * 10, 0.05)
         assert stack.stats().tiers[1].loads == {"lookup_timeout": 1}
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_record_from_a_slower_tier_is_stored_in_the_fastest():
@@ -88,17 +88,17 @@ def test_promote_false_stores_no_record_in_a_faster_tier():
 
 
 def test_keys_of_several_tiers_are_read_side_by_side():
-    world = Stacked("disk", "remote")
+    stacked = Stacked("disk", "remote")
 
     def scenario(stack, disk, remote):
         put(disk, [0, 1])
         put(remote, [2, 3])
         disk.get_s = remote.get_s = 1.0
-        outcomes, took_s = world.timed(lambda: load(stack, range(4), found=[0, 0, 1, 1]))
+        outcomes, took_s = stacked.timed(lambda: load(stack, range(4), found=[0, 0, 1, 1]))
         assert outcomes == ["hit"] * 4
         assert took_s == 1.0
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 @pytest.mark.parametrize("wrong", ["bits", "gone", "shorter"])
@@ -136,30 +136,30 @@ def test_keys_that_were_not_found_are_not_looked_for():
 
 
 def test_a_read_ends_at_its_deadline():
-    world = Stacked("disk")
+    stacked = Stacked("disk")
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = 50.0
-        assert world.timed(lambda: load(stack, TEN, 0.2)) == (["timeout"] * 10, 0.2)
+        assert stacked.timed(lambda: load(stack, TEN, 0.2)) == (["timeout"] * 10, 0.2)
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_tier_that_hangs_leaves_half_the_time_to_the_next_one():
-    world = Stacked("disk", "remote")
+    stacked = Stacked("disk", "remote")
 
     def scenario(stack, disk, remote):
         put(disk, TEN)
         put(remote, TEN)
         disk.get_s = 50.0
-        assert world.timed(lambda: load(stack, TEN, 1.0)) == (["hit"] * 10, 0.5)
+        assert stacked.timed(lambda: load(stack, TEN, 1.0)) == (["hit"] * 10, 0.5)
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_late_read_writes_to_no_record_that_anybody_was_given():
-    world = Stacked("disk")
+    stacked = Stacked("disk")
 
     def scenario(stack, disk):
         put(disk, TEN)
@@ -170,181 +170,181 @@ def test_a_late_read_writes_to_no_record_that_anybody_was_given():
         mine = stack.buffers([SIZE] * 10)
         for each in mine:
             each[:] = b"!" * SIZE
-        world.lanes.sleep(5)
+        stacked.lanes.sleep(5)
         assert records == [None] * 10
         assert [bytes(each) for each in mine] == [b"!" * SIZE] * 10
         assert stack.stats().tiers[0].late == 10
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_queued_read_past_its_timeout_never_begins():
-    world = Stacked("disk", threads=1)
+    stacked = Stacked("disk", threads=1)
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = 1.0
-        first = world.beside(lambda: load(stack, [0]))
-        world.lanes.sleep(0.1)
+        first = stacked.beside(lambda: load(stack, [0]))
+        stacked.lanes.sleep(0.1)
         assert load(stack, [1], 0.5) == ["timeout"]
-        world.lanes.sleep(5)
+        stacked.lanes.sleep(5)
         assert len(disk.asked("get")) == 1
         assert first == [(["hit"], 1.0)]
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_two_requests_for_one_key_share_one_read():
-    world = Stacked("disk")
+    stacked = Stacked("disk")
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = 1.0
-        first = world.beside(lambda: load(stack, TEN))
-        world.lanes.sleep(0.5)
-        assert world.timed(lambda: load(stack, [3, 4, 5])) == (["hit"] * 3, 0.5)
-        world.lanes.sleep(0.01)
+        first = stacked.beside(lambda: load(stack, TEN))
+        stacked.lanes.sleep(0.5)
+        assert stacked.timed(lambda: load(stack, [3, 4, 5])) == (["hit"] * 3, 0.5)
+        stacked.lanes.sleep(0.01)
         assert first == [(["hit"] * 10, 1.0)]
         assert len(disk.asked("get")) == 1
         assert stack.stats().tiers[0].joined == 3
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_request_does_not_wait_for_a_shared_read_beyond_its_own_deadline():
-    world = Stacked("disk")
+    stacked = Stacked("disk")
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = 3.0
-        first = world.beside(lambda: load(stack, TEN))
-        world.lanes.sleep(0.5)
-        assert world.timed(lambda: load(stack, [3], 0.2)) == (["timeout"], 0.2)
-        world.lanes.sleep(5)
+        first = stacked.beside(lambda: load(stack, TEN))
+        stacked.lanes.sleep(0.5)
+        assert stacked.timed(lambda: load(stack, [3], 0.2)) == (["timeout"], 0.2)
+        stacked.lanes.sleep(5)
         assert first == [(["hit"] * 10, 3.0)]
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_shared_read_goes_on_for_the_second_request_when_the_first_has_left():
-    world = Stacked("disk", threads=1)
+    stacked = Stacked("disk", threads=1)
 
     def scenario(stack, disk):
         put(disk, range(20))
         disk.get_s = 1.0
-        world.beside(lambda: load(stack, [19]))
-        world.lanes.sleep(0.5)
-        first = world.beside(lambda: load(stack, TEN, 0.9))
-        world.lanes.sleep(0.1)
-        second = world.beside(lambda: load(stack, TEN, 1.5))
-        world.lanes.sleep(5)
+        stacked.beside(lambda: load(stack, [19]))
+        stacked.lanes.sleep(0.5)
+        first = stacked.beside(lambda: load(stack, TEN, 0.9))
+        stacked.lanes.sleep(0.1)
+        second = stacked.beside(lambda: load(stack, TEN, 1.5))
+        stacked.lanes.sleep(5)
         assert set(first[0][0]) == {"timeout"}
         assert second == [(["hit"] * 10, 1.4)]
         assert len(disk.asked("get")) == 2
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_joined_load_reads_what_the_first_request_gave_up():
-    world = Stacked("disk", threads=1)
+    stacked = Stacked("disk", threads=1)
 
     def scenario(stack, disk):
         put(disk, range(20))
         disk.get_s = 1.0
-        world.beside(lambda: load(stack, [19]))
-        world.lanes.sleep(0.1)
+        stacked.beside(lambda: load(stack, [19]))
+        stacked.lanes.sleep(0.1)
         disk.get_s = 0.1
-        first = world.beside(lambda: load(stack, TEN, 0.8))
-        world.lanes.sleep(0.1)
-        second = world.beside(lambda: load(stack, TEN, 1.3))  # half of that is left: it joins
-        world.lanes.sleep(5)
+        first = stacked.beside(lambda: load(stack, TEN, 0.8))
+        stacked.lanes.sleep(0.1)
+        second = stacked.beside(lambda: load(stack, TEN, 1.3))  # half of that is left: it joins
+        stacked.lanes.sleep(5)
         assert set(first[0][0]) == {"timeout"}
         assert second[0][0] == ["hit"] * 10
         assert stack.stats().tiers[0].joined == 10
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_requests_that_share_a_read_have_records_of_their_own():
-    world = Stacked("disk")
+    stacked = Stacked("disk")
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = 1.0
-        both = [world.beside(lambda: stack.load(KEYS[:10], [SIZE] * 10)) for _ in range(2)]
-        world.lanes.sleep(2)
+        both = [stacked.beside(lambda: stack.load(KEYS[:10], [SIZE] * 10)) for _ in range(2)]
+        stacked.lanes.sleep(2)
         (((_, one), _),), (((_, two), _),) = both
         assert one == two == RECORDS[:10]
         assert len({id(each.obj) for each in one + two}) == 20
         assert len(disk.asked("get")) == 1
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_slow_read_delays_no_read_from_another_tier():
-    world = Stacked("disk", "remote")
+    stacked = Stacked("disk", "remote")
 
     def scenario(stack, disk, remote):
         put(remote, range(20))
         put(disk, range(20, 30))
         remote.get_s = 3.0
-        slow = [world.beside(lambda i=i: load(stack, [i], found=[1])) for i in range(20)]
-        world.lanes.sleep(0.5)
-        fast = world.timed(lambda: load(stack, range(20, 30), found=[0] * 10))
+        slow = [stacked.beside(lambda i=i: load(stack, [i], found=[1])) for i in range(20)]
+        stacked.lanes.sleep(0.5)
+        fast = stacked.timed(lambda: load(stack, range(20, 30), found=[0] * 10))
         assert fast == (["hit"] * 10, 0.0)
         assert slow == [[]] * 20
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_small_read_takes_its_turn_between_the_chunks_of_a_large_one():
-    world = Stacked("disk", threads=1, batch_bytes=SIZE, load_timeout_s=1000.0)
+    stacked = Stacked("disk", threads=1, batch_bytes=SIZE, load_timeout_s=1000.0)
 
     def scenario(stack, disk):
         put(disk, range(110))
         disk.get_s = 1.0
-        large = world.beside(lambda: load(stack, range(100)))
-        world.lanes.sleep(10.5)
-        assert world.timed(lambda: load(stack, [105])) == (["hit"], 2.5)
-        world.lanes.sleep(100)
+        large = stacked.beside(lambda: load(stack, range(100)))
+        stacked.lanes.sleep(10.5)
+        assert stacked.timed(lambda: load(stack, [105])) == (["hit"], 2.5)
+        stacked.lanes.sleep(100)
         assert large == [(["hit"] * 100, 101.0)]
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_tier_that_fails_again_and_again_is_left_alone():
-    world = Stacked("disk", failures=3, cool_down_s=10.0)
+    stacked = Stacked("disk", failures=3, cool_down_s=10.0)
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = 1e6
         for _ in range(3):
             assert load(stack, [0], 0.2) == ["timeout"]
-        assert world.timed(lambda: load(stack, [0], 0.2)) == (["skipped"], 0.0)
-        assert world.timed(lambda: stack.find(KEYS[:1])) == ([-1], 0.0)
+        assert stacked.timed(lambda: load(stack, [0], 0.2)) == (["skipped"], 0.0)
+        assert stacked.timed(lambda: stack.find(KEYS[:1])) == ([-1], 0.0)
         report = stack.stats().tiers[0]
         assert (report.reading, report.num_opened) == ("open", 1)
         assert report.loads == {"skipped": 1, "timeout": 3}
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_no_request_waits_for_the_trial_of_a_tier_that_was_left_alone():
-    world = Stacked("disk", failures=1, cool_down_s=1.0)
+    stacked = Stacked("disk", failures=1, cool_down_s=1.0)
 
     def scenario(stack, disk):
         put(disk, TEN)
         disk.get_s = disk.contains_s = 0.5
         assert load(stack, [0], 0.2) == ["timeout"]
-        world.lanes.sleep(2)
+        stacked.lanes.sleep(2)
         disk.get_s = 0.0
         disk.contains_s = 0.05
-        assert world.timed(lambda: stack.find(KEYS[:1])) == ([-1], 0.0)
-        world.lanes.sleep(0.1)
+        assert stacked.timed(lambda: stack.find(KEYS[:1])) == ([-1], 0.0)
+        stacked.lanes.sleep(0.1)
         assert stack.find(KEYS[:1]) == [0]
         assert load(stack, [0]) == ["hit"]
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_caller_in_a_hurry_does_not_discredit_a_tier():
@@ -370,7 +370,7 @@ def test_a_tier_that_raises_what_it_should_not_is_a_miss():
 
 
 def test_a_refused_tier_is_measured_in_the_background():
-    world = Stacked("disk")
+    stacked = Stacked("disk")
 
     def scenario(stack, disk):
         put(disk, TEN)
@@ -380,19 +380,19 @@ def test_a_refused_tier_is_measured_in_the_background():
             return stack.choose(KEYS[:10], found, sizes, lambda n: (10 - n) * 1e-6)
 
         disk.get_s = 0.1
-        assert world.timed(choose) == (0, 0.0)
+        assert stacked.timed(choose) == (0, 0.0)
         assert choose() == 0
-        world.lanes.sleep(1)
+        stacked.lanes.sleep(1)
         assert len(disk.asked("get")) == 1
         disk.get_s = 0.0
         for _ in range(8):
-            world.lanes.sleep(11)
+            stacked.lanes.sleep(11)
             choose()
-        world.lanes.sleep(1)
+        stacked.lanes.sleep(1)
         assert choose() == 10
         assert stack.stats().refused_keys >= 20
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_without_a_gate_all_that_was_found_is_loaded():
@@ -427,7 +427,7 @@ def test_arguments_that_do_not_fit_together_are_refused(call):
 @pytest.mark.parametrize("blocks_per_s", [300.0, 900.0, 1100.0, 3000.0])
 def test_tiers_slow_down_no_prefix_length_by_more_than_a_tenth(blocks_per_s):
     """The device computes 1,000 blocks a second; a read takes 5 ms and what its blocks take."""
-    world = Stacked("disk")
+    stacked = Stacked("disk")
 
     def recompute_s(num_blocks):
         return num_blocks / 1000
@@ -437,7 +437,7 @@ def test_tiers_slow_down_no_prefix_length_by_more_than_a_tenth(blocks_per_s):
         read = disk._get
 
         def slowly(keys, *others):
-            world.lanes.sleep(0.005 + len(keys) / blocks_per_s)
+            stacked.lanes.sleep(0.005 + len(keys) / blocks_per_s)
             read(keys, *others)
 
         disk._get = slowly
@@ -451,15 +451,15 @@ def test_tiers_slow_down_no_prefix_length_by_more_than_a_tenth(blocks_per_s):
                 cost_s = lambda n: recompute_s(length - n)  # noqa: E731
                 chosen = stack.choose(keys, found, [SIZE] * length, cost_s)
                 load(stack, range(chosen), found=found[:chosen])
-                world.lanes.sleep(cost_s(chosen))
+                stacked.lanes.sleep(cost_s(chosen))
                 return chosen
 
-            chosen, took_s = world.timed(request)
+            chosen, took_s = stacked.timed(request)
             if turn >= 200:
                 loaded += chosen > 0
                 slower.append(took_s / recompute_s(length))
-            world.lanes.sleep(2.0)
+            stacked.lanes.sleep(2.0)
         assert max(slower) <= 1.1
         assert (loaded > 50) == (blocks_per_s > 1000)
 
-    world.run(scenario)
+    stacked.run(scenario)

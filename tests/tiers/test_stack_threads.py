@@ -35,7 +35,7 @@ def load(stack, keys):
     return {key for key, outcome in zip(keys, outcomes, strict=True) if outcome is Outcome.HIT}
 
 
-class Owner:
+class StackClient:
     """Uses keys that nobody else stores or deletes."""
 
     def __init__(self, stack, seed, first):
@@ -79,7 +79,7 @@ def test_threads_over_a_small_host_and_a_disk_read_right_bytes(tmp_path, seed):
         gate=False, load_timeout_s=20, lookup_timeout_s=20, batch_bytes=3 * SIZE
     )
     with TierStack([host, disk], settings) as stack:
-        owners = [Owner(stack, seed, first) for first in (0, 30)]
+        owners = [StackClient(stack, seed, first) for first in (0, 30)]
         working = [threading.Thread(target=lambda: None)]
 
         def use_beside():

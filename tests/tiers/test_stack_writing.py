@@ -42,16 +42,16 @@ def test_a_record_that_does_not_carry_its_key_is_refused_and_nothing_is_stored()
 
 
 def test_store_never_waits():
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def scenario(stack, host, disk):
         disk.put_s = disk.contains_s = 50.0
-        assert world.timed(lambda: store(stack, TEN)) == (["stored"] * 10, 0.0)
-        assert world.timed(lambda: wanted(stack, KEYS[10:20])) == ([True] * 10, 0.0)
-        assert world.timed(lambda: use(stack, TEN))[1] == 0.0
+        assert stacked.timed(lambda: store(stack, TEN)) == (["stored"] * 10, 0.0)
+        assert stacked.timed(lambda: wanted(stack, KEYS[10:20])) == ([True] * 10, 0.0)
+        assert stacked.timed(lambda: use(stack, TEN))[1] == 0.0
         assert not stack.drain(1)
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_back_writes_what_the_device_and_then_each_tier_lets_go():
@@ -218,17 +218,17 @@ def test_a_tier_that_is_not_written_for_failures_still_gives_what_it_has():
 
 
 def test_a_hung_tier_keeps_its_own_queue_only():
-    world = Stacked("host", "disk", "remote", queue_bytes=20 * SIZE)
+    stacked = Stacked("host", "disk", "remote", queue_bytes=20 * SIZE)
 
     def scenario(stack, host, disk, remote):
         disk.put_s = 1000.0
         for first in range(0, 100, 10):
             store(stack, range(first, first + 10))
-            world.lanes.sleep(0.1)
+            stacked.lanes.sleep(0.1)
         assert held(host) == held(remote) == list(range(100))
         assert stack.stats().tiers[1].queued_bytes <= 20 * SIZE
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_records_from_the_stack_come_back_when_all_tiers_have_read_them():
@@ -303,25 +303,25 @@ def test_queued_records_are_written_before_a_delete_or_flush():
 
 
 def test_a_record_deleted_during_its_read_is_neither_kept_nor_shared():
-    world = Stacked("host", "disk")
+    stacked = Stacked("host", "disk")
 
     def slow_get(*args):
-        DictTier._get(world.tiers[1], *args)
-        world.lanes.sleep(0.5)
+        DictTier._get(stacked.tiers[1], *args)
+        stacked.lanes.sleep(0.5)
 
     def scenario(stack, host, disk):
         put(disk, TEN)
         disk._get = slow_get
-        before = world.beside(lambda: load(stack, TEN))
-        world.lanes.sleep(0.1)
+        before = stacked.beside(lambda: load(stack, TEN))
+        stacked.lanes.sleep(0.1)
         stack.delete(KEYS[:5])
-        later = world.beside(lambda: load(stack, TEN))
-        world.lanes.sleep(2.0)
+        later = stacked.beside(lambda: load(stack, TEN))
+        stacked.lanes.sleep(2.0)
         assert before[0][0] == ["hit"] * 10
         assert later[0][0] == ["absent"] * 5 + ["hit"] * 5
         assert held(host) == held(disk) == [5, 6, 7, 8, 9]
 
-    world.run(scenario)
+    stacked.run(scenario)
 
 
 def test_a_tier_gets_what_it_wanted_of_a_prompt_and_no_more():

@@ -67,7 +67,7 @@ def all_settings(random):
     )
 
 
-class World:
+class FaultyStack:
     """A stack of a small tier in memory and two faulty ones, and what was asked of it.
 
     `history` is all that callers saw, with virtual times. `jumping` is the chance that a step of a

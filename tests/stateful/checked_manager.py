@@ -20,7 +20,7 @@ from quire.errors import (
 from quire.ops.purging import num_held, purge
 
 
-class World(Handles):
+class CheckedManager(Handles):
     """Each operation, with what it must return, raise and leave behind."""
 
     def try_to_fit(self, tokens, scope, media, num_new):
