@@ -27,7 +27,7 @@ TRAINED = Path(quire.__file__).parent / "assets" / "quire-tiny"
 
 
 class StopHereError(Exception):
-    """What a test raises within a forward."""
+    """An error that a test raises within a forward."""
 
 
 _SMALL = {
