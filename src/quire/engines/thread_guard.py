@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from quire.errors import CacheBusy, ConfigError, Interrupted, InvariantError, QuireError
 
@@ -49,8 +49,10 @@ class ThreadGuard:
     def __enter__(self) -> Self:
         depth = self.own_depth()
         try:
-            self._admit()
-            self._check_whole()
+            if (other := self._come_in(self._wait_s)) is not None:
+                self._refuse(other)
+            if self.cut_off:
+                self._refuse_cut_off()
             return self  # noqa: TRY300 - in an `else`, Ctrl-C before it would leave the thread inside
         except BaseException:  # also Ctrl-C on the way in
             self.leave_to(depth)
@@ -81,7 +83,8 @@ class ThreadGuard:
         """Enter after an interrupted call to reset state; a second interrupt leaves the object barred."""
         depth = self.own_depth()
         try:
-            self._admit()
+            if (other := self._come_in(self._wait_s)) is not None:
+                self._refuse(other)
             self.cut_off = "a reset was cut off half-way"
             yield
             self.cut_off = ""
@@ -125,28 +128,24 @@ class ThreadGuard:
                             self._inside = me
                             self._depth += 1
 
-    def _check_whole(self) -> None:
-        """Raise `Interrupted` after a call that was cut off half-way."""
-        if self.cut_off:
-            raise Interrupted(
-                f"{self.cut_off}: what this {self._what} holds is not to be relied on; call reset(), which "
-                "ends all requests and empties the cache, and ask again"
-            )
+    def _refuse_cut_off(self) -> NoReturn:
+        raise Interrupted(
+            f"{self.cut_off}: what this {self._what} holds is not to be relied on; call reset(), which "
+            "ends all requests and empties the cache, and ask again"
+        )
 
-    def _admit(self) -> None:
-        """Come in, or raise `CacheBusy`."""
-        if (other := self._come_in(self._wait_s)) is not None:
-            lent = " or has a session open" if other in self._lenders.values() else ""
-            waited = f", also after {self._wait_s:g} s" if self._wait_s else ""
-            wait = (
-                ""
-                if self._what == "engine" or self._wait_s
-                else ", or give it wait_s seconds to wait for its turn"
-            )
-            raise CacheBusy(
-                f"thread {other.name!r} is using this {self._what}{lent}{waited}, and one thread does at a time: "
-                f"make calls one after the other, or one {self._what} for each thread (over one model){wait}"
-            )
+    def _refuse(self, other: threading.Thread) -> NoReturn:
+        lent = " or has a session open" if other in self._lenders.values() else ""
+        waited = f", also after {self._wait_s:g} s" if self._wait_s else ""
+        wait = (
+            ""
+            if self._what == "engine" or self._wait_s
+            else ", or give it wait_s seconds to wait for its turn"
+        )
+        raise CacheBusy(
+            f"thread {other.name!r} is using this {self._what}{lent}{waited}, and one thread does at a time: "
+            f"make calls one after the other, or one {self._what} for each thread (over one model){wait}"
+        )
 
     def _come_in(self, wait_s: float = 0.0) -> threading.Thread | None:
         """Come in, or return the thread that is in the way also after so many seconds."""
@@ -174,6 +173,8 @@ class ThreadGuard:
 
     def _before(self, me: threading.Thread) -> threading.Thread | None:
         """Return a thread that is inside, has lent something out or came earlier; None: it is this one's turn."""
+        if not self._lenders and not self._queue:  # as a rule
+            return self._inside if self._depth and self._inside is not me else None
         held = [*([self._inside] if self._depth else []), *self._lenders.values()]
         # Who is inside comes in again, whoever waits; else the one that has waited longest is next.
         now = monotonic()

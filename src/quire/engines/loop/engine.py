@@ -300,7 +300,8 @@ class Engine(PurgeableEngine):
     @one_step
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""
-        self._end_outdated()
+        if self._requests:
+            self._end_outdated()
         for answer in self._batch.speculating:
             if answer.state == "running":
                 answer.drafts = propose(answer.known(), answer.request.params.speculation)
@@ -327,9 +328,8 @@ class Engine(PurgeableEngine):
             return
         for each in self._companions:
             each.observe(step, perf_counter() - begun_s)
-        self.scheduler.complete(step, sampled.tokens)
+        self.scheduler.complete(step, new := sampled.tokens)
         self._stats.steps += 1
-        new = sampled.tokens
         self._stats.generated_tokens += sum(map(len, new)) if isinstance(new, list) else len(new)
         self._news.update(self._batch.requests)
         if not step.repeats:

@@ -56,6 +56,6 @@ class BoundModel:
                 if self.identity.is_unchanged(only, by_itself=True):
                     return set()
         try:
-            return scopes.keys() - {self.scope().model} if scopes else set()
+            return scopes.keys() - {self.scope().model}
         except ConfigError:
             return {*scopes}  # on another device, of another type: of no use to these pools
