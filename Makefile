@@ -33,7 +33,7 @@ $(VENV)/.made:
 
 $(VENV)/.for-demo: $(VENV)/.made pyproject.toml sim/pyproject.toml router/pyproject.toml passages/pyproject.toml constraints.txt
 	$(PIP) torch
-	$(PIP) --editable '.[demo]' --editable ./sim --editable ./router --editable ./passages
+	$(PIP) --editable '.[serve]' --editable ./sim --editable ./router --editable ./passages
 	@touch $@
 
 $(VENV)/.for-test: $(VENV)/.for-demo

@@ -70,7 +70,7 @@ _HOME = {
     "demo_model": "quire.assets",
 }
 
-_EXTRA = {"quire.engines.hf": "hf", "quire.tensors": "torch"}
+_EXTRA = {"quire.engines.hf": "hf", "quire.tensors": "hf"}
 
 __all__ = [
     "BlockCopy",

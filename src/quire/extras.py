@@ -7,6 +7,9 @@ from quire.errors import ConfigError
 
 DISTRIBUTION = "quire-kv"
 
+CLONE = "in a clone of quire"
+"""The place of all installation: nothing is published."""
+
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "mooncake": "mooncake-transfer-engine-non-cuda",
@@ -24,35 +27,24 @@ class Extra(NamedTuple):
 
 
 _CLI = ("xxhash", "typer", "rich")
-_HF = ("xxhash", "torch", "transformers", "safetensors", "jinja2")
-_RUN = tuple(dict.fromkeys((*_CLI, *_HF)))
-_SERVE = (*_RUN, "llvmlite", "prometheus_client", "starlette", "uvicorn", "httptools")
+_HF = (
+    *(*_CLI, "torch", "transformers", "safetensors", "jinja2"),
+    *("llvmlite", "llguidance", "peft", "PIL"),
+)
+_OBSERVE = ("prometheus_client", "zmq")
+_WEB = ("starlette", "uvicorn", "httptools", "openai", "httpx")
 
 EXTRAS = {
     "cli": Extra(_CLI, "the commands that run no model"),
-    "demo": Extra(
-        (*_SERVE, "openai", "httpx"), "all commands: demo, generate, serve, bench hf, too"
-    ),
-    "torch": Extra(("torch",), "block pools in tensors"),
-    "hf": Extra(_HF, "PrefixCache, and its tiers in memory and on disk"),
-    "tiers": Extra(("xxhash",), "tiers for an engine of your own"),
+    "hf": Extra(_HF, "PrefixCache, the engine, quire generate"),
+    "gguf": Extra((*_HF, "gguf", "accelerate"), "the same for models in GGUF files"),
+    "serve": Extra((*_HF, *_OBSERVE, *_WEB), "quire serve, quire demo and every other command"),
+    "tiers": Extra(("xxhash",), "tiers for vLLM, SGLang or an engine of your own"),
     "redis": Extra(("xxhash", "redis"), "KV in Redis and Valkey"),
-    "objects": Extra(("xxhash", "obstore"), "KV in object stores"),
-    "versions": Extra(("xxhash", "obstore", "boto3"), "purging old versions in S3"),
+    "objects": Extra(("xxhash", "obstore", "boto3"), "KV in object stores"),
     "mooncake": Extra(("xxhash", "mooncake"), "KV in a Mooncake store"),
-    "report": Extra((*_CLI, "matplotlib", "jinja2"), "--report: pages and pictures"),
-    "zstd": Extra(("zstandard",), "traces in zstd"),
-    "ray": Extra(("ray",), "sweeps on Ray"),
-    "metrics": Extra(("prometheus_client",), "metrics for Prometheus"),
-    "events": Extra(("zmq",), "KV events of running engines"),
-    "engine": Extra((*_HF, "llvmlite"), "the engine at its full speed on a CPU"),
-    "serve": Extra(_SERVE, "quire serve"),
-    "route": Extra((*_CLI, "starlette", "uvicorn", "httptools", "httpx"), "quire route"),
-    "replicas": Extra((*_SERVE, "zmq", "ray"), "quire serve --replicas"),
-    "guided": Extra((*_HF, "llguidance"), "answers that match a JSON schema or a regex"),
-    "images": Extra((*_RUN, "PIL"), "generate --image"),
-    "lora": Extra((*_RUN, "peft"), "generate --lora"),
-    "gguf": Extra((*_RUN, "gguf", "accelerate"), "models in GGUF files"),
+    "observe": Extra(_OBSERVE, "metrics for Prometheus, KV events of running engines"),
+    "ray": Extra(("ray",), "sweeps and replicas on Ray"),
 }
 
 COMMANDS = {
@@ -84,12 +76,13 @@ def lacking(what: str, module: str, extra: str) -> str:
 
 def lacking_package(what: str, package: str) -> str:
     """Return the message for something that another package of quire brings, which is not installed."""
-    return f"{what} comes with {package}, which is not installed: pip install {package}"
+    folder = package.removeprefix("quire-")
+    return f"{what} comes with {package}, which is not installed: pip install ./{folder} {CLONE}"
 
 
 def install(extra: str) -> str:
     """Return the command that installs an extra beside the quire that is there."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install '.[{extra}]' {CLONE}"
 
 
 def extra_of(module: str | None) -> str | None:

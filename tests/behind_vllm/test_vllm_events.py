@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+pytest.importorskip("zmq", reason="install it with: pip install '.[observe]'")
 
 from vllm_lora import write_adapter
 

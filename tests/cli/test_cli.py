@@ -89,7 +89,7 @@ def test_doctor_says_how_to_get_what_is_missing(monkeypatch):
     assert found["cuda"] == []
     text = shown("doctor")
     assert "not installed" in text
-    assert "pip install 'quire-kv[hf]'" in text
+    assert "pip install '.[hf]' in a clone of quire" in text
 
 
 def test_inspect_draws_a_demonstration_without_a_file():

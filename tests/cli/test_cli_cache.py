@@ -317,7 +317,7 @@ def test_a_place_without_a_tier_is_said_and_no_password_shown(place, message):
 @pytest.mark.parametrize("words", [("inspect",), ("cache", "verify")], ids=str)
 def test_a_missing_package_is_named_with_the_command_that_installs_it(files, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "xxhash", None)
-    assert "pip install 'quire-kv[cli]'" in refusal(*words, files)
+    assert "pip install '.[cli]'" in refusal(*words, files)
 
 
 def test_a_directory_in_use_is_not_changed(tmp_path):

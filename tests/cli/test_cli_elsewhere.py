@@ -35,7 +35,7 @@ def test_a_missing_command_names_its_package(command, package):
     assert done.returncode == 2
     assert done.stderr == (
         f"error: quire {command} comes with {package}, which is not installed: "
-        f"pip install {package}\n"
+        f"pip install ./{package.removeprefix('quire-')} in a clone of quire\n"
     )
 
 

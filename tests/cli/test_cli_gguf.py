@@ -103,4 +103,4 @@ def test_a_gguf_file_without_the_package_names_the_extra(folder, monkeypatch):
     find = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "gguf" else find(name))
     said = refusal("generate", "--model", folder, "hi")
-    assert "a GGUF file needs gguf: pip install 'quire-kv[gguf]'" in said
+    assert "a GGUF file needs gguf: pip install '.[gguf]'" in said

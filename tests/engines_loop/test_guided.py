@@ -170,6 +170,6 @@ def test_where_llguidance_is_missing_the_command_that_installs_it_is_said(monkey
         "quire.extras.find_spec", lambda name: None if name == "llguidance" else real(name)
     )
     with pytest.raises(
-        ConfigError, match=r"json_schema or regex needs llguidance: pip install .*guided"
+        ConfigError, match=r"json_schema or regex needs llguidance: pip install .*hf"
     ):
         sampler().rules(SamplingParams(regex="a"), [1])

@@ -15,7 +15,8 @@ from quire.extras import DISTRIBUTION, DISTRIBUTIONS, EXTRAS, extra_of
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-BASE = {"numpy", "msgspec"}
+PARTS = {"quire-sim": "sim", "quire-router": "router"}
+MODULES = {package: module for module, package in DISTRIBUTIONS.items()}
 TRACE = "tests/data/traces/mooncake_conversation.head.jsonl.gz"
 WITHOUT = """
 import importlib.abc, importlib.util, sys
@@ -55,44 +56,49 @@ CHAT = ("generate", "--max-new-tokens", "2", "hi")
 
 THINGS = {
     ("", "CacheManager"): "from quire import CacheManager; CacheManager(8, 4).open([1, 2, 3])",
-    ("", "a trace"): f"from quire_sim.trace import open_trace; next(iter(open_trace({TRACE!r})))",
-    ("torch", "KVPool"): "from quire import KVPool, SlotPool",
+    ("hf", "KVPool"): "from quire import KVPool, SlotPool",
     ("hf", "PrefixCache with tiers"): f"{HF}; from quire import PrefixCache\n"
     "with PrefixCache(model, '8MiB', tiers=['host:8MiB', 'disk:{tmp}?capacity=8MiB']) as cache:\n"
     "    cache.generate(input_ids=quire_ids(), max_new_tokens=2)\n"
     "    cache.save('{tmp}/saved')",
-    ("route", "Proxy"): "from quire_router.proxy import Proxy",
     ("tiers", "TierStack"): "from quire.tiers import Host, TierStack; TierStack([Host('1MiB')]).close()",
+    ("serve", "the server"): "from quire.serve.app import make_app; import openai, uvicorn",
+    ("observe", "metrics"): "from quire.observe.prometheus import CacheCollector",
+    ("observe", "events"): "from quire.observe.zmq import Publisher, Subscriber",
     ("redis", "Redis"): "from quire.tiers.redis.url import parse_server; parse_server('redis://h')",
     ("objects", "Objects"): "from quire.tiers import open_tier; open_tier('memory:///').close()",
-    ("cli", "trace"): ("trace", "info", TRACE),
-    ("cli", "curve"): ("curve", TRACE),
-    ("cli", "replay"): ("replay", TRACE, "--capacity", "1%", "--policies", "lru", "--jobs", "1"),
-    ("cli", "plan"): ("plan", "--model", "llama-3.1-8b", "--gpu", "h100"),
-    ("cli", "simulate"): ("simulate", "--trace", TRACE, "--num-requests", "9"),
+    ("quire-sim", "trace"): ("trace", "info", TRACE),
+    ("quire-sim", "curve"): ("curve", TRACE),
+    ("quire-sim", "replay"): ("replay", TRACE, "--capacity", "1%", "--policies", "lru", "--jobs", "1"),
+    ("quire-sim", "plan"): ("plan", "--model", "llama-3.1-8b", "--gpu", "h100"),
+    ("quire-sim", "simulate"): ("simulate", "--trace", TRACE, "--num-requests", "9"),
     ("cli", "inspect"): ("inspect",),
     ("cli", "doctor"): ("doctor",),
     ("cli", "cache"): ("cache", "verify", "{tmp}"),
     ("cli", "bench core"): ("bench", "core", "--rows", "alloc_free_1"),
-    ("demo", "generate --tier"): (*CHAT, "--tier", "disk:{tmp}/kv?capacity=9MiB"),
-    ("report", "replay --report"): (
+    ("hf", "generate --tier"): (*CHAT, "--tier", "disk:{tmp}/kv?capacity=9MiB"),
+    ("quire-sim", "replay --report"): (
         "replay", TRACE, "--capacity", "1%", "--policies", "lru", "--jobs", "1",
         "--report", "{tmp}/r.html"),
-    ("route", "the proxy"): "from quire_router.proxy import Proxy\n"
+    ("quire-router", "the proxy"): "from quire_router.proxy import Proxy\n"
     "from quire_router.prefixes import SentPrefixes; SentPrefixes(8)",
-    ("zstd", "a trace in zstd"): "from quire_sim.trace import open_trace, save_trace\n"
+    ("quire-sim", "a trace in zstd"): "from quire_sim.trace import open_trace, save_trace\n"
     f"save_trace(open_trace({TRACE!r}), '{{tmp}}/t.jsonl.zst')",
 }  # fmt: skip
 
-GROWING = ["", "tiers", "cli", "report"], ["torch", "hf", "demo"]
-"""Extras of which each brings all that the one before does: one process does what they are for, in this order."""
+GROWING = ["", "tiers", "cli", "quire-sim"], ["hf", "gguf"]
+"""Extras and parts of which each brings all that the one before does: one process does what they are for, in this order."""
 
 
 def closure(extra):
-    """The packages that pip installs for an extra."""
+    """The packages that pip installs for an extra of quire-kv, or for another part."""
     names = set()
-    for line in PROJECT["optional-dependencies"][extra]:
-        of_own = re.fullmatch(rf"{DISTRIBUTION}\[(.*)\]", line)
+    lines = PROJECT["optional-dependencies"].get(extra)
+    if lines is None:
+        text = (ROOT / PARTS[extra] / "pyproject.toml").read_text("utf-8")
+        lines = tomllib.loads(text)["project"]["dependencies"]
+    for line in lines:
+        of_own = re.match(rf"{DISTRIBUTION}\[(.*)\]", line)
         if of_own:
             names.update(*(closure(each) for each in of_own[1].split(",")))
         else:
@@ -111,7 +117,10 @@ def test_the_table_of_extras_is_that_of_the_package():
 
 def brought(extra):
     """The importable modules with an extra, of all that any extra brings."""
-    mine = set(EXTRAS[extra].modules) if extra else set()
+    if extra in PARTS:
+        mine = {MODULES.get(package, package) for package in closure(extra)}
+    else:
+        mine = set(EXTRAS[extra].modules) if extra else set()
     if mine & {"torch", "matplotlib"}:
         mine |= {"jinja2", "PIL"}  # which these bring themselves
     return mine
@@ -131,7 +140,7 @@ def program_of(thing, folder):
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """Return the code with which a thing ended, and what it printed and complained of."""
-    every = {module for each in EXTRAS.values() for module in each.modules}
+    every = set().union(*map(brought, [*EXTRAS, *PARTS]))
     found = {}
 
     def of(thing):
@@ -180,8 +189,31 @@ def test_the_extra_named_for_a_public_name_is_enough_for_it(name):
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    extra = {"PrefixCache": "hf", "KVPool": "torch"}[name]
-    assert done.stdout.strip() == f"quire.{name} needs torch: pip install 'quire-kv[{extra}]'"
+    assert (
+        done.stdout.strip() == f"quire.{name} needs torch: pip install '.[hf]' in a clone of quire"
+    )
+
+
+def told(path):
+    """The extras that a page or a file of code has pip install, from a clone or from an index."""
+    text = path.read_text("utf-8")
+    named = re.findall(r"(?<=\.\[)[a-z,]+(?=\]')", text)
+    return {extra for each in named for extra in each.split(",")}, re.findall(r"quire-kv\[", text)
+
+
+def test_pages_install_extras_that_there_are_and_from_a_clone():
+    places = [ROOT / "README.md", ROOT / "Makefile", ROOT / "tools" / "test_parts"]
+    places += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    places += [
+        path
+        for part in ("src", "sim", "router", "passages")
+        for path in (ROOT / part).rglob("*.py")
+    ]
+    named = {path: told(path) for path in places}
+    unknown = {str(path): extras - {*EXTRAS, "all"} for path, (extras, _) in named.items()}
+    assert not {path: extras for path, extras in unknown.items() if extras}
+    assert not [str(path) for path, (_, published) in named.items() if published]
+    assert set().union(*(extras for extras, _ in named.values())) >= {*EXTRAS, "all"}
 
 
 def test_the_model_comes_with_its_licence_and_the_package_says_whose_it_is():

@@ -37,7 +37,7 @@ def test_a_missing_library_of_a_tier_is_named_with_the_command_that_installs_it(
         "try: quire.tiers.Host\n"
         "except ModuleNotFoundError as error: print(error)"
     )
-    assert "pip install 'quire-kv[tiers]'" in fresh(code)
+    assert "pip install '.[tiers]'" in fresh(code)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -58,7 +58,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it():
         "try: quire.KVPool\n"
         "except ModuleNotFoundError as error: print(error)"
     )
-    assert "pip install 'quire-kv[torch]'" in fresh(code)
+    assert "pip install '.[hf]'" in fresh(code)
 
 
 def test_the_error_tree_has_one_root():

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-zmq = pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+zmq = pytest.importorskip("zmq", reason="install it with: pip install '.[observe]'")
 
 from quire import CacheManager, ops  # noqa: E402
 from quire.errors import ConfigError  # noqa: E402

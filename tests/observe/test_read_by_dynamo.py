@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+pytest.importorskip("zmq", reason="install it with: pip install '.[observe]'")
 
 import httpx
 

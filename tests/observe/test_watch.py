@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+pytest.importorskip("zmq", reason="install it with: pip install '.[observe]'")
 
 from cli_help import refusal, run, shown, told
 from quire import CacheManager

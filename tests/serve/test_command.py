@@ -54,7 +54,7 @@ def refusal(*words, **env):
 
 @pytest.mark.ci
 def test_its_events_tell_what_it_has_cached(served):
-    pytest.importorskip("zmq", reason="install it with: pip install 'quire-kv[events]'")
+    pytest.importorskip("zmq", reason="install it with: pip install '.[observe]'")
     from quire.observe import Mirror
     from quire.observe.zmq import Subscriber
 

@@ -176,7 +176,7 @@ def test_closing_a_sweep_early_does_not_wait_for_running_points():
 
 def test_without_ray_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'quire-kv\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]' in a clone"):
         list(RayWorkers(2).run(str, [1]))
 
 

@@ -127,16 +127,6 @@ def test_several_zstd_frames_and_gzip_members_are_one_trace(tmp_path):
         assert len(blocks(open_trace(path))) == 2
 
 
-def test_without_zstandard_the_error_says_what_to_install(tmp_path, monkeypatch):
-    import sys
-
-    path = tmp_path / "t"
-    path.write_bytes(b"\x28\xb5\x2f\xfd rest")
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(ConfigError, match=r"pip install 'quire-kv\[zstd\]'"):
-        open_trace(path)
-
-
 def test_bailian_rows_have_seconds_and_their_turns_make_a_session(tmp_path):
     chats = [(7, -1), (9, -1), (12, 7), (15, 12)]
     rows = [

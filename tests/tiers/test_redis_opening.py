@@ -136,7 +136,7 @@ def test_a_url_that_cannot_work_is_refused_without_its_password(url, reason):
 
 def test_without_redis_py_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(ConfigError, match=r"pip install 'quire-kv\[redis\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[redis\]' in a clone"):
         Redis("redis://127.0.0.1")
 
 

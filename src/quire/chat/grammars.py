@@ -48,7 +48,7 @@ class Grammars:
 
     def _compile(self, kind: str, text: str) -> Any:
         """Return llguidance's matcher, which goes on itself, and is therefore copied."""
-        require("guided", "json_schema or regex")
+        require("hf", "json_schema or regex")
         from llguidance import LLMatcher  # noqa: PLC0415 - optional
 
         try:

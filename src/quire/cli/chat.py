@@ -34,7 +34,7 @@ def read_image(path: Path) -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise ConfigError(lacking("reading images", "PIL", "images")) from error
+        raise ConfigError(lacking("reading images", "PIL", "hf")) from error
     try:
         with Image.open(path.expanduser()) as image:
             return image.convert("RGB")

@@ -134,7 +134,7 @@ def demo(
 
 def _served(words: list[str], size: DemoSize, model: str) -> dict[str, Any]:
     """Run the demo against a server of these options."""
-    require("demo", "a demo of the server")
+    require("serve", "a demo of the server")
     from quire.cli.served_demo import ServedSides
 
     started = time.perf_counter()

@@ -81,7 +81,7 @@ def load(
 
 def check_installed() -> None:
     """Raise `ConfigError` unless all is there that a model needs."""
-    require("demo", "running a model")
+    require("hf", "running a model")
 
 
 def _check_adapter(folder: Path) -> None:
@@ -90,7 +90,7 @@ def _check_adapter(folder: Path) -> None:
             f"{str(folder)!r} has no adapter_config.json; pass the folder that save_pretrained of "
             "a PEFT adapter wrote"
         )
-    require("lora", "an adapter")
+    require("hf", "an adapter")
 
 
 def hush() -> None:

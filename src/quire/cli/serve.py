@@ -148,13 +148,11 @@ def serve(
       quire serve --replicas 3 --tier redis://127.0.0.1:6379
     """
     require("serve", "a server")
-    if events is not None:
-        require("events", "--events")
-        if not (events_in_clear or _is_local(events)):
-            raise ConfigError(
-                f"--events {events} is beyond loopback, where anybody could read the tokens of "
-                "prompts; use tcp://127.0.0.1:PORT, or add --events-in-clear if only you reach it"
-            )
+    if events is not None and not (events_in_clear or _is_local(events)):
+        raise ConfigError(
+            f"--events {events} is beyond loopback, where anybody could read the tokens of "
+            "prompts; use tcp://127.0.0.1:PORT, or add --events-in-clear if only you reach it"
+        )
     from quire.web.keys import is_loopback, is_open_to_all, read_keys
 
     if keys is not None and is_open_to_all(keys):

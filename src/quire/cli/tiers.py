@@ -66,7 +66,7 @@ def opened(
     try:
         from quire.engines.tiered.opening import open_stack
     except ModuleNotFoundError as error:
-        raise ConfigError(lacking("a tier", str(error.name), "demo")) from error
+        raise ConfigError(lacking("a tier", str(error.name), "hf")) from error
     with open_stack(specs, defaults | settings) as stack:
         yield stack
 

@@ -59,7 +59,7 @@ def watch(
       quire watch tcp://127.0.0.1:5557 --for 60 --json
       quire watch tcp://127.0.0.1:5557 --record events.jsonl
     """
-    require("events", "quire watch")
+    require("observe", "quire watch")
     from quire.observe.zmq import Subscriber, beside
 
     if record is not None and record.exists():

@@ -24,7 +24,7 @@ try:
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
     raise ConfigError(
-        lacking("quire.observe.prometheus", "prometheus_client", "metrics")
+        lacking("quire.observe.prometheus", "prometheus_client", "observe")
     ) from error
 
 Family = GaugeMetricFamily | CounterMetricFamily

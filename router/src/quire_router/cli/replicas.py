@@ -47,7 +47,7 @@ def run_replicas(
 
     Then replicas finish running requests and write cached blocks to their tiers.
     """
-    require("replicas", "--replicas")
+    require("ray", "--replicas")
     if any(line.startswith("disk:") for line in wanted.tiers or ()):
         raise ConfigError(
             "a disk: belongs to one server; replicas share files:, redis:// or a bucket, and have host: each"

@@ -11,7 +11,6 @@ from quire.cli import options, output
 from quire.cli.serve import listen
 from quire.config import parse_bytes
 from quire.errors import ConfigError
-from quire.extras import require
 
 PREFIX_BLOCKS = 1 << 20
 """Blocks of prompts that are remembered."""
@@ -54,7 +53,6 @@ def route(
       quire route --upstream http://a:8000 --follow tcp://a:5557
       quire route --upstream http://a:8000 --upstream http://b:8000 --router session
     """
-    require("route", "a router")
     import uvicorn
 
     from quire.routing import router_named
@@ -77,7 +75,6 @@ def route(
     limit = parse_bytes(max_body)
     listening, url = listen(host, port, SLOW_S)
     if follow:
-        require("events", "--follow")
         prefixes = ToldPrefixes(PREFIX_BLOCKS, dict(zip(names, follow, strict=True)))
     else:
         prefixes = SentPrefixes(PREFIX_BLOCKS)

@@ -15,7 +15,6 @@ from quire.cli.options import AsJson, CsvTo, Jobs, MaybeBlockSize, MaybeGpu, May
 from quire.cli.output import print_json, progress, stderr, stdout
 from quire.cli.tables import plain_table
 from quire.config import format_bytes
-from quire.extras import require
 from quire_sim.cli import inputs
 
 DEFAULT_GPU = "h100"
@@ -92,8 +91,6 @@ def replay(
 
     check_writable(csv_file)
     check_writable(report, ".html")
-    if report is not None:
-        require("report", "a report")
     check_kind(hints)
     chosen = inputs.policies_of(policies)
     where = executor_named(executor, jobs or os.cpu_count() or 1)

@@ -134,10 +134,9 @@ def convert(
       quire trace convert agent.jsonl coarse.jsonl.gz --to-block-size 64
       quire trace convert sharegpt.json chats.jsonl.gz --tokenizer ./my-model
     """
-    from quire_sim.trace import check_ending, open_trace, save_trace, with_block_size
+    from quire_sim.trace import open_trace, save_trace, with_block_size
 
     check_writable(target)
-    check_ending(target)
 
     with progress(f"converting {source.name}"):
         trace = open_trace(
@@ -191,12 +190,11 @@ def make(
       quire trace make mix traffic.jsonl.gz --rate 20 --set chat.turns=8
       quire trace make rag documents.jsonl --set documents=500 --set skew=1.2 --json
     """
-    from quire_sim.trace import check_ending, save_trace
+    from quire_sim.trace import save_trace
     from quire_sim.workload import Workload, numbers_of, parts_named
     from quire_sim.workload.settings import REQUESTS_PER_S
 
     check_writable(target)
-    check_ending(target)
     workload = Workload(
         parts_named(kind, dict(_number(text) for text in change or [])),
         num_requests,

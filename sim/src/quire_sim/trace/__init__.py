@@ -5,7 +5,7 @@ from quire_sim.trace.files import FileTrace
 from quire_sim.trace.formats import FORMATS
 from quire_sim.trace.opening import open_trace
 from quire_sim.trace.rows import Findings, Trace, TraceRequest
-from quire_sim.trace.saving import check_ending, save_trace
+from quire_sim.trace.saving import save_trace
 
 __all__ = [
     "FORMATS",
@@ -13,7 +13,6 @@ __all__ = [
     "Findings",
     "Trace",
     "TraceRequest",
-    "check_ending",
     "open_trace",
     "save_trace",
     "with_block_size",

@@ -8,10 +8,9 @@ import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
-from quire.errors import ConfigError, TraceError
-from quire.extras import lacking
+from quire.errors import TraceError
 
 CHUNK_BYTES = 1 << 20
 """Bytes of text that are read at once."""
@@ -77,11 +76,10 @@ def open_text(path: Path) -> Generator[IO[bytes]]:
             with gzip.open(raw) as text:
                 yield cast("IO[bytes]", text)
         elif head == ZSTD:
-            with (
-                zstandard()
-                .ZstdDecompressor()
-                .stream_reader(raw, read_across_frames=True, closefd=False) as text
-            ):
+            import zstandard  # noqa: PLC0415 - 60 ms
+
+            unpack = zstandard.ZstdDecompressor().stream_reader
+            with unpack(raw, read_across_frames=True, closefd=False) as text:
                 yield text
         else:
             yield raw
@@ -93,29 +91,21 @@ def create_text(path: Path) -> Generator[IO[bytes]]:
 
     The same lines give the same bytes: no time and no name is stored. Raises `TraceError`.
     """
-    compress = zstandard() if path.suffix in ZSTD_ENDINGS else None
     try:
         with path.open("wb") as raw:
             if path.suffix == ".gz":
                 with gzip.GzipFile("", "wb", 6, raw, mtime=0) as text:
                     yield cast("IO[bytes]", text)
-            elif compress is not None:
-                with compress.ZstdCompressor(10).stream_writer(raw, closefd=False) as text:
+            elif path.suffix in ZSTD_ENDINGS:
+                import zstandard  # noqa: PLC0415 - 60 ms
+
+                with zstandard.ZstdCompressor(10).stream_writer(raw, closefd=False) as text:
                     yield text
             else:
                 with io.BufferedWriter(raw.raw, CHUNK_BYTES) as text:
                     yield text
     except OSError as error:
         raise TraceError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-
-
-def zstandard() -> Any:
-    """Return the module `zstandard`. Raises `ConfigError` where it is not installed."""
-    try:
-        import zstandard as module  # noqa: PLC0415 - an optional library
-    except ImportError as error:
-        raise ConfigError(lacking("a file in zstd", "zstandard", "zstd")) from error
-    return module
 
 
 def read_some(stream: IO[bytes], path: Path) -> bytes:

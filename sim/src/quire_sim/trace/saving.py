@@ -10,15 +10,9 @@ from typing import cast
 import msgspec
 
 from quire.errors import TraceError
-from quire_sim.trace.chunks import ZSTD_ENDINGS, create_text, zstandard
+from quire_sim.trace.chunks import create_text
 from quire_sim.trace.rows import Trace, TraceRequest
 from quire_sim.trace.schemas import QuireHeader, QuireRow
-
-
-def check_ending(path: Path) -> None:
-    """Raise `ConfigError` if a file's name asks for zstd and zstd is not installed."""
-    if path.suffix in ZSTD_ENDINGS:
-        zstandard()
 
 
 def save_trace(trace: Trace, path: str | Path) -> int:

@@ -102,7 +102,7 @@ class Versions:
         try:
             library: Any = import_module("boto3")
         except ImportError as error:
-            said = lacking("deleting old versions of objects", "boto3", "versions")
+            said = lacking("deleting old versions of objects", "boto3", "objects")
             raise TierError(
                 f"whether the bucket keeps old versions is not known: {said}"
             ) from error
