@@ -4,10 +4,12 @@ import json
 
 from typer.testing import CliRunner
 
+from parts import skip_without
 from quire.cli.app import app
 
 
 def run(*words, **options):
+    skip_without(*words)
     return CliRunner().invoke(app, [str(word) for word in words], **options)
 
 

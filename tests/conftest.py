@@ -1,6 +1,5 @@
 """Lets tests in all folders import the helpers beside this file, and skips what lacks a server here."""
 
-import functools
 import gc
 import signal
 from collections import Counter, defaultdict
@@ -8,8 +7,8 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import settings
 
+import parts
 import system
-from traces import KeptTrace
 
 # The shipped contract of tiers shows values where an assertion of it fails; folders before tests/tiers import it too.
 pytest.register_assert_rewrite(
@@ -28,6 +27,28 @@ gc.disable()  # nothing that is imported goes again, and there are a million obj
 def pytest_addoption(parser):
     say = "fail, instead of skipping, where a server or system library is missing"
     parser.addoption("--require-system", action="store_true", help=say)
+    say = "run only the files that need this part, such as quire-sim, and no other part but installed ones"
+    parser.addoption("--part", choices=sorted(parts.PACKAGES), help=say)
+
+
+class LacksPart(pytest.Module):
+    """A file of tests that needs a part that is not installed."""
+
+    def collect(self):
+        pytest.skip(parts.missing(self.path), allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if parts.missing(module_path):
+        return LacksPart.from_parent(parent, path=module_path)
+    return None
+
+
+def pytest_ignore_collect(collection_path, config):
+    part = config.getoption("--part")
+    if part and collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        return part not in parts.needed(collection_path) or None
+    return None
 
 
 class LeaveToCi:
@@ -98,9 +119,3 @@ def pytest_terminal_summary(terminalreporter):
         if ran or skipped:
             why = f": {system.missing(name)}" if skipped else ""
             terminalreporter.write_line(f"need {name}: {ran} ran, {skipped} skipped{why}")
-
-
-@pytest.fixture(scope="module")
-def kept():
-    """Return whole traces by name, each read once per file of tests."""
-    return functools.cache(KeptTrace)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import parts
 from cli_help import refusal, run, shown, told
 from quire import ops
 from quire._version import __version__
@@ -70,8 +71,8 @@ def test_doctor_prints_json_only():
 
 
 def test_doctor_says_which_parts_are_installed(monkeypatch):
-    assert {name: part["installed"] for name, part in told("doctor")["parts"].items()} == {
-        "quire-passages": True, "quire-router": True, "quire-sim": True}  # fmt: skip
+    found = {name: part["installed"] for name, part in told("doctor")["parts"].items()}
+    assert found == {name: parts.is_installed(name) for name in parts.PACKAGES}
     monkeypatch.setattr(doctor, "_is_installed", lambda name: name != "quire-sim")
     found = told("doctor")["parts"]["quire-sim"]
     assert not found["installed"]

@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from typer.testing import CliRunner
 
+import cli_help
+from parts import skip_without
 from quire.cli import demo, generate
-from quire.cli.app import app
 from traces import CONVERSATION, head_path
 from turns import by_turns
 
@@ -89,7 +89,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for module in (demo, generate):
         monkeypatch.setattr(module, "load", too_late)
-    return lambda *words: CliRunner().invoke(app, words)
+    return cli_help.run
 
 
 def bad_file(kind, folder):
@@ -207,6 +207,7 @@ ENDS = {
     ids=lambda each: each.__name__ if callable(each) else " ".join(each).replace(TRACE, "T"),
 )
 def test_a_full_disk_or_a_closed_pipe_ends_a_command_without_a_traceback(words, where):
+    skip_without(*words)
     out = where()
     done = subprocess.run([*QUIRE, *words], stdout=out, stderr=subprocess.PIPE, check=False)
     os.close(out)
@@ -215,6 +216,7 @@ def test_a_full_disk_or_a_closed_pipe_ends_a_command_without_a_traceback(words, 
 
 @pytest.mark.ci
 def test_control_c_ends_a_command_with_one_line_also_while_workers_run(tmp_path):
+    skip_without("trace")
     trace = tmp_path / "t.jsonl"
     subprocess.run([*QUIRE, "trace", "make", "chat", trace, "--num-requests", "10000"], check=True,
                    capture_output=True)  # fmt: skip

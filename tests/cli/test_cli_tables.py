@@ -6,9 +6,8 @@ import re
 import pytest
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner
 
-from quire.cli.app import app
+import cli_help
 from quire.cli.tables import facts_table, plain_table
 from traces import CONVERSATION, head_path
 from turns import by_turns, drawn
@@ -29,7 +28,7 @@ UNSTEADY = re.compile(r"[\d.]+ s\s+of\s+CPU|[\d.,]+ GiB\s+available")
 
 def numbers(words, columns):
     """The numbers a command prints, each once; those that no two runs share are left out."""
-    result = CliRunner().invoke(app, words, env={"COLUMNS": str(columns)})
+    result = cli_help.run(*words, env={"COLUMNS": str(columns)})
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= columns or words[0] == "replay"
     return set(NUMBER.findall(UNSTEADY.sub("", result.stdout))), result.stdout

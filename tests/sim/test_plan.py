@@ -5,6 +5,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
+from traces_read import head
 
 from quire.errors import ConfigError
 from quire_sim.curves import curves
@@ -12,7 +13,7 @@ from quire_sim.hardware import MemoryTier, Roofline, accelerator_named, model_fa
 from quire_sim.plan import LruHits, Placement, advise, budget, crossover, plan, worth_of
 from quire_sim.reuse import reuses
 from quire_sim.trace import with_block_size
-from traces import AGENT, CONVERSATION, head
+from traces import AGENT, CONVERSATION
 
 GIB = 1 << 30
 H100 = accelerator_named("h100")

@@ -1,10 +1,11 @@
 """Replays of the public traces: published numbers, to all printed digits, and how fast."""
 
 import pytest
+from traces_read import whole
 
 from cpu_time import cpu_s
 from quire_sim.replay import replay
-from traces import AGENT, CONVERSATION, whole
+from traces import AGENT, CONVERSATION
 from turns import few_rows
 
 pytestmark = pytest.mark.slow

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import traces_read
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trace_help import by_prefix, ids_in, row, rows_in, runs_of, violations, write
@@ -35,7 +36,7 @@ def check_against_rows(trace, rows):
 
 @pytest.mark.parametrize("name", traces.NAMES)
 def test_the_beginning_of_a_public_trace_reads_as_its_rows_say(name):
-    trace = traces.head(name)
+    trace = traces_read.head(name)
     assert trace.block_size == SIZES[name]
     assert trace.format == FORMATS.get(name, "hash-runs")
     for request in check_against_rows(trace, rows_in(traces.head_path(name))):
@@ -46,11 +47,11 @@ def test_the_beginning_of_a_public_trace_reads_as_its_rows_say(name):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [traces.CONVERSATION, traces.AGENT])
 def test_a_whole_public_trace_reads_as_its_rows_say(name):
-    check_against_rows(traces.whole(name), rows_in(traces.whole_path(name)))
+    check_against_rows(traces_read.whole(name), rows_in(traces.whole_path(name)))
 
 
 def test_every_iteration_reads_the_trace_anew():
-    trace = traces.head(traces.AGENT)
+    trace = traces_read.head(traces.AGENT)
     assert blocks(trace) == blocks(trace)
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import traces_read
 from trace_help import by_prefix, row, write
 
 import traces
@@ -63,7 +64,7 @@ def test_a_trace_reads_as_it_was_written(tmp_path, suffix):
 
 @pytest.mark.parametrize("name", traces.NAMES)
 def test_a_public_trace_reads_as_it_was_converted(tmp_path, name):
-    trace = traces.head(name)
+    trace = traces_read.head(name)
     save_trace(trace, tmp_path / "t.gz")
     back = open_trace(tmp_path / "t.gz")
     assert [everything(one) for one in back] == [everything(one) for one in trace]
@@ -126,7 +127,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
 @pytest.mark.parametrize("name", traces.NAMES)
 @pytest.mark.parametrize("factor", [2, 3, 7])
 def test_a_larger_block_is_named_by_the_prefix_up_to_its_end(name, factor):
-    trace = traces.head(name)
+    trace = traces_read.head(name)
     coarse = with_block_size(trace, trace.block_size * factor)
     assert coarse.block_size == trace.block_size * factor
     fine, larger = list(trace), list(coarse)

@@ -5,6 +5,7 @@ import json
 import tracemalloc
 
 import pytest
+import traces_read
 from trace_help import row
 
 import traces
@@ -83,7 +84,7 @@ def head_of(folder, count):
 @pytest.mark.parametrize(("name", "references", "unique"), few_rows(PUBLISHED, *PUBLISHED[:2]))
 def test_whole_traces_have_the_published_numbers_of_blocks(name, references, unique):
     count, largest = 0, -1
-    for request in traces.whole(name):
+    for request in traces_read.whole(name):
         count += request.num_blocks
         if len(request.runs):
             largest = max(largest, int(request.runs.sum(axis=1).max()) - 1)
