@@ -1,4 +1,4 @@
-"""Ctrl-C before any one line of a call."""
+"""Ctrl-C, or another exception, before any one line of a call."""
 
 import gc
 import linecache
@@ -18,13 +18,14 @@ def is_with(name, number):
 
 
 class LineCut:
-    """Raises Ctrl-C before line number `at` of a call, counted in files whose paths begin with one of `watched`.
+    """Raises an error before line number `at` of a call, counted in files whose paths begin with one of `watched`.
 
+    `error`  its class
     `lines`  the numbers of the lines that were come to, by file
     """
 
-    def __init__(self, watched, at=None):
-        self.watched, self.at = watched, at
+    def __init__(self, watched, at=None, error=KeyboardInterrupt):
+        self.watched, self.at, self.error = watched, at, error
         self.count = 0
         self.lines = defaultdict(list)
 
@@ -38,16 +39,16 @@ class LineCut:
             self.count += 1
             self.lines[code.co_filename].append(self.count)
             if self.count == self.at:
-                raise KeyboardInterrupt
+                raise self.error
         return self.trace
 
     def run(self, call):
-        """Make the call; return whether Ctrl-C came out of it."""
+        """Make the call; return whether the error came out of it."""
         gc.disable()
         sys.settrace(self.trace)
         try:
             call()
-        except KeyboardInterrupt:
+        except self.error:
             return True
         finally:
             sys.settrace(None)

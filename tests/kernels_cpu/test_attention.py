@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quire.errors import ConfigError
 from quire.kernels import compiling
-from quire.kernels.attention import AttentionPlan, Packed, Scoring, attend, kernel
+from quire.kernels.attention import AttentionPlan, Packed, Scoring, attend
 from quire.kernels.attention import step as attention_step
 from quire.kernels.attention.layer import Shape
 from quire.kernels.attention.work import SentWork
@@ -293,9 +293,9 @@ def plain_cpu(monkeypatch):
     """Compile for a CPU that has no instructions of its own, and none for bfloat16."""
     monkeypatch.setattr(compiling, "this_cpu", lambda: Cpu("", ""))
     multiply(monkeypatch, paired=False, tiled=False)
-    kernel.kernel.cache_clear()
+    compiling.functions.cache_clear()
     yield
-    kernel.kernel.cache_clear()
+    compiling.functions.cache_clear()
 
 
 @pytest.fixture(params=["widened", "paired", "tiled"])

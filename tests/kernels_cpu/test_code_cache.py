@@ -62,7 +62,7 @@ def put_twice(module, number):
 def found(write, *given):
     """Return what compiled code puts down."""
     place = np.zeros(1, np.int64)
-    CFUNCTYPE(None, c_int64)(functions(write, *given)[0])(place.ctypes.data)
+    CFUNCTYPE(None, c_int64)(functions.__wrapped__(write, *given)[0])(place.ctypes.data)
     return place[0]
 
 

@@ -9,8 +9,7 @@ import torch
 from attention_help import TOLERANCES, Step
 
 from quire.kernels.attention import AttentionPlan, Scoring, attend
-from quire.kernels.attention import step as attention_step
-from quire.kernels.attention.step import turned
+from quire.kernels.attention.compiled import Reading, attention_pass
 from quire.kernels.compiling import Program
 from quire.kernels.norms import normed
 from quire.kernels.products import operands, product
@@ -130,10 +129,14 @@ def test_nothing_is_read_behind_the_weights():
     assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), page, 3)
 
 
-@pytest.mark.parametrize("compiles", [True, False])
+def turned(states, cos, sin):
+    """Heads `[N, heads, D]` turned by their positions (https://arxiv.org/abs/2104.09864)."""
+    first, second = states.chunk(2, -1)
+    return states * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_attention_turns_queries_and_keys_by_their_positions(monkeypatch, dtype, compiles):
-    monkeypatch.setattr(attention_step, "_COMPILES", compiles)
+def test_attention_turns_queries_and_keys_by_their_positions(dtype):
     for width in (2, 8, 34, 64):
         step = Step(width, size=16, widths=(width, 6), dtype=dtype)
         plan = AttentionPlan(16)
@@ -146,9 +149,10 @@ def test_attention_turns_queries_and_keys_by_their_positions(monkeypatch, dtype,
             plan, pools, turned(q, *rotary), (turned(new[0], *rotary), new[1]), Scoring(0.3)
         )
         keys = pools[0].clone()
-        found = attend(
-            plan, pools, q.clone(), (new[0].clone(), new[1]), Scoring(0.3, rotary=rotary)
-        )
+        found, reading = torch.empty(*q.shape[:2], 6, dtype=dtype), Reading(q.shape[1], pools[1])
+        reading.take(plan)
+        given = q.clone(), (new[0].clone(), new[1]), Scoring(0.3)
+        Program([attention_pass(reading, pools, *given, out=found, rotary=rotary)]).run()
         limit = TOLERANCES[dtype]
         torch.testing.assert_close(found, right, rtol=limit, atol=limit)
         torch.testing.assert_close(pools[0], keys, rtol=limit, atol=limit, equal_nan=True)

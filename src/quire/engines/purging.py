@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from quire.scope import ScopePart
 from quire.tensors.pool import KVPool, Pool
 
 if TYPE_CHECKING:
-    from quire.engines.companions import CacheCompanion, EngineCompanion
+    from quire.engines.companions import CacheCompanion, EngineCompanion, TenantHolder
     from quire.engines.hf.storage import KeptBlocks
     from quire.engines.loop.answers import EngineRequest, FinishReason
     from quire.engines.loop.computing import Forward
@@ -109,7 +109,7 @@ class PurgeableEngine:
 
     def barring(self, scope: Scope) -> ExitStack:
         """Have no tier take or give anything of a tenant until the end of a block; any thread may."""
-        return barring(scope, self._with_tiers)
+        return barring(scope, self.tiers, self._companions)
 
     def purge_device(self, scope: Scope, timeout_s: float) -> PurgeReport:
         """Purge what the engine itself holds, between two steps and within `barring`."""
@@ -133,19 +133,7 @@ class PurgeableEngine:
 
     def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
         """Purge the tiers, within `barring`; any thread may."""
-        return purge_tiers(scope, timeout_s, self._with_tiers)
-
-    @property
-    def _with_tiers(self) -> list[_WithTiers]:
-        return [*([] if self.tiers is None else [_Stack(self.tiers)]), *self._companions]
-
-
-class _Purgeable(Protocol):
-    """The methods of its engine that an `AsyncEngine` needs for purging."""
-
-    def barring(self, scope: Scope) -> ExitStack: ...
-    def purge_device(self, scope: Scope, timeout_s: float) -> PurgeReport: ...
-    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]: ...
+        return purge_tiers(scope, timeout_s, self.tiers, self._companions)
 
 
 class PurgeableAsync:
@@ -161,7 +149,7 @@ class PurgeableAsync:
         return await asyncio.to_thread(self._purge, scope_of(tenant), timeout_s)
 
     def _purge(self, scope: Scope, timeout_s: float) -> PurgeReport:
-        engine: _Purgeable = self.engine
+        engine: PurgeableEngine = self.engine
         with engine.barring(scope):
             asked = self._ask(lambda engine: engine.purge_device(scope, timeout_s))
             return replace(asked.result(), tiers=engine.purge_tiers(scope, timeout_s))
@@ -185,7 +173,6 @@ class PurgeableCache:
         scope = scope_of(tenant)
         is_own = of_tenant(scope)
         companions = [] if self.passages is None else [self.passages]
-        with_tiers = [*([] if self.tiers is None else [_Stack(self.tiers)]), *companions]
         with self._guard:
             manager, store = self.kept.manager, self.kept.store
             if count := len(sequences_of(manager, is_own)):
@@ -193,14 +180,14 @@ class PurgeableCache:
                     f"{count} rows of sessions or calls of this tenant are open, and would keep what they compute: "
                     "end them, then purge"
                 )
-            with barring(scope, with_tiers):
+            with barring(scope, self.tiers, companions):
                 before = free_blocks(manager)
                 store.transfers.join()
                 if store.tiers is not None:
                     store.tiers.purge(scope, timeout_s)
                 told = purge_blocks(manager, self.kept.pools, is_own, before)
                 passages = sum(each.purge(scope, is_own, timeout_s) for each in companions)
-                tiers = purge_tiers(scope, timeout_s, with_tiers)
+                tiers = purge_tiers(scope, timeout_s, self.tiers, companions)
                 return replace(told, passages=passages, tiers=tiers)
 
 
@@ -215,30 +202,10 @@ def of_tenant(scope: Scope) -> IsOwn:
     return lambda other: tenant_tag(other) == tag
 
 
-class _WithTiers(Protocol):
-    """Has tiers, or may have."""
-
-    def barring(self, scope: Scope) -> AbstractContextManager[object]: ...
-    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]: ...
-
-
-class _Stack:
-    """The tiers of an engine or a cache."""
-
-    def __init__(self, stack: TierStack) -> None:
-        self._stack = stack
-
-    def barring(self, scope: Scope) -> AbstractContextManager[object]:
-        return self._stack.barring(scope)
-
-    def purge_tiers(self, scope: Scope, timeout_s: float) -> dict[str, Purged]:
-        return self._stack.purge(scope, timeout_s)
-
-
-def barring(scope: Scope, parties: Sequence[_WithTiers]) -> ExitStack:
+def barring(scope: Scope, stack: TierStack | None, companions: Sequence[TenantHolder]) -> ExitStack:
     """Have tiers take and give nothing of a tenant until the end of a block."""
     with ExitStack() as opened:
-        for each in parties:
+        for each in (*([] if stack is None else [stack]), *companions):
             opened.enter_context(each.barring(scope))
         return opened.pop_all()
 
@@ -270,9 +237,11 @@ def wipe_unused(manager: CacheManager, pools: Sequence[Pool]) -> None:
                 pool.wipe(seq.block_ids(group))
 
 
-def purge_tiers(scope: Scope, timeout_s: float, parties: Sequence[_WithTiers]) -> dict[str, Purged]:
+def purge_tiers(
+    scope: Scope, timeout_s: float, stack: TierStack | None, companions: Sequence[TenantHolder]
+) -> dict[str, Purged]:
     """Purge a stack, and the tiers of companions; return their results by name."""
-    told: dict[str, Purged] = {}
-    for each in parties:
+    told = {} if stack is None else stack.purge(scope, timeout_s)
+    for each in companions:
         told |= each.purge_tiers(scope, timeout_s)
     return told

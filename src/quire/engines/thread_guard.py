@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from quire.errors import CacheBusy, ConfigError, Interrupted, InvariantError, QuireError
+from quire.errors import CacheBusy, ConfigError, Interrupted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ class ThreadGuard:
     lock of C, unlike a `Condition`, is taken and given back by `with` without such a place.
 
     `cut_off`      the call that was cut off (`undivided`), and its cause: nobody enters until the object is emptied
-    `is_stepping`  whether a step is under way (`one_step`), from within which code of the caller's may run
+    `is_stepping`  whether an undivided call is under way, from within which code of the caller's may run
     """
 
     cut_off = ""
@@ -157,6 +157,7 @@ class ThreadGuard:
             if other is None:
                 self._inside = me
                 self._depth += 1
+                self.is_stepping &= self._depth > 1  # what Ctrl-C on the way out has left
         return other
 
     def _waited(self, me: threading.Thread, wait_s: float) -> threading.Thread | None:
@@ -214,9 +215,9 @@ def guarded(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def undivided(
-    refusals: type[Exception] = QuireError,
+    refusals: type[Exception] | tuple[()] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a method of an object with a `_guard` one that ends all turns when it is cut off half-way.
+    """Make a method of an object with a `_guard` one behind whose exceptions nobody enters until a reset.
 
     `refusals`  what it raises before it has changed anything
     """
@@ -224,31 +225,19 @@ def undivided(
     def undivided_one(method: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(method)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            guard: ThreadGuard = cast("Any", args[0])._guard  # noqa: SLF001 - the method's own object
+            outer = guard.is_stepping
             try:
+                guard.is_stepping = True
                 return method(*args, **kwargs)
-            except BaseException as error:
-                if not isinstance(error, refusals) or isinstance(error, InvariantError):
-                    guard = cast("Any", args[0])._guard  # noqa: SLF001 - the method's own object
-                    guard.cut_off = f"a call was cut off half-way by {type(error).__name__}"
+            except refusals:
                 raise
+            except BaseException as error:
+                guard.cut_off = f"a call was cut off half-way by {type(error).__name__}"
+                raise
+            finally:
+                guard.is_stepping = outer
 
         return call
 
     return undivided_one
-
-
-def one_step(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method of an object with a `_guard` one `undivided` step: `is_stepping` says that it is under way."""
-    whole = undivided()(method)
-
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        guard: ThreadGuard = cast("Any", args[0])._guard  # noqa: SLF001 - the method's own object
-        outer = guard.is_stepping
-        try:
-            guard.is_stepping = True
-            return whole(*args, **kwargs)
-        finally:
-            guard.is_stepping = outer
-
-    return call

@@ -63,7 +63,8 @@ _CALL = 4 * 8
 """Bytes of a call."""
 
 
-def functions(write: Callable[..., Sequence[Code]], *given: Any) -> list[int]:
+@cache
+def functions(write: Callable[..., Sequence[Code]], *given: Any) -> Sequence[int]:
     """Return the addresses of functions that `write(module, *given)` writes and returns; they are never unloaded.
 
     given  numbers, texts and tuples of them; these alone say what is written

@@ -3,7 +3,6 @@
 # pyright: basic
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +35,8 @@ def normed(
     count = np.array([len(hidden)], np.int64) if count is None else count
     places = [count.ctypes.data, *(each.data_ptr() for each in (hidden, weight, out))]
     inputs = _NormInputs(0, *places, bits)  # pyright: ignore[reportCallIssue]
-    found = _compiled(hidden.shape[1], hidden.dtype == torch.bfloat16, paired(hidden.dtype))
+    of_dtype = hidden.dtype == torch.bfloat16, paired(hidden.dtype)
+    found = functions(_written, hidden.shape[1], *of_dtype)
     return Pass(found, inputs, threads, (hidden, weight, out, count))
 
 
@@ -49,11 +49,6 @@ class _NormInputs(NamedTuple):
     weight: Any
     out: Any
     epsilon_bits: Any
-
-
-@cache
-def _compiled(width: int, bfloat16: bool, is_paired: bool) -> Sequence[int]:
-    return functions(_written, width, bfloat16, is_paired)
 
 
 def _written(module: ir.Module, width: int, bfloat16: bool, is_paired: bool) -> Sequence[Code]:

@@ -3,7 +3,7 @@
 # pyright: basic
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,8 @@ def product(
         out.data_ptr(),
         out.stride(0) * out.element_size(),
     )
-    found = _compiled(become, dtype == torch.bfloat16, paired(dtype), tiled(dtype))
+    of_dtype = dtype == torch.bfloat16, paired(dtype), tiled(dtype)
+    found = functions(_written, become, *of_dtype)
     return Pass(found, inputs, threads, (rows, out, panels, count))
 
 
@@ -113,11 +114,6 @@ def _panels(weights: tuple[Any, ...], is_gated: bool, sizes: tuple[int, int]) ->
             )
         place += columns
     return np.array(found, np.int64)
-
-
-@cache
-def _compiled(become: str, bfloat16: bool, is_paired: bool, is_tiled: bool) -> Sequence[int]:
-    return functions(_written, become, bfloat16, is_paired, is_tiled)
 
 
 def _written(

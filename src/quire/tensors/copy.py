@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.core import BlockCopy
+from quire.core import BlockCopy, CacheManager
 from quire.errors import ConfigError
 from quire.tensors.pool import KVPool, Pool, StatePool
 from quire.tensors.slots import BlockIds, block_array, on_device, runs
@@ -104,6 +104,31 @@ def apply_plan(
     for group, pool in enumerate(pools):
         own = [copy for copy in copies if copy.group == group]
         apply_copies(pool, own, (fresh or {}).get(group, ()))
+
+
+def do_copies(
+    manager: CacheManager,
+    pools: Sequence[Pool],
+    fresh: Mapping[int, BlockIds] | None = None,
+    join: Callable[[], None] = lambda: None,
+) -> bool:
+    """Do the copies that a manager has planned, if any; return whether there were some.
+
+    For the manager they are done when they are taken: an exception behind that bars it.
+
+    `fresh`  see `apply_plan`
+    `join`   called before a pool of K and V is copied in
+    """
+    try:
+        copies = manager.take_copies()
+        if any(isinstance(pools[copy.group], KVPool) for copy in copies):
+            join()
+        apply_plan(pools, copies, fresh)
+    except BaseException as error:
+        if not manager.interrupted:
+            manager.give_up(f"copying blocks was cut off half-way by {type(error).__name__}")
+        raise
+    return bool(copies)
 
 
 def apply_copies(pool: Pool, copies: Sequence[BlockCopy], fresh: BlockIds = ()) -> None:

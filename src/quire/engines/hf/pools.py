@@ -21,7 +21,7 @@ from quire.engines.models.states import RowStates, Snapshot
 from quire.engines.tiered.store import NOTHING, Onboarded
 from quire.errors import OutOfBlocks
 from quire.groups import ChunkedAttention, SlidingWindow, checkpoint
-from quire.tensors.copy import KV, apply_plan, gather_into, scatter
+from quire.tensors.copy import KV, do_copies, gather_into, scatter
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool, StatePool
 from quire.tensors.transfers import Step, Transfers
@@ -261,14 +261,7 @@ class HfStore:
     def _copy(self, fresh: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
         if self.tiers is not None:
             self.tiers.spill()
-        try:
-            copies = self.manager.take_copies()
-            if any(isinstance(self.pools[copy.group], KVPool) for copy in copies):
-                self.transfers.join()
-            apply_plan(self.pools, copies, fresh)
-        except BaseException as error:
-            self.manager.cut_off("copying blocks", error)  # they count as copied
-            raise
+        do_copies(self.manager, self.pools, fresh, self.transfers.join)
 
     def _head(self, tokens: Tokens, media: Items[MediaItem]) -> tuple[Tokens, Items[MediaItem]]:
         """Return what the pools can hold at once of a prompt, with room for it as far as there can be."""

@@ -18,7 +18,7 @@ from quire.errors import ConfigError
 from quire.kernels.attention import Packed, Plans
 from quire.ops import blocks_at
 from quire.scheduling import Job, Step
-from quire.tensors.copy import apply_plan
+from quire.tensors.copy import do_copies
 from quire.tensors.pool import KVPool
 
 Ints = npt.NDArray[np.int64]
@@ -70,10 +70,7 @@ class Forward:
         """Do the copies that the manager has planned."""
         if self.before_copies is not None:
             self.before_copies()
-        copies = self.manager.take_copies()
-        if copies:
-            apply_plan(self.pools, copies)
-            self._moved = True
+        self._moved |= do_copies(self.manager, self.pools)
 
     def logits(self, step: Step, bound: BoundModel) -> torch.Tensor:
         """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned, of one model from end to end.

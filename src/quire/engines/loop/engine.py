@@ -35,7 +35,7 @@ from quire.engines.models.supported import num_embeddings
 from quire.engines.packed.bound_model import BoundModel
 from quire.engines.packed.model import eos_ids
 from quire.engines.purging import PurgeableEngine
-from quire.engines.thread_guard import ThreadGuard, guarded, one_step, undivided
+from quire.engines.thread_guard import ThreadGuard, guarded, undivided
 from quire.errors import ConfigError, QuireError, RequestFailed
 from quire.scheduling import Job, Scheduler
 
@@ -166,7 +166,7 @@ class Engine(PurgeableEngine):
         self._enter(request)
         return request_id
 
-    @undivided(Exception)
+    @undivided(QuireError)
     def _enter(self, request: EngineRequest) -> None:
         first, *first.twins = request.answers
         self.scheduler.add(first)
@@ -206,10 +206,7 @@ class Engine(PurgeableEngine):
         return {k: n for each in self._companions for k, n in each.held(tokens, scope).items()}
 
     def prepare(self, params: SamplingParams) -> None:
-        """Compile the grammar of a later request, on any thread. Raises `ConfigError`.
-
-        Queueing that request takes no time for it then.
-        """
+        """Compile the grammar of a later request, on any thread, so that queueing it is quick. Raises `ConfigError`."""
         self._sampler.grammar(params)
 
     def reset(self) -> None:
@@ -297,7 +294,7 @@ class Engine(PurgeableEngine):
 
     # -- within ----------------------------------------------------------------------------
 
-    @one_step
+    @undivided()
     def _advance(self) -> None:
         """Compute one step, if there is any; what has news is in `_news` then."""
         if self._requests:
@@ -324,6 +321,7 @@ class Engine(PurgeableEngine):
                 logits = logits[step.spread]
             sampled = self._sampler.sample(self._batch.rules, logits, step.drafts)
         except Exception as error:  # noqa: BLE001 - a model may raise anything
+            self._forward.reset()  # it may have prepared the step in part
             self._fail((job.request for job in cast("list[Answer]", step.jobs)), error)
             return
         for each in self._companions:

@@ -24,17 +24,12 @@ class Fold(NamedTuple):
 
     kind    its type
     about   values by name beside its parts: scales' block size, types, whatever it holds
-    parts   tensors by name; None where they cannot be told (`is_opaque`)
+    parts   tensors by name; None where they cannot be told
     """
 
     kind: type[torch.Tensor]
     about: dict[str, Any]
     parts: dict[str, torch.Tensor] | None
-
-    @property
-    def is_opaque(self) -> bool:
-        """Whether the parts of the tensor are unknown."""
-        return self.parts is None
 
 
 Mark = tuple[type[torch.Tensor], tuple[str, ...], dict[str, Any]]

@@ -137,9 +137,8 @@ class Passes:
         q, k, v = (each.unflatten(1, by_heads) for each in heads.split(widths, 1))
         out = self._operands(attention.o_proj.in_features)
         cos, sin = self._rotary
-        scoring = Scoring(attention.scaling, rotary=(cos, sin))
-        found = out.unflatten(1, by_heads)
-        return attention_pass(reading, pools, q, (k, v), scoring, out=found), out
+        scoring, how = Scoring(attention.scaling), {"out": out.unflatten(1, by_heads)}
+        return attention_pass(reading, pools, q, (k, v), scoring, **how, rotary=(cos, sin)), out
 
     def _norm(self, norm: Any) -> None:
         how = norm.weight, norm.variance_epsilon, self._states, self.threads

@@ -1,6 +1,7 @@
 """Packed rows against plain forwards of the same model, before it serves requests."""
 
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -56,36 +57,32 @@ def _refusal(model: Any, *, plain: bool) -> str | None:
             f"{name} does not compute packed rows as it does plain ones: {far}; call model.generate "
             f"instead{why_far(model)}"
         )
-    values, config = repr(model.config.to_dict()), _Unread(model.config)
-    refused = _of_kind(cast("Any", type(model)), values, config, plain=plain)
+    values = repr(model.config.to_dict())
+    refused = _of_kind(_PackedKind(cast("Any", type(model)), values, plain, model.config))
     return refused and f"{name}: a tiny twin of its config with random weights {refused}"
 
 
-class _Unread:
-    """A config that takes no part in a key, for its values stand there already."""
+@dataclass(frozen=True, slots=True)
+class _PackedKind:
+    """The identity of models that compute packed rows in the same way: a class, and a config by its values."""
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unread)
-
-    def __hash__(self) -> int:
-        return 0
+    model_class: Any
+    values: str
+    plain: bool
+    config: Any = field(compare=False, repr=False)
 
 
 @lru_cache(maxsize=128)
-def _of_kind(model_class: Any, values: str, config: _Unread, *, plain: bool) -> str | None:
+def _of_kind(kind: _PackedKind) -> str | None:
     """Return what is wrong with the packed rows of a kind of model, seen on a twin; None: nothing."""
-    del values
     try:
-        twin = twin_of(model_class, config.config, seed=0)
+        twin = twin_of(kind.model_class, kind.config, seed=0)
     except Exception as error:  # noqa: BLE001 - a config may be anything
-        if not distances(config.config):
+        if not distances(kind.config):
             return None  # no window and no threshold that short texts do not show
         return f"cannot be built, on which windows would be checked: {error}"
     try:
-        far = _distance(twin, _LONG, plain=plain)
+        far = _distance(twin, _LONG, plain=kind.plain)
     except QuireError as error:
         return f"is refused: {error}"
     return None if far is None else f"does not compute packed rows as it does plain ones: {far}"

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,12 @@ class QuireStorage(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        return self._get(KV, keys, host_indices)
+        return self._moved(KV, keys, host_indices, self._load)
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        return self._set(KV, keys, host_indices)
+        return self._moved(KV, keys, host_indices, self._store)
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
@@ -168,27 +169,19 @@ class QuireStorage(HiCacheStorage):
         return PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
 
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
-        return {each.name: self._get(str(each.name), *_asked(each)) for each in transfers}
+        return {x.name: self._moved(str(x.name), *_asked(x), self._load) for x in transfers}
 
     def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
-        return {each.name: self._set(str(each.name), *_asked(each)) for each in transfers}
+        return {x.name: self._moved(str(x.name), *_asked(x), self._store) for x in transfers}
 
-    def _get(self, name: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
-        self._rename()
-        pages, records = self._pools[name]
-        if indices is None or len(indices) != len(keys) * pages.page_size:
-            return [False] * len(keys)
-        done: list[bool] = []
-        for part in pieces(len(keys), records.record_bytes):
-            slots = indices[part.start * pages.page_size : part.stop * pages.page_size]
-
-            def fill(payloads: Sequence[memoryview | None], slots: torch.Tensor = slots) -> None:
-                pages.write(slots, payloads)
-
-            done += self._stack.load(records, keys[part.start : part.stop], fill)
-        return done
-
-    def _set(self, name: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
+    def _moved(
+        self,
+        name: str,
+        keys: Sequence[str],
+        indices: torch.Tensor | None,
+        move: Callable[[PageRecords, Sequence[str], HostPages, torch.Tensor], list[bool]],
+    ) -> list[bool]:
+        """Load or store pages by `move`, some at a time; return which came, or did not fail."""
         self._rename()
         pages, records = self._pools[name]
         if indices is None or len(indices) != len(keys) * pages.page_size:
@@ -196,14 +189,22 @@ class QuireStorage(HiCacheStorage):
         slots = indices.reshape(len(keys), pages.page_size)
         done: list[bool] = []
         for part in pieces(len(keys), records.record_bytes):
-
-            def fill(
-                chosen: Sequence[int], payloads: list[memoryview], first: int = part.start
-            ) -> None:
-                pages.read(slots[[first + at for at in chosen]].flatten(), payloads)
-
-            done += self._stack.store(records, keys[part.start : part.stop], fill)
+            own = slice(part.start, part.stop)
+            done += move(records, keys[own], pages, slots[own])
         return done
+
+    def _load(
+        self, records: PageRecords, keys: Sequence[str], pages: HostPages, slots: torch.Tensor
+    ) -> list[bool]:
+        return self._stack.load(records, keys, partial(pages.write, slots.flatten()))
+
+    def _store(
+        self, records: PageRecords, keys: Sequence[str], pages: HostPages, slots: torch.Tensor
+    ) -> list[bool]:
+        def fill(chosen: Sequence[int], payloads: list[memoryview]) -> None:
+            pages.read(slots[list(chosen)].flatten(), payloads)
+
+        return self._stack.store(records, keys, fill)
 
     # Plain tensors
 

@@ -23,6 +23,10 @@ IDLE_WAIT_S = 0.005
 """Where vLLM has nothing to compute, a step waits so long for what is being loaded: the engine would spin."""
 
 
+NULL_BLOCK = 0
+"""vLLM's id of no block."""
+
+
 class Copy(NamedTuple):
     """One block to copy, between a slot of the arena and block `block` of a layer group."""
 
@@ -204,7 +208,6 @@ class SchedulerSide:
         scheduled: Mapping[str, tuple[int, int]],
         tokens_of: Callable[[str], Sequence[int]],
         blocks_of: Callable[[str], Sequence[Sequence[int]]],
-        null_block: int = 0,
     ) -> StepCopies | None:
         """Return what workers shall copy in a step that computes `scheduled`: first token and count, by request.
 
@@ -212,7 +215,7 @@ class SchedulerSide:
         request, and fill no block.
 
         `tokens_of`  all tokens of a request that are known
-        `blocks_of`  ids of its blocks by group and place; `null_block` stands where there is none any more
+        `blocks_of`  ids of its blocks by group and place; `NULL_BLOCK` stands where there is none any more
         """
         saved: list[_Saved] = []
         longest, total = (0, 0), 0
@@ -229,7 +232,7 @@ class SchedulerSide:
                 continue
             whole = self._newly_whole(following, tokens_of(request), start + count)
             if whole and not following.is_passed_over:
-                part = self._save(following, whole, blocks_of(request), null_block)
+                part = self._save(following, whole, blocks_of(request))
                 saved += [part] if part is not None else []
         if not scheduled:
             self._wait_for_loads()
@@ -297,11 +300,7 @@ class SchedulerSide:
         return whole
 
     def _save(
-        self,
-        following: Following,
-        whole: range,
-        blocks: Sequence[Sequence[int]],
-        null_block: int,
+        self, following: Following, whole: range, blocks: Sequence[Sequence[int]]
     ) -> _Saved | None:
         """Take slots for the blocks that tiers want; where there is no room, or no time, the request is passed over."""
         digests = following.names.digests
@@ -309,7 +308,7 @@ class SchedulerSide:
             (part, at)
             for at in whole
             for part in self._parts
-            if at < len(blocks[part.index]) and blocks[part.index][at] != null_block
+            if at < len(blocks[part.index]) and blocks[part.index][at] != NULL_BLOCK
         ]
         keys = [part.key(digests[at]) for part, at in places]
         stack = self.stack

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.kernels.attention.kernel import kernel
+from quire.kernels.attention.kernel import phases
 from quire.kernels.attention.layer import LayerInputs, Shape, StepInputs
 from quire.kernels.attention.plan import AttentionPlan
 from quire.kernels.attention.reference import KV
 from quire.kernels.attention.scoring import Scoring
 from quire.kernels.attention.work import FEW, FEW_BESIDE_TILES
-from quire.kernels.compiling import Pass
+from quire.kernels.compiling import Pass, functions
 from quire.kernels.tiles import TILES
 
 
@@ -64,16 +64,18 @@ def attention_pass(
     scoring: Scoring,
     *,
     out: torch.Tensor,
+    rotary: KV | None = None,
 ) -> Any:
     """Return the pass that does what `attend` does, to `out`; bfloat16s go there as floats where it has these.
 
+    rotary  cosines and sines [N, D], contiguous, by which queries and new keys are turned in place first
     There may be more rows than a step has. The pass does not keep pools alive.
     """
     (k, v), (heads, depth) = pools, q.shape[1:]
     kv_heads, width = v.shape[2:]
     group = heads // kv_heads
     sinks = None if scoring.sinks is None else scoring.sinks.detach().float()
-    cos, sin = (0, 0) if scoring.rotary is None else (each.data_ptr() for each in scoring.rotary)
+    cos, sin = (0, 0) if rotary is None else (each.data_ptr() for each in rotary)
     numbers = np.array([scoring.scale, scoring.softcap or 0], np.float32).view(np.int32)
 
     layer = LayerInputs(
@@ -96,8 +98,8 @@ def attention_pass(
     )
     is_bfloat16, wide = q.dtype == torch.bfloat16, out.dtype != q.dtype
     shape = Shape(depth, width, 2 - group % 2, k.shape[1], is_bfloat16, wide)
-    held = reading, sinks, scoring, q, new, out
-    return Pass(kernel(shape), layer, reading.threads, held)
+    held = reading, sinks, rotary, q, new, out
+    return Pass(functions(phases, shape), layer, reading.threads, held)
 
 
 def _at(array: Any) -> int:

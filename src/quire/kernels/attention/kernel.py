@@ -9,7 +9,6 @@ algorithm 1).
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
 
 from llvmlite import ir
 
@@ -19,22 +18,16 @@ from quire.kernels.attention.layer import LOG2_E, LOWEST, LayerCode, Shape, Task
 from quire.kernels.attention.many import attend_many
 from quire.kernels.attention.work import MANY
 from quire.kernels.code import Variable
-from quire.kernels.compiling import functions
 from quire.kernels.vectors import FLOAT, FLOATS, LANES, Number
 
 
-@cache
-def kernel(shape: Shape) -> Sequence[int]:
-    """Return the functions of a pass over `LayerInputs`."""
-    return functions(_phases, shape)
-
-
-def _phases(module: ir.Module, shape: Shape) -> Sequence[LayerCode]:
+def phases(module: ir.Module, shape: Shape) -> Sequence[LayerCode]:
+    """Write the functions of a pass over `LayerInputs`."""
     writers = (_write, _attend, _merge)
-    phases = [LayerCode(module, write.__name__, shape) for write in writers]
-    for phase, write in zip(phases, writers, strict=True):
-        write(phase)
-    return phases
+    codes = [LayerCode(module, write.__name__, shape) for write in writers]
+    for code, write in zip(codes, writers, strict=True):
+        write(code)
+    return codes
 
 
 def _write(code: LayerCode) -> None:

@@ -1,4 +1,4 @@
-"""The scoring of keys by a layer: scale, sinks, softcap, rotary embedding."""
+"""The scoring of keys by a layer: scale, sinks, softcap."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,8 @@ class Scoring:
     scale    each product is multiplied by it
     sinks    [heads] a score per head that takes weight and has no value (gpt-oss); None: none
     softcap  scores become `softcap * tanh(score / softcap)` (Gemma 2); None: they stay
-    rotary   cosines and sines [N, D], contiguous, by which queries and new keys are turned first; None: they have been
     """
 
     scale: float
     sinks: torch.Tensor | None = None
     softcap: float | None = None
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -23,15 +23,12 @@ def attend(
     pools    K and V of one layer of a `KVPool`: [blocks, block_size, kv_heads, width]
     q        [N, heads, D]
     new      K [N, kv_heads, D] and V [N, kv_heads, Dv] of the rows
-             to be turned by `scoring.rotary`, they may be written over
     returns  [N, heads, Dv] in q's dtype: each row over its request's tokens up to itself
 
     Nothing of the pool is read but what the requests have written.
     """
-    if _compiles(pools, q, new, scoring):
+    if _compiles(pools, q, new):
         return _attend_compiled(plan, pools, q, new, scoring)
-    if scoring.rotary is not None:
-        q, new = turned(q, *scoring.rotary), (turned(new[0], *scoring.rotary), new[1])
     if q.is_cuda and _runs_on_device(pools, q, new):
         return _attend_on_device(plan, pools, q, new, scoring)
     for pool, rows in zip(pools, new, strict=True):
@@ -39,13 +36,7 @@ def attend(
     return attend_reference(plan, pools, q, scoring)
 
 
-def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return heads `[N, heads, D]` turned by their positions (https://arxiv.org/abs/2104.09864)."""
-    first, second = states.chunk(2, -1)
-    return states * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
-
-
-def _compiles(pools: KV, q: torch.Tensor, new: KV, scoring: Scoring) -> bool:
+def _compiles(pools: KV, q: torch.Tensor, new: KV) -> bool:
     """Return whether there is a compiler, and code can be for these."""
     tensors = (*pools, q, *new)
     return (
@@ -57,10 +48,6 @@ def _compiles(pools: KV, q: torch.Tensor, new: KV, scoring: Scoring) -> bool:
             for each in tensors
         )
         and all(pool.is_contiguous() for pool in pools)
-        and all(
-            each.dtype == q.dtype and each.is_contiguous() and each.shape == (len(q), q.shape[-1])
-            for each in scoring.rotary or ()
-        )
     )
 
 
