@@ -62,7 +62,7 @@ class EngineLife:
             from passages_help import GATES
 
             self.prompts = SEGMENTS
-            options["chunks"] = quire_passages.Chunks(
+            options["passages"] = quire_passages.Passages(
                 "64MiB", quire_passages.AllRows(), worth=10.0, min_tokens=2, gates=GATES
             )
         self.engine = Engine(model(), tiers=self.stack, max_running=8, debug_nan=True, **options)
