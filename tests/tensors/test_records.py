@@ -1,7 +1,5 @@
 """Blocks as payloads and back: the bytes, heads, layers, and what is refused."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -50,19 +48,17 @@ def layout(dtype=torch.float16, heads=4, k_width=6, v_width=10):
     return KVLayout(3, heads, k_width, v_width, dtype, 5)
 
 
-@pytest.mark.parametrize("heads", [None, (0, 1), (1, 3)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_block_comes_back_to_the_last_bit(dtype, heads):
+def test_a_block_comes_back_to_the_last_bit(dtype):
     memory = layout(dtype)
     source, target = noisy(KVPool(memory, 9)), KVPool(memory, 9)
-    codec = BlockCodec(memory, heads=heads)
+    codec = BlockCodec(memory)
     buffers = payloads(codec, 3)
     codec.encode(source, [4, 0, 7], buffers)
     codec.decode(buffers, target, [1, 2, 8])
-    held = slice(*codec.heads)
     for name in ("k", "v"):
-        got = getattr(target, name)[:, [1, 2, 8], :, held]
-        assert torch.equal(bits(got), bits(getattr(source, name)[:, [4, 0, 7], :, held]))
+        got = getattr(target, name)[:, [1, 2, 8]]
+        assert torch.equal(bits(got), bits(getattr(source, name)[:, [4, 0, 7]]))
 
 
 @pytest.mark.parametrize("widths", [(8, 8), (7, 3), (1, 1)], ids=str)
@@ -92,18 +88,6 @@ def test_a_layer_of_a_record_is_read_alone():
     for now, then in zip((target.k, target.v), before, strict=True):
         assert torch.equal(bits(now[[0, 2]]), bits(then[[0, 2]]))
         assert torch.equal(bits(now[1, [0, 3]]), bits(then[1, [0, 3]]))
-
-
-def test_heads_in_parts_are_the_whole():
-    memory = layout()
-    source, target = noisy(KVPool(memory, 4)), KVPool(memory, 4)
-    for heads in ((0, 1), (1, 2), (2, 4)):
-        codec = BlockCodec(memory, heads=heads)
-        buffers = payloads(codec, 1)
-        codec.encode(source, [3], buffers)
-        codec.decode(buffers, target, [3])
-    assert torch.equal(bits(target.k[:, 3]), bits(source.k[:, 3]))
-    assert torch.equal(bits(target.v[:, 3]), bits(source.v[:, 3]))
 
 
 def test_recurrent_states_come_back_to_the_last_bit():
@@ -198,9 +182,6 @@ def test_blocks_and_buffers_that_do_not_fit_are_refused_before_anything(blocks, 
     assert torch.equal(bits(pool.k), bits(before))
 
 
-NO_HEADS = ((0, 5), (2, 2), (-1, 2), (3, 1))
-
-
 def decoded(blocks, layer=None, dtype=torch.float16):
     pool, codec = KVPool(layout(dtype), 4), BlockCodec(layout())
     codec.decode(payloads(codec, len(blocks)), pool, blocks, layer=layer)
@@ -213,8 +194,6 @@ def decoded(blocks, layer=None, dtype=torch.float16):
         (lambda: decoded([0], dtype=torch.bfloat16), "do not fit"),
         (lambda: decoded([0], layer=-1), "layer -1"),
         (lambda: decoded([0], layer=3), "layer 3"),
-        (lambda: BlockCodec(STATES, heads=(0, 1)), "states have none"),
-        *((partial(BlockCodec, layout(), heads=heads), "heads") for heads in NO_HEADS),
     ],
 )
 def test_an_impossible_layout_is_refused_with_the_reason(call, message):

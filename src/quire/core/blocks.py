@@ -39,7 +39,6 @@ class BlockPool:
         self.name = name
         self.num_blocks = num_blocks
         self.num_cached = 0
-        self.num_allocations = 0
         self.shared: dict[int, int] = {}
         self.waiting: dict[int, tuple[int, int]] = {}
         self._stack: IntArray = np.arange(num_blocks, dtype=np.int32)
@@ -80,7 +79,6 @@ class BlockPool:
         if end > self.num_blocks:
             raise InvariantError(f"{num_blocks} blocks taken, {self.num_blocks - start} are free")
         self._top = end
-        self.num_allocations += num_blocks
         return self.ids[start:end]
 
     def give_back(self, block_ids: memoryview[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -86,10 +85,6 @@ class WhatIf(msgspec.Struct, frozen=True, eq=False):
         if not capacity_blocks >= 0:
             raise ConfigError(f"a capacity is at least 0 blocks, got {capacity_blocks!r}")
         return float(np.interp(capacity_blocks, self.capacities, self.token_hit))
-
-    def points(self, capacities_blocks: Sequence[int]) -> list[tuple[int, float]]:
-        """Return (capacity, share of prompt tokens found) for each. Raises `ConfigError`."""
-        return [(capacity, self.at(capacity)) for capacity in capacities_blocks]
 
     def __str__(self) -> str:
         if not self.num_requests:

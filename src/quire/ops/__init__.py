@@ -17,7 +17,7 @@ rollback  a sequence taken back to fewer tokens
 from quire.ops.admission import admit
 from quire.ops.checked import CheckedPool
 from quire.ops.checks import check
-from quire.ops.drawing import draw, dump, held_notes, snapshot
+from quire.ops.drawing import dump, held_notes, snapshot
 from quire.ops.dropping import clear, invalidate, reclaim
 from quire.ops.explain import Explanation, Segment, explain
 from quire.ops.fits import Fit, fits
@@ -39,7 +39,6 @@ __all__ = [
     "blocks_at",
     "check",
     "clear",
-    "draw",
     "dump",
     "explain",
     "fits",

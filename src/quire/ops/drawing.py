@@ -56,12 +56,8 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
 
 
 def dump(manager: CacheManager) -> str:
-    """Draw the pools, the tree and the sequences for a person."""
-    return draw(snapshot(manager))
-
-
-def draw(state: dict[str, Any]) -> str:
-    """Draw a snapshot: one bar per pool, the tree of every scope, the running sequences."""
+    """Draw one bar per pool, the tree of every scope, and the running sequences, for a person."""
+    state = snapshot(manager)
     lines: list[str] = []
     for group in state["groups"]:
         total = group["num_blocks"]

@@ -30,11 +30,8 @@ class Usage(msgspec.Struct, frozen=True):
     free: int
     active: int
     cached: int
-    allocations: int
-    frees: int
     span: int
     """The highest held id + 1: the pool could end there without moving a block."""
-    num_sequences: int
     references: int
     """Entries in the tables of open sequences."""
     shared_blocks: int
@@ -63,10 +60,7 @@ def usage(manager: CacheManager, group: int = 0) -> Usage:
         free=pool.num_free,
         active=pool.num_active,
         cached=pool.num_cached,
-        allocations=pool.num_allocations,
-        frees=pool.num_allocations - pool.num_active - pool.num_cached,
         span=int(_held(pool, pool.num_blocks).nonzero()[0].max(initial=-1)) + 1,
-        num_sequences=len(running),
         references=int(counts.sum()),
         shared_blocks=int((counts > 1).sum()),
         used_tokens=sum(seq.computed for seq in running),

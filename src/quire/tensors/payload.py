@@ -132,11 +132,10 @@ class ExactForm(PayloadForm):
 
 
 class ExactKV(ExactForm):
-    """K and V of KV heads `heads[0]` to `heads[1]`, as the pool holds them."""
+    """K and V, as the pool holds them."""
 
-    def __init__(self, memory: KVLayout, heads: tuple[int, int]) -> None:
-        self._heads = heads
-        per_width = memory.block_size * (heads[1] - heads[0]) * memory.dtype.itemsize
+    def __init__(self, memory: KVLayout) -> None:
+        per_width = memory.block_size * memory.kv_heads * memory.dtype.itemsize
         self._k_bytes = per_width * memory.k_width
         layer_bytes = self._k_bytes + per_width * memory.v_width
         self.layer_bytes = (layer_bytes,) * memory.num_layers
@@ -152,11 +151,7 @@ class ExactKV(ExactForm):
         ]
 
     def _held(self, states: torch.Tensor, layers: range) -> torch.Tensor:
-        held = states[layers.start : layers.stop].view(self._word).transpose(0, 1)
-        first, stop = self._heads
-        if stop - first == held.shape[3]:
-            return held.flatten(2)
-        return held[:, :, :, first:stop].flatten(3)
+        return states[layers.start : layers.stop].view(self._word).transpose(0, 1).flatten(2)
 
 
 class ExactStates(ExactForm):

@@ -149,12 +149,12 @@ def dequantize(stored: Quantized) -> torch.Tensor:
 
 
 class QuantizedKV(PayloadForm):
-    """K and V of KV heads `heads[0]` to `heads[1]` in fewer bits.
+    """K and V in fewer bits.
 
     Raises `ConfigError` for a pool whose dtype has 8 bits already.
     """
 
-    def __init__(self, memory: KVLayout, kind: Quantization, heads: tuple[int, int]) -> None:
+    def __init__(self, memory: KVLayout, kind: Quantization) -> None:
         if memory.dtype.itemsize not in _UP:
             raise ConfigError(
                 f"a pool of {memory.dtype} cannot be stored as {kind}: it has 8 bits already; "
@@ -162,8 +162,7 @@ class QuantizedKV(PayloadForm):
             )
         self.kind = kind
         self._memory = memory
-        self._heads = heads
-        count, size = heads[1] - heads[0], memory.block_size
+        count, size = memory.kv_heads, memory.block_size
         self._parts = (
             _QuantPart(kind, memory.dtype, (size, count, memory.k_width), shared=0),
             _QuantPart(kind, memory.dtype, (size, count, memory.v_width), shared=2),
@@ -198,8 +197,7 @@ class QuantizedKV(PayloadForm):
 
     def _held(self, pool: Pool) -> tuple[torch.Tensor, torch.Tensor]:
         pool = cast("KVPool", pool)
-        first, stop = self._heads
-        return pool.k[:, :, :, first:stop], pool.v[:, :, :, first:stop]
+        return pool.k, pool.v
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,29 +24,18 @@ class BlockCodec:
     `dtype`   None stores the very bits of the pool; "fp8", "int8" and "int4" store K and V in
               fewer bits, see `quire.tensors.quant`. Recurrent states keep theirs: a state is a sum
               over all tokens before it, and rounding it would round all of them
-    `heads`   the first KV head and the one behind the last; None: all
 
     In host memory each byte is copied once. From and to a CUDA device blocks go in chunks through
     pinned memory, one copy per chunk, the next chunk being packed meanwhile; `decode` then
     returns when the last copy is queued on the current stream, and the buffers are free.
 
-    One thread at a time, but where it only `copies`. Raises `ConfigError` for heads that are not there, and for an unknown dtype.
+    One thread at a time, but where it only `copies`. Raises `ConfigError` for an unknown dtype.
     """
 
-    def __init__(
-        self,
-        memory: KVLayout | StateLayout,
-        dtype: str | None = None,
-        heads: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, memory: KVLayout | StateLayout, dtype: str | None = None) -> None:
         self.memory = memory
-        if isinstance(memory, KVLayout):
-            self.heads = _checked_heads(memory, heads)
-        elif heads is not None:
-            raise ConfigError(f"heads are {heads}, but recurrent states have none; give None")
-        else:
-            self.heads = (0, 0)
-        self._form = _form(memory, dtype, self.heads)
+        self.num_heads = memory.kv_heads if isinstance(memory, KVLayout) else 0
+        self._form = _form(memory, dtype)
         self.payload_bytes = sum(self._form.layer_bytes)
         """Bytes of the payload of one block."""
         self._staging = Staging()
@@ -61,8 +50,7 @@ class BlockCodec:
         """The order of tensors in a payload, in words: `Namespace.layout`."""
         memory = self.memory
         if isinstance(memory, KVLayout):
-            heads = self.heads[1] - self.heads[0]
-            of = f"[{memory.block_size}, {heads}, "
+            of = f"[{memory.block_size}, {memory.kv_heads}, "
             text = f"per layer K {of}{memory.k_width}], V {of}{memory.v_width}]"
         else:
             tensors = (
@@ -185,7 +173,7 @@ class BlockCodec:
         return ids
 
 
-def _form(memory: KVLayout | StateLayout, dtype: str | None, heads: tuple[int, int]) -> PayloadForm:
+def _form(memory: KVLayout | StateLayout, dtype: str | None) -> PayloadForm:
     kinds = [kind.value for kind in Quantization]
     if dtype is not None and dtype not in kinds:
         raise ConfigError(
@@ -194,16 +182,7 @@ def _form(memory: KVLayout | StateLayout, dtype: str | None, heads: tuple[int, i
         )
     if isinstance(memory, StateLayout):
         return ExactStates(memory)
-    return (
-        ExactKV(memory, heads) if dtype is None else QuantizedKV(memory, Quantization(dtype), heads)
-    )
-
-
-def _checked_heads(memory: KVLayout, heads: tuple[int, int] | None) -> tuple[int, int]:
-    first, stop = heads or (0, memory.kv_heads)
-    if not 0 <= first < stop <= memory.kv_heads:
-        raise ConfigError(f"heads {first} to {stop} are not within the {memory.kv_heads} KV heads")
-    return first, stop
+    return ExactKV(memory) if dtype is None else QuantizedKV(memory, Quantization(dtype))
 
 
 def _chunks(pool: Pool, num_bytes: int, count: int) -> Iterator[slice]:

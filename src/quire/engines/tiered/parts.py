@@ -48,7 +48,7 @@ class BlockPart(RecordForm):
             block_size=layout.block_size,
             layout=self.codec.layout_name,
             layers=group.layers,
-            heads=self.codec.heads,
+            heads=(0, self.codec.num_heads),
         )
         tokens = layout.block_size if isinstance(self.codec.memory, KVLayout) else 0
         of_records = self.codec.payload_bytes, tokens, index
