@@ -35,7 +35,11 @@ def page() -> str:
             f"Requests: {REQUESTS}.\n"
             "Tokens and logits must equal those of `model.generate`, "
             "stored blocks those of a fresh forward;\n"
-            "the tests must notice a corrupted cache."
+            "the tests must notice a corrupted cache.\n\n"
+            "Mamba and other recurrent layers need attention beside them: a state does not say where a prefix ends, so\n"
+            "`mamba`, `mamba2` and `falcon_mamba` are refused. With attention layers, a model is identical if transformers\n"
+            "continues the state of its recurrent layers (`bamba`, `falcon_h1`, `nemotron_h`, `zamba2`), and refused if it\n"
+            "does not (`jamba`, `zamba`)."
         ),
         f"## Identical: {len(_of('identical'))}",
         "\n".join(

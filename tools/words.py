@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("src", "sim", "router", "passages", "benchmarks", "tools", "tests", "examples")
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs")
 HEADLESS = re.compile(
     r"(What|Who|Whoever|Whose|Which|How|Whatever|So many|Such)\b(?! (is|are) [^.]*\?)"
 )

@@ -10,7 +10,7 @@ import quire
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TOP = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
+TOP = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING")]
 MENU = (ROOT / "mkdocs.yml").read_text("utf-8")
 REFERENCE = "".join(page.read_text("utf-8") for page in sorted((DOCS / "api").glob("*.md")))
 
@@ -68,7 +68,7 @@ LONGEST = {
     "serving-simulation": 150,
     "testing": 90,
     "tiers": 140,
-    "tiers-how": 140,
+    "tiers-how": 210,
 }
 """Lines that a page has at most, by its name."""
 

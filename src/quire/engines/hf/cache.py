@@ -46,7 +46,7 @@ class PrefixCache(PurgeableCache, ModelFace):
     greedy tokens are equal unless two logits are closer than that.
 
     model       a decoder of transformers, or a `PeftModel` around one, in eval mode, on one device; its layers may
-                be full, sliding-window, chunked, recurrent (linear attention, Mamba, convolutions), or mixed
+                be full, sliding-window, chunked, recurrent beside attention (linear attention, Mamba-2, convolutions), or mixed
     capacity    bytes for K, V and states: "2GiB", "512MB", or an integer; or blocks per layer
                 group by name
     block_size  tokens per block; reuse ends inside a block where prompts part
