@@ -115,19 +115,6 @@ def test_inspect_says_what_it_cannot_know_without_names(place):
         assert word in text
 
 
-@pytest.mark.cases(1)
-def test_inspect_draws_the_tier_into_a_file(place, tmp_path):
-    shown("inspect", place, "--report", tmp_path / "tier.svg")
-    assert (tmp_path / "tier.svg").read_text().startswith("<svg")
-    shown("inspect", place, "--report", tmp_path / "tier.html")
-    page = (tmp_path / "tier.html").read_text()
-    assert page.startswith("<!DOCTYPE html>")
-    assert f"<title>quire inspect {place.name}</title>" in page
-    assert str(place) not in page
-    assert "http" not in page.split("<body>")[1]
-    assert "cannot write" in refusal("inspect", place, "--report", tmp_path / "no" / "tier.svg")
-
-
 def test_a_picture_of_a_tier_has_at_most_top_rows_per_table(tmp_path):
     spaces = [msgspec.structs.replace(FULL, model=f"model {number}") for number in range(40)]
     with Files(tmp_path) as tier:

@@ -60,12 +60,10 @@ WRITES = [
 REFUSED = [
     ("demo", "--block-size", "0"),
     ("demo", "--block-size", "-5"),
-    ("demo", "--threads", "0"),
     ("demo", "--kv-memory", "much"),
     ("demo", "--num-turns", "99"),
     ("demo", "--engine", "transformers", "--tier", "host:1XB"),
     ("generate", "hi", "--block-size", "0"),
-    ("generate", "hi", "--reuse", "maybe"),
     ("replay", TRACE, "--block-size", "0"),
     ("replay", TRACE, "--report", "page.pdf"),
     (*PLAN, "--report", "plan.pdf"),

@@ -404,13 +404,10 @@ def test_generate_and_demo_record_what_they_ask(tmp_path):
     turns.write_text("What is a list?\nAnd a set?\n")
     talk = tmp_path / "talk.jsonl"
     words = ("generate", "--turns", turns, "--max-new-tokens", 4, "--record", talk)
-    told(*words, "--reuse", "session")
+    told(*words)
     first, second = rows(talk)
-    assert first.session == second.session == first.hint.session_id
-    assert first.hint.reuse == "session"
     assert first.blocks.tolist() == second.blocks[: first.num_blocks].tolist()
     assert "name a new file" in refusal(*words)
-    assert "--reuse is never or session" in refusal("generate", "a", "--reuse", "x")
     demo = tmp_path / "demo.jsonl.gz"
     small = (
         "--engine",
@@ -421,8 +418,6 @@ def test_generate_and_demo_record_what_they_ask(tmp_path):
         1,
         "--system-tokens",
         100,
-        "--threads",
-        1,
     )
     told("demo", *small, "--max-new-tokens", 2, "--record", demo)
     assert len(rows(demo)) == 4  # two turns, one prompt for the samples, and what warms up

@@ -7,11 +7,9 @@ import typer
 
 from quire.cli.bench_tables import figures, listed, tell
 from quire.cli.elsewhere import PartlyElsewhere
-from quire.cli.files import check_writable, write_text
 from quire.cli.models import check_installed, hush
-from quire.cli.options import AsJson, Quick, ReportTo, Rows, names
+from quire.cli.options import AsJson, Quick, Rows, names
 from quire.config import parse_bytes
-from quire.errors import ConfigError
 
 QUICK_CORE: tuple[str, ...] = ("match_1k", "match_8k", "alloc_free_20", "decode_256", "import_core")
 
@@ -88,7 +86,6 @@ def tiers(
             "--gate", help="Measure the cost gate: times of loading and computing, by round trip."
         ),
     ] = False,
-    report: ReportTo = None,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
@@ -98,28 +95,21 @@ def tiers(
     deleted again, but a tier that is full makes room for it: name an empty place.
     Exit code 1 where none could be timed.
     With --gate, what requests take that hit and that miss, beside computing and loading always,
-    for round trips of 0 to 50 ms (redis://, through a proxy that delays) and 64 to 8,192 tokens;
-    --report draws the grid.
+    for round trips of 0 to 50 ms (redis://, through a proxy that delays) and 64 to 8,192 tokens.
 
     [bold]Examples[/bold]
 
       quire bench tiers
       quire bench tiers 'disk:/mnt/nvme/try?capacity=1GiB' --block-bytes 1MiB,4MiB
       quire bench tiers redis://127.0.0.1:6379 --json
-      quire bench tiers redis://127.0.0.1:6379 --gate --report grid.svg
+      quire bench tiers redis://127.0.0.1:6379 --gate
     """
-    from quire.bench import gate_picture, gate_rows, tier_rows
+    from quire.bench import gate_rows, tier_rows
 
     if gate:
-        check_writable(report, ".svg")
         measure = partial(gate_rows.rows, places or (), quick=quick)
-        found = tell(measure, "requests, computed or loaded", listed, as_json=as_json)
-        if report is not None:
-            write_text(report, gate_picture.picture(found))
+        tell(measure, "requests, computed or loaded", listed, as_json=as_json)
         return
-    if report is not None:
-        raise ConfigError("--report draws the grid of --gate; other rows are shown here only")
-
     measure = partial(
         tier_rows.rows,
         places or (),

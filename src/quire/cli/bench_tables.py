@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from quire.cli.output import print_json, progress, stdout
+from quire.cli.output import answer, progress, stdout
 from quire.cli.tables import plain_table
 from quire.errors import ConfigError
 
@@ -31,10 +31,7 @@ def tell(
             rows = measure(say)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    if as_json:
-        print_json(rows)
-    else:
-        stdout().print(draw(title, rows))
+    answer(rows, lambda rows: stdout().print(draw(title, rows)), as_json=as_json)
     return rows
 
 

@@ -10,7 +10,7 @@ from rich.table import Column
 from rich.text import Text
 
 from quire.cli.options import AsJson
-from quire.cli.output import print_json, progress, stdout
+from quire.cli.output import answer, print_json, progress, stdout
 from quire.cli.purging import purge
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_keys import key
@@ -135,10 +135,7 @@ def verify(
         "gone": counts[Outcome.ABSENT],
         "unread": counts[Outcome.ERROR] + counts[Outcome.TIMEOUT] + counts[Outcome.SKIPPED],
     }
-    if as_json:
-        print_json(found)
-    else:
-        show_verified(found)
+    answer(found, show_verified, as_json=as_json)
     if len(damaged) > dropped or (lost and not repair) or found["unread"]:
         raise typer.Exit(DAMAGED)
 

@@ -54,10 +54,6 @@ def demo(
     save: options.SaveTo = None,
     record: options.RecordTo = None,
     dtype: options.Dtype = "float32",
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="CPU threads.", show_default="the fastest without quire"),
-    ] = None,
     num_conversations: Annotated[int, typer.Option(help="Number of conversations.")] = 5,
     num_turns: Annotated[int, typer.Option(help="Questions per conversation.")] = 3,
     system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 3000,
@@ -88,7 +84,7 @@ def demo(
     check_writable(save)
     check_new(record)
     if engine is DemoEngine.server:
-        given = {"--save": save, "--record": record, "--threads": threads}
+        given = {"--save": save, "--record": record}
         if taken := [name for name, value in given.items() if value is not None]:
             raise ConfigError(f"{taken[0]} is for --engine transformers")
         source_of(model)
@@ -104,10 +100,10 @@ def demo(
             output.progress(f"loading {model}", total=num_conversations * num_turns + 1) as say,
         ):
             started = time.perf_counter()
-            loaded, tokenizer = load(model, dtype, threads)
+            loaded, tokenizer = load(model, dtype)
             from quire.engines.hf import PrefixCache
 
-            if threads is None and loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
+            if loaded.device.type == "cpu" and loaded.num_parameters() < SMALL:
                 settle_threads(loaded)
             recorder = output.recording(record, block_size)
             cache = PrefixCache(
@@ -123,10 +119,7 @@ def demo(
             cache.close()
         if save is not None:
             output.save_snapshot(save, snapshot, text_is_bytes=model == TINY)
-    if as_json:
-        output.print_json(found)
-    else:
-        show(output.stdout(), found)
+    output.answer(found, lambda found: show(output.stdout(), found), as_json=as_json)
     if not found["outputs_identical"]:
         output.stderr().print("error: the outputs differ; quire is wrong here", style="bold red")
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ import json
 import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -15,9 +15,6 @@ from quire.cli.models import TINY, load
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, in_words, opened
 from quire.config import parse_bytes
 from quire.errors import ConfigError, TokensError
-
-if TYPE_CHECKING:
-    from quire.core import Hint
 
 
 def generate(
@@ -46,13 +43,6 @@ def generate(
     ] = None,
     save: options.SaveTo = None,
     record: options.RecordTo = None,
-    reuse: Annotated[
-        str | None,
-        typer.Option(
-            help="Hint on the reuse of the prompts: never, or session (by this conversation only).",
-            show_default=False,
-        ),
-    ] = None,
     kv_memory: options.KvMemory = "256MiB",
     tier: TierLines = None,
     tier_file: TierFile = None,
@@ -77,7 +67,7 @@ def generate(
       quire generate --model ./my-model --temperature 0.8 "Once upon a time"
       quire generate --model ./my-vision-model --image cat.png "What is this?"
       quire generate --model ./my-model --lora ./my-adapter --salt me "Hello"
-      quire generate --turns questions.txt --record talk.jsonl --reuse session
+      quire generate --turns questions.txt --record talk.jsonl
       quire generate --tier host:2GiB --tier "disk:./kv?capacity=20GiB" "Hello"
     """
     questions = _questions(prompt, file, turns)
@@ -87,7 +77,6 @@ def generate(
     parse_bytes(kv_memory)
     check_writable(save)
     check_new(record)
-    foreseen = _hint(reuse)
     images = [chat.read_image(path) for path in image or ()]
     with ExitStack() as opening, output.progress(f"loading {model}"):
         stack = opening.enter_context(opened(tier, tier_file, tier_key_file))
@@ -108,7 +97,6 @@ def generate(
     arguments = _sampling(temperature) | {
         "max_new_tokens": max_new_tokens,
         "scope": Scope(salt=salt),
-        "hint": foreseen,
         "pad_token_id": _pad_id(loaded, getattr(reader, "tokenizer", reader)),
     }
     made: list[dict[str, Any]] = []
@@ -120,8 +108,6 @@ def generate(
             turn = _turn(cache, reader, talk, seed, arguments, streams=not as_json)
             made.append({"prompt": question, **turn})
             talk.append(chat.message("assistant", made[-1]["text"]))
-        if foreseen.session_id is not None:
-            cache.end_session(foreseen.session_id, Scope(salt=salt))
     if save is not None:
         output.save_snapshot(save, cache.snapshot(), text_is_bytes=model == TINY)
     if as_json:
@@ -169,16 +155,6 @@ def _turn(
         "ttft_ms": made.ttft_s * 1e3,
         "total_ms": made.total_s * 1e3,
     }
-
-
-def _hint(reuse: str | None) -> "Hint":
-    from quire.core import Hint
-
-    if reuse is None:
-        return Hint()
-    if reuse not in {"never", "session"}:
-        raise ConfigError(f"--reuse is never or session, got {reuse!r}")
-    return Hint("never") if reuse == "never" else Hint("session", session_id="generate")
 
 
 def _sampling(temperature: float) -> dict[str, Any]:

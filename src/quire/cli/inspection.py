@@ -10,8 +10,8 @@ from rich.table import Column
 from rich.text import Text
 from rich.tree import Tree
 
-from quire.cli.files import check_writable, read_text, write_text
-from quire.cli.options import AsJson, ReportTo
+from quire.cli.files import read_text
+from quire.cli.options import AsJson
 from quire.cli.output import ACTIVE, CACHED, pool_bar, pool_counts, print_json, stdout
 from quire.cli.tables import facts_table, plain_table
 from quire.cli.tier_place import is_address
@@ -39,16 +39,12 @@ def inspect(
             help="A saved snapshot, or a tier: its directory, or its address.", show_default=False
         ),
     ] = None,
-    text: Annotated[
-        bool, typer.Option("--text", help="Read token ids as bytes, and show them as text.")
-    ] = False,
     top: Annotated[
         int,
         typer.Option(
             help="Of a tier: most namespaces, scopes, and prefixes of each scope shown.", min=0
         ),
     ] = 12,
-    report: ReportTo = None,
     as_json: AsJson = False,
 ) -> None:
     """The state of a cache: pools, prefix tree, sequences, and why prompts missed.
@@ -65,15 +61,13 @@ def inspect(
       quire inspect
       quire demo --save run.json && quire inspect run.json
       quire inspect run.json --json
-      quire inspect /var/cache/quire --report tier.svg
+      quire inspect /var/cache/quire --top 3
       quire inspect redis://localhost
     """
     file = None if place is None else Path(place).expanduser()
     if place is not None and file is not None and (is_address(place) or file.is_dir()):
-        _inspect_tier(place, top=top, report=report, as_json=as_json)
+        _inspect_tier(place, top=top, as_json=as_json)
         return
-    if report is not None:
-        raise ConfigError("--report draws the directory of a tier; a snapshot is shown here only")
     state = demonstration() if file is None else read(file)
     if as_json:
         print_json(state)
@@ -87,20 +81,16 @@ def inspect(
         )
     try:
         with console.capture() as drawn:
-            show(console, state, text=text or bool(state.get("text_is_bytes")))
+            show(console, state, text=bool(state.get("text_is_bytes")))
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise ConfigError(_not_a_snapshot(file, f"{type(error).__name__}: {error}")) from error
     console.file.write(drawn.get())
 
 
-def _inspect_tier(place: str, *, top: int, report: Path | None, as_json: bool) -> None:
+def _inspect_tier(place: str, *, top: int, as_json: bool) -> None:
     from quire.cli import tier_picture
 
-    check_writable(report, ".html", ".svg")
     picture = tier_picture.surveyed(place)
-    if report is not None:
-        drawn = tier_picture.as_html if report.suffix == ".html" else tier_picture.as_svg
-        write_text(report, drawn(picture, top=top))
     if as_json:
         print_json(tier_picture.as_data(picture))
     else:

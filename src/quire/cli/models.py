@@ -23,7 +23,6 @@ _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.ASCII)
 def load(
     name: str = TINY,
     dtype: str = "float32",
-    threads: int | None = None,
     *,
     images: bool = False,
     lora: Path | None = None,
@@ -32,7 +31,7 @@ def load(
 
     The model is in eval mode, on a CUDA device when there is one. `dtype` is a name that
     transformers knows: "float32", "bfloat16", "auto"; the weights of a GGUF file are unpacked to
-    it. `threads` is torch's, for this process.
+    it.
     With `images`, a model that reads them and its processor are returned. `lora` is the folder of
     a PEFT adapter, which is active then. Raises `ConfigError`.
     """
@@ -43,8 +42,6 @@ def load(
     import transformers
 
     hush()
-    if threads is not None:
-        torch.set_num_threads(threads)
     source = source_of(name)
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16, float16 or auto")

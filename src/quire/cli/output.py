@@ -63,6 +63,11 @@ def print_json(document: object) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
+def answer(document: Any, show: Callable[[Any], object], *, as_json: bool) -> None:
+    """Print a document as JSON, or have it shown to people."""
+    (print_json if as_json else show)(document)
+
+
 def save_snapshot(path: Path, snapshot: dict[str, Any], *, text_is_bytes: bool) -> None:
     """Write a manager's snapshot for `quire inspect`. Raises `ConfigError`."""
     write_text(path, json.dumps(snapshot | {"text_is_bytes": text_is_bytes}))

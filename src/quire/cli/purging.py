@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from quire.cli.options import AsJson
-from quire.cli.output import print_json, progress, stdout
+from quire.cli.output import answer, progress, stdout
 from quire.cli.tables import facts_table
 from quire.cli.tier_place import shown, writing
 from quire.cli.tiers import TierKeyFile
@@ -94,10 +94,7 @@ def purge(
         if place is not None
         else _of_server(str(server), name)
     )
-    if as_json:
-        print_json(found)
-    else:
-        _show(found)
+    answer(found, _show, as_json=as_json)
     if not found["complete"]:
         raise typer.Exit(LEFT)
 

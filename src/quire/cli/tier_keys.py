@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli.options import AsJson
-from quire.cli.output import print_json, stdout
+from quire.cli.output import answer, stdout
 from quire.cli.tables import facts_table
 from quire.config import read_bytes
 from quire.errors import ConfigError
@@ -53,11 +53,8 @@ def key(
             raise ConfigError(f"cannot write {str(file)!r}: {error.strerror}") from error
     ids = [each.hex() for each in TierKey.from_file(file).ids]
     found: dict[str, Any] = {"file": str(file), "writes": ids[0], "reads": ids}
-    if as_json:
-        print_json(found)
-    else:
-        facts = [("file", str(file)), ("writes", ids[0]), ("reads", ", ".join(ids))]
-        stdout().print(facts_table(facts))
+    facts = [("file", str(file)), ("writes", ids[0]), ("reads", ", ".join(ids))]
+    answer(found, lambda _: stdout().print(facts_table(facts)), as_json=as_json)
 
 
 def _create(file: Path, text: str) -> None:

@@ -1,14 +1,11 @@
 """A picture of a tier: namespaces, prefixes by scope, and their recency."""
 
-import io
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
-from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 from quire.cli.output import HEIGHTS, is_utf8, progress
@@ -28,9 +25,6 @@ STRIP = 20
 
 ASCII_LEVELS = " .:-=+*#@"
 STYLES = ("red", "red", "yellow", "yellow", "yellow", "cyan", "cyan", "blue", "blue", "blue")
-
-SVG_WIDTH = 100
-"""Characters of a line of the picture in a file."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +61,6 @@ def as_data(picture: Picture) -> dict[str, Any]:
     }
 
 
-def as_svg(picture: Picture, *, top: int) -> str:
-    """Return a survey drawn as SVG; the tier is named by its folder alone."""
-    console, name = _recorded(picture, top)
-    return console.export_svg(title=f"quire inspect {name}")
-
-
-def as_html(picture: Picture, *, top: int) -> str:
-    """Return a survey drawn as an HTML page that stands alone; the tier is named by its folder alone."""
-    console, name = _recorded(picture, top)
-    page = console.export_html(theme=SVG_EXPORT_THEME)
-    return page.replace("<head>", f"<head>\n<title>quire inspect {escape(name)}</title>", 1)
-
-
-def _recorded(picture: Picture, top: int) -> tuple[Console, str]:
-    """Return a console that has drawn a survey for a file, and the name of the tier."""
-    console = Console(highlight=False, record=True, width=SVG_WIDTH, file=io.StringIO())
-    name = Path(picture.place).name
-    draw(console, picture, top=top, name=name)
-    return console, name
-
-
 def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
     """Say what a namespace is in few words."""
     if namespace is None:
@@ -100,14 +73,14 @@ def namespace_words(namespace: "Namespace | None", fingerprint: str) -> str:
     )
 
 
-def draw(console: Console, picture: Picture, *, top: int, name: str | None = None) -> None:
+def draw(console: Console, picture: Picture, *, top: int) -> None:
     """Print a survey: the `top` largest namespaces, scopes, and prefixes of each scope."""
     utf8 = is_utf8(console)
     found = picture.found
     total = found.total
     sizes = (f"{count:,} of {format_bytes(size)}" for size, count in found.record_sizes.items())
     facts = [
-        ("tier", f"{name or picture.place} ({picture.kind})"),
+        ("tier", f"{picture.place} ({picture.kind})"),
         ("records", f"{total.records:,} ({format_bytes(total.num_bytes)})"),
         ("sizes", ", ".join(sizes) or "none"),
     ]

@@ -64,10 +64,13 @@ def watch(
 
     if record is not None and record.exists():
         raise ConfigError(f"{str(record)!r} exists; --record writes a new file")
-    consumer = _Recorded(record)
+    console, consumer = output.stdout(), _Recorded(record)
     asked = beside(endpoint) if replay is None else None if replay == "none" else replay
     until = None if seconds is None else time.monotonic() + seconds
     with Subscriber(endpoint, consumer, replay=asked, topic=topic) as events:
+
+        def known() -> dict[str, Any]:
+            return _document(endpoint, events, consumer.activity)
 
         def follow(tell: Callable[[], None]) -> None:
             while until is None or time.monotonic() < until:
@@ -81,17 +84,14 @@ def watch(
             if as_json or not sys.stdout.isatty():
                 follow(lambda: None)
             else:
-                with Live(console=output.stdout(), refresh_per_second=4, transient=True) as live:
-                    follow(lambda: live.update(_picture(endpoint, events, consumer.activity)))
+                with Live(console=console, refresh_per_second=4, transient=True) as live:
+                    follow(lambda: live.update(_picture(known())))
         except KeyboardInterrupt:
             if as_json:
                 raise
         consumer.activity.end()
-        document = _document(endpoint, events, consumer.activity)
-        if as_json:
-            output.print_json(document)
-        else:
-            output.stdout().print(_picture(endpoint, events, consumer.activity))
+        document = known()
+        output.answer(document, lambda known: console.print(_picture(known)), as_json=as_json)
 
 
 class _Recorded:
@@ -150,9 +150,8 @@ def _document(endpoint: str, events: "Subscriber", activity: "Activity") -> dict
     }
 
 
-def _picture(endpoint: str, events: "Subscriber", activity: "Activity") -> Group:
+def _picture(known: dict[str, Any]) -> Group:
     """Return the same for people."""
-    known = _document(endpoint, events, activity)
     state = (
         Text("degraded: some events are missing", "yellow")
         if known["degraded"]
@@ -185,5 +184,5 @@ def _picture(endpoint: str, events: "Subscriber", activity: "Activity") -> Group
             "hot",
             f"{each['tokens']:,} tokens, {each['uses']:,} went on from there; they end with {ids}",
         )
-    head = Text.assemble(f"{endpoint}  batch {known['next_batch'] or 0:,}  ", state)
+    head = Text.assemble(f"{known['endpoint']}  batch {known['next_batch'] or 0:,}  ", state)
     return Group(head, table)
