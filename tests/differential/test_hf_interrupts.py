@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a call of a cache: the next call is exact, or says what to do, and then is."""
+"""An exception in the middle of a call of a cache: the next call is exact, or says what to do, and then is."""
 
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,18 @@ from quire import ops
 from quire.engines.hf import SlotPrefixCache
 from quire.errors import Interrupted
 from quire.slots import check
-from turns import few
+from quire.tiers import Host, StackSettings, TierStack
+from turns import by_turns, few
 
 pytestmark = pytest.mark.slow
 HERE = Path(quire.__file__).parent
 WATCHED = (
     str(HERE / "core"),
     str(HERE / "tensors"),
-    str(HERE / "engines" / "hf" / "store.py"),
-    str(HERE / "engines" / "hf" / "static.py"),
+    str(HERE / "engines" / "tiered"),
+    *(str(HERE / "engines" / "hf" / name) for name in ("pools.py", "request.py", "static.py")),
 )
+ERRORS = [KeyboardInterrupt, ZeroDivisionError]
 PLACES, LONG = 3, 60
 """So many lines of a call are tried by default, and in the long run."""
 
@@ -38,11 +40,12 @@ def talk(cache, ids):
     cache.generate(input_ids=ids, max_new_tokens=2, do_sample=False)
 
 
-def served(family):
+def served(family, has_tiers):
     """Return a cache that has evicted, and a prompt that it has in part."""
     model = tiny_model(family)
-    names = group_names(model)
-    cache = make_cache(model, block_size=4, num_blocks={name: SMALL[name] for name in names})
+    num_blocks = {name: SMALL[name] for name in group_names(model)}
+    tiers = TierStack([Host("1MiB")], StackSettings(gate=False)) if has_tiers else None
+    cache = make_cache(model, block_size=4, num_blocks=num_blocks, tiers=tiers)
     ids = text(0, 40)
     for tail in range(3):
         talk(cache, torch.cat([ids[:, :22], text(10 + tail, 14)], dim=1))
@@ -51,26 +54,30 @@ def served(family):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("places", [PLACES, pytest.param(LONG, marks=pytest.mark.long)])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
-def test_after_ctrl_c_a_cache_is_exact_or_says_what_to_do(family, places):
-    _, cache, prompt = served(family)
+@pytest.mark.parametrize(
+    ("family", "has_tiers", "error"),
+    by_turns(["llama", "gemma3_text", "qwen3_next"], [True, False], ERRORS),
+)
+def test_after_an_exception_a_cache_is_exact_or_says_what_to_do(family, has_tiers, error, places):
+    _, cache, prompt = served(family, has_tiers)
     whole = LineCut(WATCHED)
     assert not whole.run(lambda: talk(cache, prompt))
     for at in Random(family).sample(range(1, whole.count + 1), places):
-        model, cache, prompt = served(family)
-        assert LineCut(WATCHED, at).run(partial(talk, cache, prompt)), (
-            f"line {at} of {whole.count} hides Ctrl-C"
+        model, cache, prompt = served(family, has_tiers)
+        assert LineCut(WATCHED, at, error).run(partial(talk, cache, prompt)), (
+            f"line {at} of {whole.count} hides {error}"
         )
         try:
             same(model, cache, prompt, max_new_tokens=2)
-        except Interrupted as error:
-            assert "clear()" in str(error)  # noqa: PT017
+        except Interrupted as why:
+            assert "clear()" in str(why)  # noqa: PT017
             cache.clear()
             same(model, cache, prompt, max_new_tokens=2)
         ops.check(cache.manager)
         assert not cache.manager.sequences, f"line {at}: blocks are held by nobody"
         same(model, cache, prompt, max_new_tokens=2)
         assert cache.last.cached_tokens > 0
+        cache.close()
 
 
 @pytest.mark.ci
