@@ -21,6 +21,7 @@
     ├── TierError                     a tier that cannot be opened, or failed
     │   └── TierBusy                  a directory that another process has open
     ├── DeadlinePassed                a job that was not finished in its time
+    ├── QueueTimeout                  a job that had not begun when its wait was over
     ├── RequestFailed                 a request whose step the model could not compute
     ├── CacheBusy                     a cache that another thread is using
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
@@ -149,6 +150,10 @@ class TierBusy(TierError):  # noqa: N818 - as OutOfBlocks
 
 class DeadlinePassed(QuireError):  # noqa: N818 - as OutOfBlocks
     """A job that was given up: its deadline came before its end."""
+
+
+class QueueTimeout(QuireError):  # noqa: N818 - as OutOfBlocks
+    """A job that was given up: it had waited for its longest and had not begun."""
 
 
 class RequestFailed(QuireError):  # noqa: N818 - as OutOfBlocks

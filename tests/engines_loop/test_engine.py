@@ -12,7 +12,14 @@ from transformers import AutoTokenizer
 import quire
 from quire import Scope
 from quire.engines.loop import Engine, SamplingParams
-from quire.errors import CacheBusy, ConfigError, DeadlinePassed, RequestFailed, TokensError
+from quire.errors import (
+    CacheBusy,
+    ConfigError,
+    DeadlinePassed,
+    QueueTimeout,
+    RequestFailed,
+    TokensError,
+)
 
 PROMPT = tuple(range(10, 30))
 
@@ -242,6 +249,19 @@ def test_a_request_past_its_deadline_is_given_up(model):
     nothing_held(engine)
 
 
+def test_a_request_that_waited_for_its_longest_ends_and_those_that_run_go_on(model):
+    now = [0.0]
+    engine = Engine(model, num_blocks=50, block_size=4, max_running=1, clock=lambda: now[0])
+    first = engine.add_request(PROMPT, GREEDY, max_wait_s=5)
+    second = engine.add_request(PROMPT[:9], GREEDY, max_wait_s=5)
+    engine.step()
+    now[0] = 6.0
+    outputs = {each.request_id: each for each in steps(engine)}
+    assert outputs[first].error is None
+    assert isinstance(outputs[second].error, QueueTimeout)
+    nothing_held(engine)
+
+
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("prompt", "options", "error", "words"),
@@ -260,6 +280,8 @@ def test_a_request_past_its_deadline_is_given_up(model):
         ([5], {"deadline_s": -1}, ConfigError, "deadline_s is .* above 0, got -1"),
         ([5], {"deadline_s": 0}, ConfigError, "deadline_s is .* above 0, got 0"),
         ([5], {"deadline_s": True}, ConfigError, "deadline_s is .* got True"),
+        ([5], {"max_wait_s": "long"}, ConfigError, "max_wait_s is .* got 'long'"),
+        ([5], {"max_wait_s": 0}, ConfigError, "max_wait_s is .* above 0, got 0"),
         (None, {}, TokensError, "a prompt is a text.* got None"),
         (5, {}, TokensError, "a prompt is a text.* got 5"),
     ],

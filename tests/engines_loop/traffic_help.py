@@ -37,7 +37,7 @@ from loop_help import EOS, LONGEST, VOCAB, make_cache, nothing_held, plain_answe
 
 from quire import Hint, Scope, ops
 from quire.engines.loop import Engine, SamplingParams
-from quire.errors import DeadlinePassed, OutOfBlocks, PinBudgetExceeded, RequestFailed
+from quire.errors import DeadlinePassed, OutOfBlocks, PinBudgetExceeded, QueueTimeout, RequestFailed
 
 SCOPES = (
     None,
@@ -185,6 +185,7 @@ class Traffic:
                 "scope": pick(SCOPES),
                 "priority": pick((0, 0, 0, 5, -1)),
                 "deadline_s": pick((None, None, None, None, None, None, 9, 40)),
+                "max_wait_s": pick((None, None, None, None, None, None, 3, 20)),
                 "store_until": pick((None, None, None, None, 0, len(prompt) // 2)),
                 "hint": pick(HINTS),
             }
@@ -277,7 +278,7 @@ class Traffic:
         if output.error is not None:
             what = type(output.error)
             assert (
-                what is DeadlinePassed
+                what in (DeadlinePassed, QueueTimeout)
                 or (what is RequestFailed and self.raised)
                 or (what is OutOfBlocks and engine in self.pins)
             ), output.error

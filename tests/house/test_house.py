@@ -172,9 +172,9 @@ def test_the_server_has_fewer_than_900_lines():
     assert sum(len(text.splitlines()) for text in texts) < 900
 
 
-def test_engine_and_scheduler_have_1800_lines_of_code_at_most():
+def test_engine_and_scheduler_have_2400_lines_of_code_at_most():
     files = {*(SRC / "scheduling").glob("*.py"), *(SRC / "engines/loop").glob("*.py")}
-    assert sum(num_code_lines(path.read_text(encoding="utf-8")) for path in files) <= 1800
+    assert sum(num_code_lines(path.read_text(encoding="utf-8")) for path in files) <= 2400
 
 
 def num_code_lines(text):

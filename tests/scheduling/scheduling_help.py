@@ -150,10 +150,12 @@ class PretendLoop:
         self.steps = []
         self.finished = []
 
-    def add(self, prompt, max_tokens=4, num_twins=0, **options):
+    def add(self, prompt, max_tokens=4, num_twins=0, start_by=float("inf"), **options):
         job, *twins = (
             Job(np.array(prompt, np.int32), max_tokens, **options) for _ in range(1 + num_twins)
         )
+        for each in (job, *twins):
+            each.start_by = start_by
         job.twins = twins
         self.scheduler.add(job)
         return job

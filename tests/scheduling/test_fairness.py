@@ -4,7 +4,7 @@ import pytest
 from scheduling_help import PretendLoop
 
 from quire import ops
-from quire.errors import DeadlinePassed, OutOfBlocks
+from quire.errors import DeadlinePassed, OutOfBlocks, QueueTimeout
 from quire.scheduling import Limits
 
 
@@ -67,6 +67,48 @@ def test_a_job_whose_deadline_passed_is_given_up_wherever_it_is():
     assert [job for job, _ in loop.scheduler.given_up] == [decoding, waiting, prefilling]
     assert all(isinstance(error, DeadlinePassed) for _, error in loop.scheduler.given_up)
     loop.step(now=6.0)
+    loop.check_empty()
+
+
+def test_a_job_that_has_not_begun_when_its_wait_is_over_is_given_up_and_no_other():
+    loop = PretendLoop(limits=Limits(1, 6))
+    first = loop.add([1], 5, start_by=2.0)
+    patient, late = loop.add([2], 1), loop.add([3], 1, start_by=3.0)
+    loop.step(now=1.0)
+    loop.step(now=2.0)  # the first one runs: its wait is over, and it is not given up
+    assert (first.state, late.state) == ("running", "waiting")
+    loop.step(now=3.0)
+    ((job, error),) = loop.scheduler.given_up
+    assert job is late
+    assert isinstance(error, QueueTimeout)
+    assert (first.state, patient.state) == ("running", "waiting")
+    loop.scheduler.given_up.clear()
+    while len(loop.scheduler):
+        loop.step(now=4.0)
+    assert not loop.scheduler.given_up
+    loop.check_empty()
+
+
+def test_a_preempted_job_has_begun_and_waits_as_long_as_it_takes():
+    loop = PretendLoop(num_blocks=12, limits=Limits(4, 64))
+    jobs = [loop.add([at] * 9, 16, start_by=1.0) for at in range(3)]
+    loop.step(now=0.0)
+    while len(loop.scheduler):
+        loop.step(now=5.0)
+    assert sum(job.num_preempted for job in jobs)
+    assert not loop.scheduler.given_up
+    loop.check_empty()
+
+
+def test_twins_of_a_job_that_has_begun_wait_as_long_as_it_takes():
+    loop = PretendLoop(limits=Limits(2, 40))
+    job = loop.add([1, 2], 3, num_twins=3, start_by=1.0)
+    loop.step(now=0.0)
+    twins = job.twins or [*loop.scheduler.waiting]
+    while len(loop.scheduler):
+        loop.step(now=5.0)
+    assert twins
+    assert not loop.scheduler.given_up
     loop.check_empty()
 
 

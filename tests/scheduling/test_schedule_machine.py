@@ -17,7 +17,7 @@ from scheduling_help import VOCAB, PretendLoop, expected, sample
 import quire.scheduling
 from quire import Scope, ops
 from quire.core import FullAttention, LayerGroup
-from quire.errors import DeadlinePassed, OutOfBlocks, PinBudgetExceeded
+from quire.errors import DeadlinePassed, OutOfBlocks, PinBudgetExceeded, QueueTimeout
 from quire.groups import ChunkedAttention, SlidingWindow
 from quire.scheduling import Limits
 from turns import drawn, few
@@ -56,6 +56,7 @@ class JobLife:
         self.scheduler, self.manager = self.loop.scheduler, self.loop.manager
         self.alive, self.leaders, self.outside, self.now = [], {}, [], 0.0
         self.was_outside = False
+        self.begun = set()  # jobs that were computed, as far as a step shows it
 
     def go(self, times):
         for name in self.random.choices([*WEIGHTS], [*WEIGHTS.values()], k=times):
@@ -66,11 +67,13 @@ class JobLife:
         pick = self.random.choice
         own = [self.random.randrange(VOCAB) for _ in range(pick([0, 1, 3, 8]))]
         prompt = [*pick(FAMILIES)[: pick([0, 5, 8, 12, 20, 33])], *own] or [1]
+        turn = pick([None, None, None, 2.0, 9.0])
         wait, stored = pick([None, None, None, None, 20.0]), pick([None, None, None, None, 0, 7])
         options = {
             "priority": pick([-1, 0, 0, 0, 1]),
             "scope": pick(SCOPES),
             "deadline": None if wait is None else self.now + wait,
+            "start_by": float("inf") if turn is None else self.now + turn,
             "terms": {} if stored is None else {"store_until": stored},
         }
         try:
@@ -150,13 +153,19 @@ class JobLife:
 
     def look(self):
         for job, error in self.scheduler.given_up:
-            late = job.deadline <= self.now
-            assert late if isinstance(error, DeadlinePassed) else self.was_outside, error
+            if isinstance(error, QueueTimeout):
+                assert job.start_by <= self.now < job.deadline
+                assert job not in self.begun
+            else:
+                late = job.deadline <= self.now
+                assert late if isinstance(error, DeadlinePassed) else self.was_outside, error
             assert job.state == "finished"
         self.scheduler.given_up.clear()
         for job in [job for job in self.leaders if job.state == "finished" or not job.twins]:
             self.alive += [twin for twin in self.leaders.pop(job) if twin.state != "new"]
         self.alive = [job for job in self.alive if job.state != "finished"]
+        self.begun |= {job for job in self.alive if job.num_computed or job.num_preempted}
+        assert all(job.ends_by > self.now or job.state == "running" for job in self.alive)
         assert len(self.alive) == len(self.scheduler)
         assert all(0 <= job.patience <= self.scheduler.limits.max_passed for job in self.alive)
 

@@ -113,7 +113,7 @@ def test_a_file_of_keys_that_everybody_may_read_is_told_of(tmp_path, mode, warns
 COMMAND = "sys.argv[1:] = ['serve', '--port', '0']; from quire.cli import main; main()"
 REPLICA = """
 from quire_router.cli.replicas import opened_replica
-wanted = command.Wanted("tiny", "auto", "tiny", None, 1, 1, None, None, None, {})
+wanted = command.Wanted("tiny", "auto", "tiny", None, 1, 60.0, 1, None, None, None, {})
 with opened_replica(wanted, is_alone=True): pass
 """
 
@@ -138,6 +138,21 @@ command.opened = opened
         [sys.executable, "-c", look], env=before | own, check=True, capture_output=True, text=True
     )
     assert said.stdout == f"False {OF_SHAPES | own}\n"
+
+
+def test_a_folder_that_is_not_there_is_said_before_torch_is_loaded():
+    look = """
+import sys
+sys.argv[1:] = ["serve", "--model", "/nope", "--passages", "1GiB"]
+from quire.cli import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    said = subprocess.run([sys.executable, "-c", look], check=False, capture_output=True, text=True)
+    assert "there is no folder '/nope'" in said.stderr
+    assert (said.returncode, said.stdout) == (2, "False\n")
 
 
 @pytest.mark.ci

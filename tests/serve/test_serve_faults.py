@@ -90,6 +90,15 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(server):
     assert server.post("/v1/completions", content=pieces).status_code == 413
 
 
+def test_a_body_that_says_that_it_is_too_large_is_refused_before_it_comes(server):
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {(1 << 16) + 1}\r\n\r\n"
+    with socket.create_connection(
+        server.url.removeprefix("http://").split(":"), timeout=30
+    ) as asked:
+        asked.sendall(head.encode())
+        assert asked.recv(64).startswith(b"HTTP/1.1 413")
+
+
 def test_a_text_that_is_too_long_whatever_it_says_is_not_read():
     with running(max_model_len=64) as made:
         longest = max(map(len, made.service.reader.tokenizer.get_vocab()))
@@ -336,6 +345,20 @@ def test_a_request_past_its_deadline_is_told_so_with_all_its_answers(server):
     late = server.post("/v1/completions", LONG | {"n": 3, "deadline_s": 0.05})
     assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_passed")
     assert short(server).status_code == 200
+
+
+def test_a_request_that_waits_too_long_for_its_turn_is_told_to_come_back():
+    with running(max_running=1, bounds=Bounds(max_wait_s=0.2)) as server:
+        first = LONG | {"stream": True}
+        with plain_http.stream("POST", f"{server.url}/v1/completions", json=first) as answer:
+            events = answer.iter_lines()
+            next(events)  # it has begun
+            for wants_stream in (False, True):
+                late = server.post("/v1/completions", LONG | {"stream": wants_stream})
+                assert (late.status_code, late.json()["error"]["code"]) == (503, "overloaded")
+                assert int(late.headers["Retry-After"]) > 0
+            assert "error" not in next(events)  # and goes on
+        server.quiet()
 
 
 def test_a_tier_that_hangs_keeps_nobody_waiting():

@@ -38,11 +38,11 @@ def load(
     check_installed()
     if lora is not None:
         _check_adapter(lora)
+    source = source_of(name)
     import torch
     import transformers
 
     hush()
-    source = source_of(name)
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16, float16 or auto")
     kinds = ("AutoProcessor", "AutoModelForImageTextToText") if images else (

@@ -12,7 +12,7 @@ import typer
 
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
-from quire.cli.models import TINY, load, name_of
+from quire.cli.models import TINY, load, name_of, source_of
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
@@ -65,6 +65,12 @@ def serve(
     max_inflight: Annotated[
         int, typer.Option(min=1, help="Sequences that run or wait; more are told to come back.")
     ] = 256,
+    max_wait: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds that a request waits for its turn, then 503; 0: any time."
+        ),
+    ] = 60.0,
     max_body: options.MaxBody = "4MiB",
     grace: Annotated[
         int | None,
@@ -148,6 +154,7 @@ def serve(
       quire serve --replicas 3 --tier redis://127.0.0.1:6379
     """
     require("serve", "a server")
+    source_of(model)  # what is not there is said before anything is loaded
     if events is not None and not (events_in_clear or _is_local(events)):
         raise ConfigError(
             f"--events {events} is beyond loopback, where anybody could read the tokens of "
@@ -179,6 +186,7 @@ def serve(
         name=name or name_of(model),
         keys=read_keys(keys, exposed=exposed),
         max_inflight=max_inflight,
+        max_wait=max_wait,
         max_body=limit,
         tiers=tier,
         tier_file=tier_file,
@@ -251,6 +259,7 @@ class Wanted(NamedTuple):
     name: str
     keys: "ApiKeys"
     max_inflight: int
+    max_wait: float
     max_body: int
     tiers: Sequence[str] | None
     tier_file: Path | None
@@ -261,7 +270,12 @@ class Wanted(NamedTuple):
         """Return an engine as a server has it."""
         from quire.serve.service import Bounds, ServedModel
 
-        bounds = Bounds(max_inflight=self.max_inflight, max_body=self.max_body, slow_s=SLOW_S)
+        bounds = Bounds(
+            max_inflight=self.max_inflight,
+            max_wait_s=self.max_wait or None,
+            max_body=self.max_body,
+            slow_s=SLOW_S,
+        )
         return ServedModel(running, self.name, self.keys, bounds)
 
 

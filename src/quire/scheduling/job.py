@@ -63,6 +63,8 @@ class Job:
     `twins`       jobs of the same prompt, set by the caller before it is added: a token is sampled for each of them
                   when the prompt is computed, and they fork from it; until then they are nowhere, and end with it
     `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
+    `start_by`    on the scheduler's clock, in seconds, set by the caller before it is added: then it is given up if it
+                  has not begun; inf once it has
     `seq`         its sequence, open while it runs
     `number`      of the scheduler's jobs, in order of arrival
     `num_found`   tokens that were found at its first admission
@@ -94,6 +96,7 @@ class Job:
         self.scope = scope
         self.priority = as_int("priority", priority)
         self.deadline = inf if deadline is None else deadline
+        self.start_by = inf
         self.terms: RequestTerms = terms or {}
         self.twins: Items[Job] = ()
         self.drafts: IntArray | None = None
@@ -127,6 +130,11 @@ class Job:
     def num_left(self) -> int:
         """Known tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def ends_by(self) -> float:
+        """The time at which it is given up as it is now."""
+        return min(self.deadline, self.start_by)
 
     @property
     def rank(self) -> tuple[bool, int, int]:

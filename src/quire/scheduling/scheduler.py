@@ -20,6 +20,7 @@ from quire.errors import (
     DeadlinePassed,
     InvariantError,
     OutOfBlocks,
+    QueueTimeout,
     QuireError,
     SequenceError,
 )
@@ -179,7 +180,7 @@ class Scheduler:
 
     def _fork(self, job: Job, twin: Job) -> None:
         """Have a twin share the blocks of a job that begins to decode; where it finds no slot, it waits."""
-        twin.num_found = job.num_found
+        twin.num_found, twin.start_by = job.num_found, inf
         self._enter(twin)
         if self.num_running < self.limits.max_running:
             with suppress(OutOfBlocks):
@@ -294,6 +295,7 @@ class Scheduler:
             job.seq = self.manager.open(job.known(), job.scope, **job.terms)
             job.num_found = min(job.seq.num_cached, job.prompt_len)
         self.waiting.remove(job)
+        job.start_by = inf
         passed = [other for other in self.waiting if other.number < job.number]
         for other in passed:
             other.patience -= 1
@@ -312,7 +314,10 @@ class Scheduler:
             if job.deadline <= now:
                 late = f"{job.num_generated} of {job.max_tokens} tokens were there at the deadline"
                 self._give_up(job, DeadlinePassed(f"{late}; allow more time, or send less at once"))
-        self._next_deadline = min((job.deadline for job in jobs if job.deadline > now), default=inf)
+            elif job.start_by <= now:
+                late = f"it waited behind {self.num_running} that run, and its turn had not come"
+                self._give_up(job, QueueTimeout(f"{late}; ask again later"))
+        self._next_deadline = min((job.ends_by for job in jobs if job.ends_by > now), default=inf)
 
     def _give_up(self, job: Job, error: QuireError) -> None:
         self.finish(job)
@@ -339,7 +344,7 @@ class Scheduler:
         job.number, job.patience, job.state = self._num_jobs, self.limits.max_passed, "waiting"
         insort(self.waiting, job, key=BY_RANK)
         self._room_seen = None
-        self._next_deadline = min(self._next_deadline, job.deadline)
+        self._next_deadline = min(self._next_deadline, job.ends_by)
 
     def check(self) -> None:
         """Raise `InvariantError` unless every job is in one queue, in order, with its sequence in the right state."""

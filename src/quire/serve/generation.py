@@ -34,8 +34,8 @@ async def answered(
     async def told() -> AsyncGenerator[ReplyChoice]:
         """Yield the choices that have news, as long as the engine works for them."""
         with service.admitted(tenant, len(prompts) * asked.num_answers):
-            scope = scope_of(tenant, asked.cache_salt)
-            options: dict[str, Any] = {**asked.options(), "scope": scope}
+            options: dict[str, Any] = asked.options() | {"max_wait_s": service.bounds.max_wait_s}
+            options["scope"] = scope_of(tenant, asked.cache_salt)
             streams = [service.running.generate(each, params, **options) for each in prompts]
             took = service.times.begin()
             async with aclosing(merged(streams)) as outputs:

@@ -63,10 +63,8 @@ class ModelServer(uvicorn.Server):
         ends, service, now = await super().on_tick(counter), self._service, time.monotonic()
         if ends and not service.is_ending:
             service.is_ending, self._until = True, now + self._grace_s
-            if service.num_inflight:
-                logger.warning(
-                    "%d sequences are finished; Ctrl-C again cuts them", service.num_inflight
-                )
+            if left := service.num_inflight:
+                logger.warning("%d sequences are finished; Ctrl-C again cuts them", left)
         return ends and (self._is_hurried or now >= self._until or not service.num_inflight)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

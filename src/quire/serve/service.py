@@ -22,11 +22,13 @@ class Bounds(msgspec.Struct, frozen=True):
     """Limits of a server.
 
     `max_inflight`  sequences that run or wait at once; more are told to come back (429)
+    `max_wait_s`    seconds in which a request has to begin to be computed (503); None for any time
     `max_body`      bytes of a request
     `slow_s`        seconds in which a body has to arrive, and in which a client has to take what it is sent
     """
 
     max_inflight: int = 256
+    max_wait_s: float | None = None
     max_body: int = 4 << 20
     slow_s: float = 60.0
 

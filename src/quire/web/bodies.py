@@ -18,15 +18,21 @@ Body = TypeVar("Body")
 
 
 async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
-    """Return a request's body. Raises `ApiError` for one of more bytes than `limit`, or slower than `slow_s`."""
+    """Return a request's body. Raises `ApiError` for one of more bytes than `limit`, or slower than `slow_s`.
+
+    One whose head says that it has more is refused before it comes.
+    """
     body = bytearray()
+    too_long = ApiError(413, f"the body has more than {limit} bytes, the limit; send less")
+    said = request.headers.get("content-length", "")
+    if said.isdecimal() and int(said) > limit:
+        raise too_long
     try:
         async with asyncio.timeout(slow_s):
             async for piece in request.stream():
                 body += piece
                 if len(body) > limit:
-                    said = f"the body has more than {limit} bytes, the limit; send less"
-                    raise ApiError(413, said)
+                    raise too_long
     except TimeoutError:
         raise ApiError(408, f"the body did not come in {slow_s:g} seconds") from None
     return bytes(body)

@@ -16,6 +16,7 @@ from quire.errors import (
     DeadlinePassed,
     OutOfBlocks,
     PinBudgetExceeded,
+    QueueTimeout,
     QuireError,
     ScopeError,
     TokensError,
@@ -69,6 +70,8 @@ def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
                 return ApiError(400, str(error), code="out_of_memory")
             said = f"there is no room at the moment, ask again later: {error}"
             return ApiError(503, said, code="out_of_memory", headers={"Retry-After": "10"})
+        case QueueTimeout():
+            return ApiError(503, str(error), code="overloaded", headers={"Retry-After": "10"})
         case DeadlinePassed():
             return ApiError(504, str(error), param="deadline_s", code="deadline_passed")
         case QuireError():

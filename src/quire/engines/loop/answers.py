@@ -169,7 +169,9 @@ class Answer(Job):
     def __init__(
         self, request: EngineRequest, rules: AnswerRules | None, stream: TextStream, **job: Any
     ) -> None:
+        start_by = job.pop("start_by")
         super().__init__(**job)
+        self.start_by = start_by
         self.request = request
         self.rules = rules
         self.num_told = 0

@@ -29,12 +29,14 @@ class RequestOptions(TypedDict, total=False):
     scope       who shares its prefixes
     priority    higher ones are served first, and preempted last
     deadline_s  seconds from now, after which it is given up
+    max_wait_s  seconds from now, after which it is given up if it has not begun
     retain_s, store_until, hint  of `CacheManager.open`
     """
 
     scope: Scope | None
     priority: int
     deadline_s: float | None
+    max_wait_s: float | None
     retain_s: float | None
     store_until: int | None
     hint: Hint
@@ -48,15 +50,23 @@ def job_terms(options: RequestOptions, now: float) -> dict[str, Any]:
             f"{min(unknown)!r} is no option of a request; these are {', '.join(known)}"
         )
     terms: dict[str, Any] = {**options}
-    deadline_s = terms.pop("deadline_s", None)
-    if deadline_s is not None and not (type(deadline_s) in (int, float) and 0 < deadline_s < inf):
-        raise ConfigError(f"deadline_s is a finite number of seconds, above 0, got {deadline_s!r}")
+    deadline, start_by = (_end(name, terms, now) for name in ("deadline_s", "max_wait_s"))
     return {
         "scope": terms.pop("scope", None),
         "priority": terms.pop("priority", 0),
-        "deadline": None if deadline_s is None else now + deadline_s,
+        "deadline": deadline,
+        "start_by": inf if start_by is None else start_by,
         "terms": terms,
     }
+
+
+def _end(name: str, terms: dict[str, Any], now: float) -> float | None:
+    """Take an option of seconds from now out of others, and return it as a time."""
+    if (seconds := terms.pop(name, None)) is None:
+        return None
+    if isinstance(seconds, int | float) and type(seconds) is not bool and 0 < seconds < inf:
+        return now + seconds
+    raise ConfigError(f"{name} is a finite number of seconds, above 0, got {seconds!r}")
 
 
 def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray, Segments | None]:
