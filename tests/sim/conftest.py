@@ -1,4 +1,4 @@
-"""Fixtures of the simulator's tests."""
+"""Fixtures of the simulator's tests, which load where it is not installed, too."""
 
 import functools
 
@@ -8,8 +8,6 @@ import pytest
 @pytest.fixture(scope="module")
 def kept():
     """Return whole traces by name, each read once per file of tests."""
-    from traces_read import (
-        KeptTrace,
-    )  # not above: this file is read where the simulator is not installed, too
+    from traces_read import KeptTrace
 
     return functools.cache(KeptTrace)
