@@ -95,6 +95,18 @@ def _what_is_left_stays():
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip a test that imports a part on its way, such as a snippet, where that is not installed."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        for part, package in parts.PACKAGES.items():
+            if error.name == package and not parts.is_installed(part):
+                pytest.skip(f"needs {part}, not installed")
+        raise
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     for name in [name for mark in item.iter_markers("system") for name in mark.args]:

@@ -21,7 +21,9 @@ PACKAGES = {
 }
 TESTS = Path(__file__).parent
 _HELPERS = {
-    path.stem: path for path in TESTS.rglob("*.py") if path.stem not in {"conftest", "__init__"}
+    path.stem: path
+    for path in (*TESTS.parent.glob("tools/*.py"), *TESTS.rglob("*.py"))
+    if path.stem not in {"conftest", "__init__"}
 }
 
 

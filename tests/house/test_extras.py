@@ -220,7 +220,8 @@ def test_the_model_comes_with_its_licence_and_the_package_says_whose_it_is():
     folder = quire.demo_model()
     assert (folder / "config.json").is_file()
     assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in (folder / "LICENSE").read_text("utf-8")
-    assert str((folder / "LICENSE").relative_to(ROOT)) in PROJECT["license-files"]
+    licence = (folder / "LICENSE").relative_to(Path(quire.__file__).parent)
+    assert f"src/quire/{licence}" in PROJECT["license-files"]
     assert PROJECT["license"] == "Apache-2.0 AND PSF-2.0"
     assert PROJECT["authors"] == [{"name": "quire contributors"}]
 
