@@ -114,7 +114,7 @@ def test_pictures_that_no_slot_holds_are_forgotten(monkeypatch):
 # -- which slot ----------------------------------------------------------------------------
 
 
-def test_the_slot_that_is_worth_something_is_not_recycled():
+def test_a_slot_with_a_reusable_prefix_is_not_recycled():
     cache = SlotCache(17, 64)
     hits = 0
     for turn in range(19):

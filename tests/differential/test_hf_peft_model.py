@@ -57,7 +57,7 @@ def test_the_cache_of_a_wrapper_is_that_of_the_model_inside(wrapped):
     assert len(names) == 1
 
 
-def test_merging_and_unloading_leave_a_cache_of_what_is_there(wrapped):
+def test_a_cache_follows_the_merging_and_unloading_of_an_adapter(wrapped):
     cache = make_cache(wrapped, block_size=4)
     assert reused(wrapped, cache) == 0
     wrapped.merge_adapter()

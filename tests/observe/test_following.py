@@ -121,7 +121,7 @@ def test_after_a_break_the_same_publisher_is_known_by_its_last_batch():
 
 
 @pytest.mark.parametrize("replayed", [[], [message(1, at=50), message(2, at=51)], [message(2)]])
-def test_after_a_break_another_publisher_is_known_by_what_it_lacks(replayed):
+def test_a_new_publisher_behind_a_gap_is_recognised_by_its_replay(replayed):
     following = followed(0, 1)
     following.doubt()
     following.refill(replayed)

@@ -44,7 +44,7 @@ def test_a_branch_that_is_cut_keeps_its_uses_on_both_sides():
     assert uses == {(0, 32): 2, (32, 64): 1}
 
 
-def test_other_memory_is_known_where_a_curve_watches():
+def test_the_overview_answers_what_if_only_with_a_live_curve():
     assert Overview(CacheManager(32, 4)).what_if([2]) is None
     manager = CacheManager(8, 4, watchers=[LiveCurve()])
     overview = Overview(manager)

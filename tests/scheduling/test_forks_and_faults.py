@@ -170,7 +170,7 @@ def test_a_step_is_not_completed_before_its_copies_are_taken():
     loop.scheduler.complete(step, sample(step, loop.model.forward(step)))
 
 
-def test_jobs_that_are_not_here_are_refused():
+def test_a_scheduler_refuses_known_jobs_twice_and_unknown_ones():
     loop, other = PretendLoop(), PretendLoop()
     job = loop.add([1, 2, 3], 2)
     refused(loop, SequenceError, "added before", loop.scheduler.add, job)

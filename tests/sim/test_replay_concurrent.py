@@ -154,7 +154,7 @@ def test_recorded_durations_are_kept_and_shared_out(request_of):
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_none_is_refused(rate):
+def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(
         ConfigError, match="the decode rate in tokens per second is a number above 0"
     ):

@@ -284,7 +284,7 @@ def test_a_prompt_below_is_fetched_where_that_is_faster():
     )
 
 
-def test_a_prompt_below_is_computed_where_that_is_faster():
+def test_a_prompt_in_a_memory_tier_is_computed_where_that_is_faster():
     result, again = three_asks(SLOW)
     assert again.fetched_tokens == 0
     assert result.tiers[0].fetched_blocks == 0

@@ -123,7 +123,7 @@ def test_parts_that_are_no_text_are_left_out_and_counted(path):
     assert "1 parts that are no text are left out" in report.notes
 
 
-def test_an_answer_to_nothing_is_no_request(path):
+def test_an_answer_without_a_prompt_is_no_request(path):
     as_lines(path, [sharegpt([("gpt", "hi"), ("human", "hi"), ("gpt", "yes")])])
     report = Findings()
     (request,) = open_trace(path).read(report)

@@ -200,7 +200,7 @@ def test_a_line_that_was_cut_off_is_quires_own_and_purged(tmp_path, length, end)
     assert NameBook.read(tmp_path).scopes == {}
 
 
-def test_a_book_is_written_beside_what_links_say(tmp_path, monkeypatch):
+def test_writing_a_name_book_follows_no_link(tmp_path, monkeypatch):
     book, other = NameBook(), tmp_path / "other"
     other.write_bytes(b"precious")
     book.add(NamespaceName(FULL))

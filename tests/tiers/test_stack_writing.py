@@ -19,7 +19,7 @@ def held(tier):
     return sorted(KEYS.index(key) for key in tier.records)
 
 
-def test_through_writes_to_all_tiers_at_once():
+def test_write_through_stores_in_all_tiers_at_once():
     def scenario(stack, host, disk, remote):
         assert wanted(stack, KEYS[:10]) == [True] * 10
         assert store(stack, TEN) == ["stored"] * 10
