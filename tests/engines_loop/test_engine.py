@@ -249,6 +249,18 @@ def test_a_request_past_its_deadline_is_given_up(model):
     nothing_held(engine)
 
 
+def test_a_request_says_when_its_turn_came(model):
+    now = [0.0]
+    engine = Engine(model, num_blocks=50, block_size=4, max_running=1, clock=lambda: now[0])
+    first, second = (engine.add_request(each, GREEDY) for each in (PROMPT, PROMPT[:9]))
+    times = {}
+    while engine.has_unfinished():
+        now[0] += 1.0
+        times |= {each.request_id: each.metrics for each in engine.step()}
+    assert (times[first].arrival_time, times[first].scheduled_ts) == (0.0, 1.0)
+    assert times[first].last_token_ts <= times[second].scheduled_ts <= times[second].first_token_ts
+
+
 def test_a_request_that_waited_for_its_longest_ends_and_those_that_run_go_on(model):
     now = [0.0]
     engine = Engine(model, num_blocks=50, block_size=4, max_running=1, clock=lambda: now[0])

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from quire.core import CacheManager
+from quire.engines.loop import EngineStats, RequestMetrics
 from quire.foresight import LiveCurve
 from quire.observe.overview import Heat, Overview
 
 PROMPT = list(range(100, 164))
+
+ENDS = ("stop", "length", "abort")
 
 
 def served(manager, prompt):
@@ -78,11 +81,20 @@ def test_times_of_requests_are_counted_once():
     from quire.observe.prometheus import RequestTimes
 
     registry = prometheus.CollectorRegistry()
-    told = RequestTimes(registry).begin()
+    stats = EngineStats(
+        prompt_tokens=9, cached_tokens=4, generated_tokens=3, preemptions=2, running=1, waiting=5
+    )
+    manager = CacheManager(8, 4)
+    manager.reserve(manager.open(range(9)), 9)
+    engine = SimpleNamespace(manager=manager, stats=lambda: stats)
+    told = RequestTimes(registry, engine, "tiny").begin()
 
     def output(num_tokens, reason=None):
         made = SimpleNamespace(num_tokens=num_tokens, finish_reason=reason)
-        return SimpleNamespace(request_id="a", outputs=[made], finished=reason is not None)
+        times = RequestMetrics(1.0, 3.5 if num_tokens else None)
+        return SimpleNamespace(
+            request_id="a", outputs=[made], finished=reason is not None, metrics=times
+        )
 
     for each in (output(0), output(1), output(1), output(3), output(3, "stop")):
         told(each)
@@ -91,3 +103,24 @@ def test_times_of_requests_are_counted_once():
     assert value("quire_itl_seconds_count") == 1
     assert value("quire_generation_tokens_total") == 3
     assert value("quire_finished_total", {"reason": "stop"}) == 1
+    own = {"model_name": "tiny", "engine": "0"}
+    as_vllm = {
+        "num_requests_running": 1,
+        "num_requests_waiting": 5,
+        "kv_cache_usage_perc": 3 / 8,
+        "num_preemptions_total": 2,
+        "prompt_tokens_total": 9,
+        "generation_tokens_total": 3,
+        "prefix_cache_queries_total": 9,
+        "prefix_cache_hits_total": 4,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_count": 1,
+        "request_queue_time_seconds_count": 1,
+        "request_queue_time_seconds_sum": 2.5,
+        "e2e_request_latency_seconds_count": 1,
+    }
+    assert {name: value(f"vllm:{name}", own) for name in as_vllm} == as_vllm
+    ends = {
+        why: value("vllm:request_success_total", own | {"finished_reason": why}) for why in ENDS
+    }
+    assert ends == {"stop": 1, "length": 0, "abort": 0}

@@ -472,6 +472,7 @@ def test_the_operators_routes_answer_what_if_state_and_metrics(server, client):
         "quire_generation_tokens_total",
     ):
         assert f"\n{name}" in figures
+    assert 'vllm:num_requests_running{engine="0",model_name="quire-tiny"} 0.0' in figures
     page = server.get("/")
     assert "<title>quire</title>" in page.text
     assert "http" not in page.text.replace("http://www.w3.org/2000/svg", "")

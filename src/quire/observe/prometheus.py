@@ -102,6 +102,8 @@ METRICS = (
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 """The buckets of times."""
 
+_AS_VLLM = "As vLLM counts it"
+
 SAME_NAME = frozenset(metric.name for metric in METRICS)
 
 
@@ -168,10 +170,21 @@ class CacheCollector(Collector):
         return iter(families.values())
 
 
-class RequestTimes(Collector):
-    """Time to first token and between tokens, tokens and ends, in a registry of prometheus_client.
+class Server(Protocol):
+    """An engine with counters: a `quire.engines.loop.Engine`."""
 
-    told = RequestTimes(registry).begin()
+    @property
+    def manager(self) -> CacheManager: ...
+
+    def stats(self) -> Any:
+        """Return `EngineStats`."""
+        ...
+
+
+class RequestTimes(Collector):
+    """Times, tokens and ends of the requests of an engine, in a registry of prometheus_client.
+
+    told = RequestTimes(registry, engine, "my-model").begin()
     async for output in engine.generate(prompt):
         told(output)
 
@@ -179,13 +192,14 @@ class RequestTimes(Collector):
     times as long for each token.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._first, self._between = _Times(), _Times()
+    def __init__(self, registry: CollectorRegistry, engine: Server, model: str) -> None:
+        self._engine, self._model = engine, model
+        self._first, self._between, self._queue, self._whole = (_Times() for _ in range(4))
         self._num_tokens = 0
         self._ended = Counter[str]()
         registry.register(self)
 
-    def collect(self) -> Iterator[HistogramMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[HistogramMetricFamily | Family]:
         """Return all metrics with their present values."""
         yield self._first.family("quire_ttft_seconds", "From request to first token")
         yield self._between.family("quire_itl_seconds", "Between tokens of a request")
@@ -196,6 +210,41 @@ class RequestTimes(Collector):
         )
         for reason, count in list(self._ended.items()):
             ended.add_metric([reason], count)
+        yield ended
+        yield from self._as_vllm()
+
+    def _as_vllm(self) -> Iterator[HistogramMetricFamily | Family]:
+        """Return what vLLM has too, in its names, for dashboards and autoscalers that are there."""
+        stats, own = self._engine.stats(), {"model_name": self._model, "engine": "0"}
+        used = max(
+            (counts["active"] + counts["pinned"]) / max(sum(counts.values()), 1)
+            for counts in block_states(self._engine.manager)
+        )
+        for kind, name, value in (
+            (GaugeMetricFamily, "num_requests_running", stats.running),
+            (GaugeMetricFamily, "num_requests_waiting", stats.waiting),
+            (GaugeMetricFamily, "kv_cache_usage_perc", used),
+            (CounterMetricFamily, "num_preemptions", stats.preemptions),
+            (CounterMetricFamily, "prompt_tokens", stats.prompt_tokens),
+            (CounterMetricFamily, "generation_tokens", stats.generated_tokens),
+            (CounterMetricFamily, "prefix_cache_queries", stats.prompt_tokens),
+            (CounterMetricFamily, "prefix_cache_hits", stats.cached_tokens),
+        ):
+            family = kind(f"vllm:{name}", _AS_VLLM, labels=[*own])
+            family.add_metric([*own.values()], value)
+            yield family
+        for name, times in (
+            ("time_to_first_token_seconds", self._first),
+            ("inter_token_latency_seconds", self._between),
+            ("request_queue_time_seconds", self._queue),
+            ("e2e_request_latency_seconds", self._whole),
+        ):
+            yield times.family(f"vllm:{name}", _AS_VLLM, own)
+        ended = CounterMetricFamily(
+            "vllm:request_success", _AS_VLLM, labels=[*own, "finished_reason"]
+        )
+        for reason in ("stop", "length", "abort"):
+            ended.add_metric([*own.values(), reason], self._ended[reason])
         yield ended
 
     def begin(self) -> Callable[[Any], None]:
@@ -209,7 +258,10 @@ class RequestTimes(Collector):
                 latest[output.request_id] = now, num_tokens
                 self._num_tokens += num_tokens - num_told
                 (self._between if num_told else self._first).add(now - before)
+                if not num_told and (scheduled := output.metrics.scheduled_ts) is not None:
+                    self._queue.add(scheduled - output.metrics.arrival_time)
             if output.finished:
+                self._whole.add(now - begun)
                 self._ended.update(each.finish_reason or "none" for each in output.outputs)
 
         return told
@@ -226,10 +278,15 @@ class _Times:
         self._counts[bisect_left(SECONDS, time_s)] += 1
         self._sum_s += time_s
 
-    def family(self, name: str, says: str) -> HistogramMetricFamily:
+    def family(
+        self, name: str, says: str, labels: Mapping[str, str] | None = None
+    ) -> HistogramMetricFamily:
+        own = labels or {}
         ends = [*(str(float(end)) for end in SECONDS), "+Inf"]
         buckets = list(zip(ends, accumulate(self._counts), strict=True))
-        return HistogramMetricFamily(name, says, buckets=buckets, sum_value=self._sum_s)
+        family = HistogramMetricFamily(name, says, labels=[*own])
+        family.add_metric([*own.values()], buckets, self._sum_s)
+        return family
 
 
 class _Samples:

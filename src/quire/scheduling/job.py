@@ -65,6 +65,7 @@ class Job:
     `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
     `start_by`    on the scheduler's clock, in seconds, set by the caller before it is added: then it is given up if it
                   has not begun; inf once it has
+    `started`     when it was admitted first, on the scheduler's clock; None before
     `seq`         its sequence, open while it runs
     `number`      of the scheduler's jobs, in order of arrival
     `num_found`   tokens that were found at its first admission
@@ -100,6 +101,7 @@ class Job:
         self.terms: RequestTerms = terms or {}
         self.twins: Items[Job] = ()
         self.drafts: IntArray | None = None
+        self.started: float | None = None
         self.seq: Sequence | None = None
         self.state: Literal["new", "waiting", "running", "finished"] = "new"
         self.number = self.num_found = self.num_preempted = 0

@@ -73,7 +73,7 @@ class Scheduler:
         self.given_up: list[tuple[Job, QuireError]] = []
         self._bring_up, self._opened, self._keep = bring_up, opened, keep
         self._num_jobs = 0
-        self._next_deadline = inf
+        self._next_deadline, self._now = inf, 0.0
         self._batch: DecodeBatch | None = None
         self._appends: list[Callable[[int], None]] = []  # of the tokens of those in the batch
         self._step: Step | None = None
@@ -115,7 +115,7 @@ class Scheduler:
 
         `now`  seconds on the clock of the deadlines
         """
-        self._step = None
+        self._step, self._now = None, now
         if now >= self._next_deadline:
             self._give_up_late(now)
         self._reserve_decodes()
@@ -296,6 +296,7 @@ class Scheduler:
             job.num_found = min(job.seq.num_cached, job.prompt_len)
         self.waiting.remove(job)
         job.start_by = inf
+        job.started = self._now if job.started is None else job.started
         passed = [other for other in self.waiting if other.number < job.number]
         for other in passed:
             other.patience -= 1

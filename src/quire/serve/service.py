@@ -44,7 +44,7 @@ class ServedModel:
         self.running, self.model, self.keys, self.bounds = running, model, keys, bounds
         self.registry = CollectorRegistry()
         self.registry.register(CacheCollector(running.engine.manager, running.engine.tiers))
-        self.times = RequestTimes(self.registry)
+        self.times = RequestTimes(self.registry, running.engine, model)
         self.max_model_len = running.engine.max_model_len
         self.reader = PromptReader(running.engine.tokenizer, self.max_model_len)
         self.places = ConcurrencyLimit(bounds.max_inflight, keys.names)

@@ -51,10 +51,11 @@ class CompletionOutput:
 class RequestMetrics:
     """Times of a request in seconds of the engine's clock; None: not yet.
 
-    It has the arrival, the first token, and the last token or the end.
+    It has the arrival, the end of the wait for a turn, the first token, and the last token or the end.
     """
 
     arrival_time: float
+    scheduled_ts: float | None = None
     first_token_ts: float | None = None
     last_token_ts: float | None = None
 
@@ -269,10 +270,11 @@ class AnswerBatch:
         self._reads = np.array([bool(answer.request.params.stop) for answer in answers], np.bool_)
 
     def begin(self, now: float) -> None:
-        """Note when the requests that are new here had their first token."""
+        """Note when the requests that are new here were admitted, and had their first token."""
         for request in self.requests.values():
             if request.metrics.first_token_ts is None:
-                request.metrics = replace(request.metrics, first_token_ts=now)
+                times = {"scheduled_ts": request.answers[0].started, "first_token_ts": now}
+                request.metrics = replace(request.metrics, **times)
 
     def take(self, sampled: Sampled) -> Sequence[Answer]:
         """Take the sampled tokens of each; return the answers that may end with them."""
