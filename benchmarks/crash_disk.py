@@ -45,7 +45,7 @@ from lossy_files import LossyFiles, as_there, left
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import name_of, record_of
-from quire.tiers.disk import Disk, DiskReader
+from quire.tiers.disk import Disk
 from quire.tiers.disk.files import takes_direct
 from quire.tiers.format import new_buffer, read_header, record_bytes
 
@@ -273,7 +273,7 @@ def read_all(disk):
         if outcome is Outcome.HIT:
             state = state_of(entry.key, buffer)
         elif outcome is not Outcome.CORRUPT and not (
-            isinstance(disk, DiskReader) and outcome is Outcome.ABSENT
+            disk.is_read_only and outcome is Outcome.ABSENT
         ):
             raise AssertionError(f"{entry.key.hex()} is {outcome}")
         found.append((entry.key.hex(), state))
@@ -285,7 +285,7 @@ def verify(directory, expected, *, may_be_torn):
 
     `may_be_torn`  whether a write may have been done in part
     """
-    with DiskReader(directory) as reader:
+    with Disk(directory, read_only=True) as reader:
         seen = read_all(reader)
         recovered = reader.recovered
         is_damaged = recovered.num_rebuilt or recovered.num_lost

@@ -151,7 +151,7 @@ def in_redis(client: Any) -> Change:
 
 def fuzz_slabs(found: Found, count: int, chance: random.Random) -> None:
     """Damage the files of a closed disk tier, open it and read; an opening may be refused."""
-    from quire.tiers.disk import Disk, DiskReader
+    from quire.tiers.disk import Disk
 
     while found.num_mutated < count:
         with tempfile.TemporaryDirectory() as name:
@@ -176,7 +176,7 @@ def fuzz_slabs(found: Found, count: int, chance: random.Random) -> None:
             )
             found.num_mutated += len(victims)
             try:
-                with DiskReader(folder) as reader:
+                with Disk(folder, read_only=True) as reader:
                     _read(found, reader, victims, how)
                 with Disk(folder, "16MiB", ahead=1) as disk:
                     _read(found, disk, victims, how)

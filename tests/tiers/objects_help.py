@@ -46,7 +46,7 @@ def objects_of(tier):
 def rewrite(tier, key, record):
     """Put bytes in the place of a record, whatever their length."""
     bundle, position = tier._index.find(key)
-    store, size = tier._client._store, bundle.record_bytes
+    store, size = tier._client.store, bundle.record_bytes
     content = bytes(obstore.get(store, bundle.path).bytes())
     start, stop = position * size, (position + 1) * size
     obstore.put(store, bundle.path, content[:start] + record + content[stop:])

@@ -22,7 +22,7 @@ from quire.tiers import open_tier, wrapped
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, names_of, records_of
 from quire.tiers.directory import MARKER
-from quire.tiers.disk import Disk, DiskReader
+from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.format import record_bytes
 from quire.tiers.opening import open_tiers
@@ -125,7 +125,7 @@ def test_files_that_look_like_slabs_are_left_alone(tmp_path, name):
         with Disk(tmp_path, "1MiB", ahead=1) as disk:
             assert disk.recovered.is_clean
             assert set(disk.put(KEYS, records_of(KEYS), 10)) == {outcome}
-        with DiskReader(tmp_path) as disk:
+        with Disk(tmp_path, read_only=True) as disk:
             assert disk.get(KEYS, buffers_like(records_of(KEYS)), 10) == [HIT] * len(KEYS)
     assert (tmp_path / name).read_bytes() == b"mine" * 304
 

@@ -18,7 +18,7 @@ from upheavals import emptied, removed, replaced
 from quire.errors import TierBusy, TierError
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, names_of, records_of
-from quire.tiers.disk import Disk, DiskReader
+from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 
 HIT, STORED = Outcome.HIT, Outcome.STORED
@@ -184,7 +184,7 @@ def test_an_index_that_is_left_without_its_slab_says_nothing_of_the_next_one(tmp
     with Disk(tmp_path, "1MiB", ahead=1) as disk:
         more = names_of([50])
         assert disk.put(more, records_of(more), 10) == [STORED]
-    with DiskReader(tmp_path) as reader:
+    with Disk(tmp_path, read_only=True) as reader:
         assert reader.recovered.is_clean
         assert reader.recovered.num_records == 1
 
@@ -195,7 +195,7 @@ def test_a_slab_that_is_long_and_empty_takes_neither_memory_nor_time(tmp_path):
         with (tmp_path / f"slab-{size}.quire").open("ab") as file:
             file.truncate(512 << 30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for opens in (lambda: DiskReader(tmp_path), lambda: Disk(tmp_path, "1MiB", ahead=1)):
+    for opens in (lambda: Disk(tmp_path, read_only=True), lambda: Disk(tmp_path, "1MiB", ahead=1)):
         with opens() as disk:
             assert disk.recovered.num_records == 20
             disk.check()

@@ -12,7 +12,6 @@ from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, names_of, record_of
 from quire.tiers.disk import Disk
 from quire.tiers.disk.index_file import ROW_BYTES
-from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import HEADER_BYTES, record_bytes
 
 KEYS = names_of(range(10))
@@ -99,7 +98,7 @@ def test_a_flipped_bit_brings_no_deleted_record_back(examples, each):
                     whole[at // ROW_BYTES * ROW_BYTES :][:ROW_BYTES]
                 )
                 file.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
-                with DiskReader(path) as tier:
+                with Disk(path, read_only=True) as tier:
                     assert_gone(tier, gone)
                     outcomes = found(tier, held)
                     assert outcomes.count(Outcome.HIT) >= len(held) - 1

@@ -11,7 +11,6 @@ from upheavals import UPHEAVALS
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, record_of
 from quire.tiers.disk import Disk
-from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import record_bytes
 from turns import lived
 
@@ -150,7 +149,7 @@ class DiskMachine(RuleBasedStateMachine):
     def look(self):
         if self.is_damaged:
             return
-        with DiskReader(self.path) as reader:
+        with Disk(self.path, read_only=True) as reader:
             assert {entry.key for entry in reader.scan()} == set(self.held)
 
     @invariant()

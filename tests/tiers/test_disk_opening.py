@@ -16,7 +16,6 @@ from quire.tiers.contract.samples import buffers_like, name_of, names_of, record
 from quire.tiers.disk import Disk
 from quire.tiers.disk.files import DiskFiles
 from quire.tiers.disk.index_file import ENTRY, ROW_BYTES, checksums
-from quire.tiers.disk.reader import DiskReader
 from quire.tiers.format import new_buffer, record_bytes
 
 HIT, ABSENT, CORRUPT, STORED = Outcome.HIT, Outcome.ABSENT, Outcome.CORRUPT, Outcome.STORED
@@ -59,7 +58,7 @@ def test_a_later_version_is_refused_and_nothing_of_it_is_changed(tmp_path):
     path = left(tmp_path)
     index_of(path).write_bytes(later_version(index_of(path).read_bytes()))
     before = {each.name: each.read_bytes() for each in path.iterdir() if each.name != "lock"}
-    for opens in (lambda: Disk(path, "1MiB"), lambda: DiskReader(path)):
+    for opens in (lambda: Disk(path, "1MiB"), lambda: Disk(path, read_only=True)):
         with pytest.raises(TierError, match="use another directory"):
             opens()
     assert before == {
@@ -72,8 +71,8 @@ def test_a_path_that_is_no_directory_is_an_error_of_the_tier(tmp_path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(TierError, match="file"):
             Disk(path, "1MiB")
-    with pytest.raises(TierError, match="cannot be read"):
-        DiskReader(tmp_path / "nothing")
+    with pytest.raises(TierError, match="cannot be opened"):
+        Disk(tmp_path / "nothing", read_only=True)
     with pytest.raises(ConfigError, match="size"):
         Disk(tmp_path, "plenty")
 
@@ -129,7 +128,7 @@ def test_an_index_that_was_cut_anywhere_or_is_gone_is_made_anew_from_the_records
         else:
             index_of(copy).write_bytes(data[:length])
         whole = max(0, (length or 0) // ROW_BYTES - 1)
-        for opens in (lambda: DiskReader(copy), lambda: Disk(copy, "1MiB", ahead=1)):  # noqa: B023
+        for opens in (lambda: Disk(copy, read_only=True), lambda: Disk(copy, "1MiB", ahead=1)):  # noqa: B023
             with opens() as disk:
                 disk.check()
                 assert (disk.recovered.num_records, disk.recovered.num_rebuilt) == (20, 20 - whole)
@@ -147,7 +146,7 @@ def test_a_bit_flipped_anywhere_in_an_index_costs_no_record(tmp_path):
         flipped = bytearray(data)
         flipped[offset] ^= 1 << offset % 8
         index_of(path).write_bytes(flipped)
-        with DiskReader(path) as reader:
+        with Disk(path, read_only=True) as reader:
             keys = names_of(range(4))
             assert reader.get(keys, buffers_like(records_of(keys)), 10) == [HIT] * 4
             is_of_record = ROW_BYTES <= offset < ROW_BYTES * 5
@@ -221,7 +220,7 @@ def test_a_record_that_had_moved_when_the_power_went_counts_where_it_moved_to(tm
 def test_a_slab_that_was_cut_loses_the_records_behind_the_cut(tmp_path):
     path = left(tmp_path)
     os.truncate(path / "slab-1216.quire", 1216 * 12 + 100)
-    with DiskReader(path) as reader:
+    with Disk(path, read_only=True) as reader:
         assert reader.recovered.num_lost == 8
     assert found(path) == [HIT] * 12 + [ABSENT] * 8
     with Disk(path, "1MiB") as disk:
@@ -275,7 +274,7 @@ def test_an_opening_without_changes_leaves_the_directory_as_it_was(tmp_path):
 
 def test_a_reader_sees_what_was_there_while_another_process_writes(tmp_path):
     keys = names_of(range(20))
-    with filled(tmp_path) as disk, DiskReader(tmp_path) as reader:
+    with filled(tmp_path) as disk, Disk(tmp_path, read_only=True) as reader:
         assert reader.contains(keys) == [True] * 20
         assert reader.get(keys, buffers_like(records_of(keys)), 10) == [HIT] * 20
         assert {entry.key for entry in reader.scan()} == set(keys)
@@ -298,7 +297,7 @@ def test_a_reader_opens_while_entries_are_written(tmp_path):
         for _ in range(30):
             disk.put(more, records_of(more), 10)
             disk.delete(more)
-            with DiskReader(tmp_path) as reader:
+            with Disk(tmp_path, read_only=True) as reader:
                 assert sum(reader.contains(names_of(range(20)))) == 20
 
 
@@ -318,7 +317,7 @@ def test_small_records_go_through_the_page_cache_and_large_ones_past_it(tmp_path
 def test_a_slab_that_was_removed_costs_its_records_which_are_counted_once(tmp_path, caplog):
     filled(tmp_path, 20).close()
     next(tmp_path.glob("slab-*")).unlink()
-    with DiskReader(tmp_path) as reader:
+    with Disk(tmp_path, read_only=True) as reader:
         assert reader.recovered.num_lost == 20
     assert set(found(tmp_path)) == {Outcome.ABSENT}
     assert "20 were lost" in caplog.text
@@ -365,7 +364,9 @@ def test_a_damaged_record_that_is_asked_for_twice_is_damaged_for_both(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["directory", "link", "pipe"])
-@pytest.mark.parametrize("opening", [lambda path: Disk(path, "1MiB"), DiskReader])
+@pytest.mark.parametrize(
+    "opening", [lambda path: Disk(path, "1MiB"), lambda path: Disk(path, read_only=True)]
+)
 def test_an_obstacle_at_the_place_of_an_index_is_named_and_nothing_is_lost(tmp_path, what, opening):
     path, index = left(tmp_path), index_of(tmp_path / "left")
     moved = index.rename(tmp_path / "moved")

@@ -403,7 +403,7 @@ def test_a_file_that_is_just_being_deleted_to_make_room_is_not_called_present(
         assert tier.put([key], [record]) == [STORED]
         putting = threading.Thread(target=lambda: told.extend(tier.put([key], [record])))
         monkeypatch.setattr(os, "unlink", delete)
-        tier._room.remove(key, time.time_ns())
+        tier._room.remove(key)
         putting.join(10)
         assert told == [STORED]
         assert tier.contains([key]) == [True]

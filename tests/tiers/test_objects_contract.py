@@ -32,7 +32,7 @@ class ObjectsContract(TierContract):
         rewrite(tier, key, record)
 
     def reopen(self, tier):
-        store = tier._client._store
+        store = tier._client.store
         tier.close()
         return Objects(store)
 

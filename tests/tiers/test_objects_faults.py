@@ -183,8 +183,8 @@ def test_a_bucket_that_is_missing_is_an_error_with_its_reason():
         assert tier.put(KEYS, RECORDS, timeout_s=2) == [ERROR] * 4
         assert tier.contains(KEYS, timeout_s=2) == [False] * 4
         tier.delete(KEYS, timeout_s=2)
-        assert "NoSuchBucket" in tier.last_error or "not found" in tier.last_error.lower()
-        assert tier.last_error in repr(tier)
+        assert "NoSuchBucket" in tier.last_failure or "not found" in tier.last_failure.lower()
+        assert tier.last_failure in repr(tier)
         with pytest.raises(TierError):
             list(tier.scan())
 

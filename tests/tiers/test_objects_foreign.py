@@ -71,13 +71,13 @@ def assert_served(folder):
     """Assert that a process that starts here finds, lists and deletes all records, and stores more."""
     with s3_tier(s3_server().url, folder=folder, refresh_s=0.0) as tier:
         buffers = buffers_like(RECORDS)
-        assert tier.get(KEYS, buffers, 10) == [HIT] * len(KEYS), tier.last_error
+        assert tier.get(KEYS, buffers, 10) == [HIT] * len(KEYS), tier.last_failure
         assert buffers == RECORDS
         assert sorted(entry.key for entry in tier.scan()) == sorted(KEYS)
         more = names_of([time.monotonic_ns()])
         assert tier.put(more, records_of(more), 10) == [STORED]
         assert tier.contains([*more, bytes(32)], 10) == [True, False]
-        assert tier.last_error == ""
+        assert tier.last_failure == ""
         tier.delete(more, 10)
         assert tier.contains(more, 10) == [False]
         tier.check()
@@ -136,5 +136,5 @@ def test_foreign_objects_of_other_stores_end_no_listing(kind, tmp_path):
             for name in ("a\x01b", "a b", "%2e%2e"):
                 (tmp_path / PREFIX / name).write_bytes(b"foreign")
     with Objects(store) as tier:
-        assert tier.get(KEYS, buffers_like(RECORDS), 10) == [HIT] * len(KEYS), tier.last_error
+        assert tier.get(KEYS, buffers_like(RECORDS), 10) == [HIT] * len(KEYS), tier.last_failure
         assert len(list(tier.scan())) == len(KEYS)

@@ -14,7 +14,7 @@ from quire.errors import ConfigError, TierBusy, TierError
 from quire.tiers.addresses import shown
 from quire.tiers.base import Outcome, Tier
 from quire.tiers.contract.samples import name_of, record_of
-from quire.tiers.disk import Disk, DiskReader
+from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.host import Host
 from quire.tiers.mooncake.sockets import address_of
@@ -342,7 +342,7 @@ def test_a_tier_that_is_neither_a_line_nor_a_table_is_refused(spec):
 
 
 @pytest.mark.parametrize("path", ["", None, 7, b"kv", ["kv"], "k\0v"])
-@pytest.mark.parametrize("kind", [lambda path: Disk(path, "1MiB"), DiskReader, Files])
+@pytest.mark.parametrize("kind", [lambda path: Disk(path, "1MiB"), Files])
 def test_a_directory_is_a_path_that_says_where(kind, path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="a tier's directory is a path"):

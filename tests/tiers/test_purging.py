@@ -12,7 +12,7 @@ from searching import found_in_files, found_in_memory
 
 from quire.tiers.base import Outcome
 from quire.tiers.contract.samples import buffers_like, name_of, names_of, records_of
-from quire.tiers.disk import Disk, DiskReader
+from quire.tiers.disk import Disk
 from quire.tiers.files import Files
 from quire.tiers.format import Header, new_buffer, payload_of, record_bytes, seal
 from quire.tiers.host import Host
@@ -181,7 +181,7 @@ def test_a_reader_beside_a_purged_disk_misses(tmp_path, direct):
     with Disk(tmp_path, "8MiB", direct=direct) as tier:
         tier.put(keys, records, timeout_s=10)
         tier.flush()
-        with DiskReader(tmp_path) as reader:
+        with Disk(tmp_path, read_only=True) as reader:
             tier.purge(TENANTS[0], 30)
             outcomes = reader.get(keys, buffers_like(records), timeout_s=10)
             assert outcomes == [Outcome.ABSENT] * 9 + [Outcome.HIT] * 9

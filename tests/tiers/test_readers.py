@@ -8,7 +8,7 @@ from prefixes_help import FULL, hashes_of, sealed, store
 
 from quire.errors import TierError
 from quire.tiers.base import Outcome
-from quire.tiers.contents.readers import FilesReader, ReadOnlyView
+from quire.tiers.contents.readers import ReadOnlyView
 from quire.tiers.files import Files
 from quire.tiers.files.room import file_of
 from quire.tiers.format import new_buffer
@@ -31,7 +31,7 @@ def tree(path):
 
 
 def test_files_are_read_and_listed_as_the_tier_lists_them(keys, tmp_path):
-    with FilesReader(tmp_path) as reader, Files(tmp_path) as tier:
+    with Files(tmp_path, read_only=True) as reader, Files(tmp_path) as tier:
         assert list(reader.scan()) == list(tier.scan())
         assert reader.scan().__next__().key == keys[0]
         assert read(reader, keys) == [Outcome.HIT] * 6
@@ -45,7 +45,7 @@ def test_a_reader_reports_a_damaged_record_and_leaves_it(keys, tmp_path):
     with open(path, "wb") as file:  # noqa: PTH123
         file.write(data)
     before = tree(tmp_path)
-    with FilesReader(tmp_path) as reader:
+    with Files(tmp_path, read_only=True) as reader:
         assert read(reader, keys)[2] is Outcome.CORRUPT
     assert tree(tmp_path) == before
 
@@ -53,7 +53,7 @@ def test_a_reader_reports_a_damaged_record_and_leaves_it(keys, tmp_path):
 def test_nothing_is_stored_or_deleted(keys, tmp_path):
     before = tree(tmp_path)
     key, record = sealed(FULL, bytes(32))
-    with FilesReader(tmp_path) as reader:
+    with Files(tmp_path, read_only=True) as reader:
         assert reader.put([key], [record]) == [Outcome.SKIPPED]
         reader.delete(keys)
         reader.touch(keys)
@@ -61,7 +61,7 @@ def test_nothing_is_stored_or_deleted(keys, tmp_path):
 
 
 def test_a_reader_reports_deleted_records_absent_and_other_sizes_foreign(keys, tmp_path):
-    with FilesReader(tmp_path) as reader:
+    with Files(tmp_path, read_only=True) as reader:
         with Files(tmp_path) as tier:
             tier.delete(keys[:1])
         assert read(reader, keys[:1]) == [Outcome.ABSENT]
@@ -70,7 +70,7 @@ def test_a_reader_reports_deleted_records_absent_and_other_sizes_foreign(keys, t
 
 def test_a_directory_that_is_not_there_is_said(tmp_path):
     with pytest.raises(TierError, match="cannot list"):
-        FilesReader(tmp_path / "gone")
+        Files(tmp_path / "gone", read_only=True)
 
 
 def test_any_tier_is_read_without_being_changed(caplog):

@@ -246,9 +246,9 @@ def read_all(
 
 def num_lost(tier: "Tier") -> int:
     """Return how many places of a disk tier should hold a record and do not."""
-    from quire.tiers.disk import DiskReader
+    from quire.tiers.disk import Disk
 
-    return tier.recovered.num_lost if isinstance(tier, DiskReader) else 0
+    return tier.recovered.num_lost if isinstance(tier, Disk) else 0
 
 
 def _judged(key: bytes, record: memoryview, outcome: "Outcome") -> "tuple[Outcome, str]":

@@ -44,17 +44,18 @@ def check_installed() -> None:
 @contextmanager
 def reading(place: str) -> Generator[OpenedTier]:
     """Open a tier to look at it: nothing of it is changed."""
-    from quire.tiers.contents.readers import FilesReader, ReadOnlyView
-    from quire.tiers.disk.reader import DiskReader
+    from quire.tiers.contents.readers import ReadOnlyView
+    from quire.tiers.disk import Disk
+    from quire.tiers.files import Files
     from quire.tiers.opening import open_tier
 
     path = path_of(place)
     if path is None:
         tier = ReadOnlyView(open_tier(place))
     elif _checked_kind(place, path) == "files":
-        tier = FilesReader(path)
+        tier = Files(path, read_only=True)
     else:
-        tier = DiskReader(path)
+        tier = Disk(path, read_only=True)
     yield from _placed(tier, path)
 
 

@@ -199,7 +199,8 @@ class Tier(Purgeable):
 
     def __repr__(self) -> str:
         records, used, capacity = self._size()
-        return f"<{type(self).__name__} {self.name}: {records} records, {used} of {capacity} bytes>"
+        why = f"; last failure: {self.last_failure}" if self.last_failure else ""
+        return f"<{type(self).__name__} {self.name}: {records} records, {used} of {capacity} bytes{why}>"
 
     def cut_off(self, call: str, error: BaseException) -> None:
         """Restore order after an exception that is no failure of the tier: Ctrl-C for instance, in `call`."""
@@ -255,10 +256,10 @@ class Tier(Purgeable):
         return list(range(len(keys))) if self.evicting_of is None else self.evicting_of(keys)
 
     def _say_damaged(self, keys: list[bytes]) -> None:
-        """Warn of damaged records: of the first, and each time that they have become twice as many."""
+        """Warn of damaged records, but not who only looks: of the first, and each time that they are twice as many."""
         before = self._outcomes[Outcome.CORRUPT]
         count = before + len(keys)
-        if keys and count.bit_length() > before.bit_length():
+        if self.drops_damaged and count.bit_length() > before.bit_length():
             _log.warning(
                 "%s has given %d damaged records so far, the last of key %s; they read as misses and "
                 "are dropped, but what it stands on changes bytes",
@@ -311,7 +312,7 @@ class Answers:
         may_drop: bool = True,
         trust: Trust | None = None,
     ) -> None:
-        self.came = came or _nobody
+        self.came = came or (lambda: None)
         self.outcomes = [Outcome.SKIPPED] * len(keys)
         self.damaged: set[int] = set()
         self.dropped: set[int] = set()
@@ -342,10 +343,6 @@ class Answers:
 def _failed(outcomes: list[Outcome], failed: Outcome) -> list[Outcome]:
     """Return what became of a call that failed: of its keys, or of it where it has none."""
     return [failed if each is Outcome.SKIPPED else each for each in outcomes] or [failed]
-
-
-def _nobody() -> None:
-    """Do nothing where nobody waits."""
 
 
 def _and_then(outcomes: dict[bytes, Outcome], key: bytes) -> Outcome:

@@ -22,6 +22,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -49,20 +50,25 @@ class InTheWay(OSError):  # noqa: N818 - as the errors of quire.errors
         return f"{self.filename} {self.strerror}"
 
 
+class Descriptor(int):
+    """The number of an open file or folder that a `with` block closes.
+
+    It takes a microsecond longer than `finally`, which is used on the way of each record.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self)
+
+
 class Access(msgspec.Struct, frozen=True):
     """Rights of new files and folders: the owner's alone, or a group's too, by its number."""
 
     group: int | None = None
-
-    @property
-    def of_files(self) -> int:
-        """Mode of a file."""
-        return 0o600 if self.group is None else 0o660
-
-    @property
-    def of_folders(self) -> int:
-        """Mode of a folder; the group of what is made in it is the folder's."""
-        return 0o700 if self.group is None else 0o2770
 
     def give(self, descriptor: int) -> None:
         """Set group and mode of a new file or folder, whatever the umask is. Raises `OSError`."""
@@ -71,7 +77,9 @@ class Access(msgspec.Struct, frozen=True):
         status = os.fstat(descriptor)
         if status.st_gid != self.group:
             os.fchown(descriptor, -1, self.group)
-        mode = self.of_folders if stat.S_ISDIR(status.st_mode) else self.of_files
+        mode = (
+            0o2770 if stat.S_ISDIR(status.st_mode) else 0o660
+        )  # what is made in a folder has its group
         if stat.S_IMODE(status.st_mode) != mode:
             os.fchmod(descriptor, mode)
 
@@ -106,22 +114,16 @@ class TierDirectory:
         Before a marker is written, `judge` may refuse what is in the directory: a marker says that the tier's names are quire's.
         """
         self._make()
-        descriptor = os.open(self.path, _OPEN_FOLDER)
-        try:
-            self.was_marked = self._mark(descriptor, judge)
-            self._device = os.fstat(descriptor).st_dev
-        finally:
-            os.close(descriptor)
+        with Descriptor(os.open(self.path, _OPEN_FOLDER)) as folder:
+            self.was_marked = self._mark(folder, judge)
+            self._device = os.fstat(folder).st_dev
 
     def look(self) -> None:
         """Read the marker, if there is one, and change nothing. Raises `OSError` and `TierError`."""
-        descriptor = os.open(self.path, _OPEN_FOLDER)
-        try:
-            if has_marker(descriptor):
-                self.was_marked = self._read_marker(descriptor)
-            self._device = os.fstat(descriptor).st_dev
-        finally:
-            os.close(descriptor)
+        with Descriptor(os.open(self.path, _OPEN_FOLDER)) as folder:
+            if has_marker(folder):
+                self.was_marked = self._read_marker(folder)
+            self._device = os.fstat(folder).st_dev
 
     def renew(self, judge: Callable[[Path], None] | None = None) -> bool:
         """Restore missing folders and marker; return whether the marker was missing, so the tier is new.
@@ -129,23 +131,19 @@ class TierDirectory:
         `judge` as in `begin`. Raises `OSError`, also where the directory is on another file system than at
         first and has no marker.
         """
-        try:
-            descriptor = os.open(self.path, _OPEN_FOLDER)
-        except FileNotFoundError:
+        if not self.path.exists():
             parent = next(each for each in self.path.parents if each.exists())
             self._check_device(parent.stat().st_dev)
             self._make()
-            descriptor = os.open(self.path, _OPEN_FOLDER)
-        try:
-            device = os.fstat(descriptor).st_dev
-            if not has_marker(descriptor):
+        with Descriptor(os.open(self.path, _OPEN_FOLDER)) as folder:
+            device = os.fstat(folder).st_dev
+            if not has_marker(folder):
                 self._check_device(device)
             self._device = device
-            return not self._mark(descriptor, judge)
-        except TierError as error:
-            raise OSError(errno.ESTALE, str(error)) from error
-        finally:
-            os.close(descriptor)
+            try:
+                return not self._mark(folder, judge)
+            except TierError as error:
+                raise OSError(errno.ESTALE, str(error)) from error
 
     def say_renewed(self, what: str) -> str:
         """Count a renewal of the tier, warn at each power of two of them, and return the reason."""
@@ -177,18 +175,17 @@ class TierDirectory:
             judge(self.path)
         is_empty = not os.listdir(directory)
         # An empty one is completed: its writer was cut off, or is at it and writes the same.
-        file = os.open(MARKER, _OPEN_MARKER | os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=directory)
-        try:
-            if is_empty and os.fstat(directory).st_uid == os.geteuid():
-                self.access.give(directory)
-            self.access.give(file)
-            os.write(file, msgspec.json.encode(_Marker(self._kind, VERSION)) + b"\n")
-            os.fsync(file)
-        except OSError as error:  # without room it stays empty, and the next opening completes it
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-        finally:
-            os.close(file)
+        flags = _OPEN_MARKER | os.O_WRONLY | os.O_CREAT
+        with Descriptor(os.open(MARKER, flags, 0o600, dir_fd=directory)) as file:
+            try:
+                if is_empty and os.fstat(directory).st_uid == os.geteuid():
+                    self.access.give(directory)
+                self.access.give(file)
+                os.write(file, msgspec.json.encode(_Marker(self._kind, VERSION)) + b"\n")
+                os.fsync(file)
+            except OSError as error:  # without room it stays empty: the next opening completes it
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
         return False
 
     def _read_marker(self, directory: int) -> bool:
@@ -198,8 +195,9 @@ class TierDirectory:
         if found is None:
             return False
         if found.quire != self._kind:
+            kind = found.quire[:20] if found.quire.isprintable() else "foreign"
             raise TierError(
-                f"{self.path} is the directory of a {shown_kind(found.quire)} tier and cannot be one of a {self._kind} "
+                f"{self.path} is the directory of a {kind} tier and cannot be one of a {self._kind} "
                 "tier too; use another directory"
             )
         if found.version != VERSION:
@@ -220,15 +218,11 @@ class TierDirectory:
 
 def kind_marked(path: Path) -> str | None:
     """Return the kind of tier that a directory's marker names; None without one that can be read."""
-    with suppress(OSError, TierError):
-        directory = os.open(path, _OPEN_FOLDER)
-        try:
-            found, _ = _marker_in(directory, path / MARKER)
-            if found is None:  # written where there was no room: a disk tier has its lock beside it
-                return "disk" if (path / "lock").exists() else "files"
-            return found.quire
-        finally:
-            os.close(directory)
+    with suppress(OSError, TierError), Descriptor(os.open(path, _OPEN_FOLDER)) as directory:
+        found, _ = _marker_in(directory, path / MARKER)
+        if found is None:  # written where there was no room: a disk tier has its lock beside it
+            return "disk" if (path / "lock").exists() else "files"
+        return found.quire
     return None
 
 
@@ -288,12 +282,8 @@ def make_folder(path: str, access: Access) -> int:
         os.mkdir(path, 0o700)  # noqa: PTH102
         made = True
     folder = open_folder(path)
-    try:
-        if made:
-            access.give(folder)
-    except BaseException:
-        os.close(folder)
-        raise
+    if made:
+        _give(access, folder)
     return folder
 
 
@@ -301,11 +291,7 @@ def create_file(name: str, folder: int, access: Access) -> int:
     """Create a file in an open folder, to write. Raises `OSError`, `FileExistsError` where anything has its name."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name, flags, 0o600, dir_fd=folder)
-    try:
-        access.give(file)
-    except BaseException:
-        os.close(file)
-        raise
+    _give(access, file)
     return file
 
 
@@ -338,26 +324,27 @@ def open_file(
     return file
 
 
-def shown_kind(kind: str) -> str:
-    """Return a kind as a marker names it, short and printable."""
-    return kind[:20] if kind.isprintable() else "foreign"
+def _give(access: Access, made: int) -> None:
+    """Set the rights of what was just made, which is closed where that fails."""
+    try:
+        access.give(made)
+    except BaseException:
+        os.close(made)
+        raise
 
 
 def _marker_in(directory: int, path: Path) -> tuple[_Marker | None, os.stat_result]:
     """Return what the marker of an open directory says, None where it is empty. Raises `OSError` and `TierError`."""
     try:
-        file = os.open(MARKER, _OPEN_MARKER | os.O_RDONLY, dir_fd=directory)
+        with Descriptor(os.open(MARKER, _OPEN_MARKER | os.O_RDONLY, dir_fd=directory)) as file:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise TierError(str(InTheWay(os.fspath(path))))
+            data = os.read(file, _MOST_BYTES)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise TierError(str(InTheWay(os.fspath(path)))) from None
         raise
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise TierError(str(InTheWay(os.fspath(path))))
-        data = os.read(file, _MOST_BYTES)
-    finally:
-        os.close(file)
     if not any(data):  # zeros: as a loss of power may leave it
         return None, status
     try:

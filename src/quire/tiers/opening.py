@@ -36,6 +36,7 @@ from quire.errors import ConfigError, TierBusy, TierError
 from quire.plugins import load_offered, names_offered
 from quire.tiers.addresses import described, is_word, shown, unquoted
 from quire.tiers.base import Tier
+from quire.tiers.redis.url import TLS_OPTIONS
 from quire.tiers.wrapped import Late
 
 Spec: TypeAlias = str | Mapping[str, object]
@@ -47,14 +48,7 @@ _SCHEMES = {
     **dict.fromkeys(("redis", "rediss", "redis+cluster", "rediss+cluster", "unix"), "redis"),
     **dict.fromkeys(("s3", "gs", "az", "memory"), "objects"),
 }
-_IN_REDIS_URL = (
-    "ssl_ca_certs",
-    "ssl_certfile",
-    "ssl_keyfile",
-    "ssl_cert_reqs",
-    "ssl_check_hostname",
-    "db",
-)
+_IN_REDIS_URL = (*TLS_OPTIONS, "db")
 
 
 class _TierKind(msgspec.Struct, frozen=True):

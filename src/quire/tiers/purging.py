@@ -18,7 +18,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from operator import itemgetter
-from typing import Protocol
 from weakref import WeakSet
 
 import msgspec
@@ -29,7 +28,7 @@ from quire.errors import ConfigError, InvariantError, QuireError, TierError
 from quire.exchange.hashing import TAG_BYTES
 from quire.interrupts import interrupt_in
 from quire.tiers.format import KEY_BYTES, TENANT_AT, tag_of_key
-from quire.tiers.outcomes import Outcome
+from quire.tiers.outcomes import ListedRecord, Outcome
 from quire.tiers.threads import Bell
 
 _TAG_OF = itemgetter(slice(TENANT_AT, None))
@@ -205,15 +204,6 @@ class Writes:
         return [write for write in list(self._under_way) if not write.is_over]
 
 
-class Listed(Protocol):
-    """A record as a tier lists it."""
-
-    @property
-    def key(self) -> bytes: ...
-    @property
-    def num_bytes(self) -> int: ...
-
-
 class Purgeable(ABC):
     """The part of a tier that purges: by scanning and deleting, where a subclass has no better `_purge`."""
 
@@ -255,26 +245,28 @@ class Purgeable(ABC):
         self._purge(purge)
 
     def _purge(self, purge: Purge) -> None:
-        """Delete the records of a tag, and look whether there are more."""
+        """Delete the records of a tag, until there are no more."""
         for _ in range(ROUNDS):
-            found = list(self._listed_of(purge))
-            if not found:
+            if not self._purge_found(purge):
                 return
-            for start in range(0, len(found), AT_ONCE):
-                some = found[start : start + AT_ONCE]
-                self._delete([each.key for each in some], purge.left_s)
-                purge.count += len(some)
-                purge.num_bytes += sum(each.num_bytes for each in some)
-        left = sum(1 for _ in self._listed_of(purge))
-        if left:
-            purge.reasons.append(f"{left} records are there again: others write them")
+        purge.reasons.append("others keep writing records of the tenant")
 
-    def _listed_of(self, purge: Purge) -> Iterator[Listed]:
+    def _purge_found(self, purge: Purge) -> int:
+        """Delete the records of a tag that are there now; return how many there were."""
+        found = list(self._listed_of(purge))
+        for start in range(0, len(found), AT_ONCE):
+            some = found[start : start + AT_ONCE]
+            self._delete([each.key for each in some], purge.left_s)
+            purge.count += len(some)
+            purge.num_bytes += sum(each.num_bytes for each in some)
+        return len(found)
+
+    def _listed_of(self, purge: Purge) -> Iterator[ListedRecord]:
         """List the records of a tag, maybe several times. Raises `TierError` where that fails."""
         return (each for each in self.scan() if purge.owns(each.key))
 
     @abstractmethod
-    def scan(self) -> Iterator[Listed]:
+    def scan(self) -> Iterator[ListedRecord]:
         """List the records."""
 
     @abstractmethod

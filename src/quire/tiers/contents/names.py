@@ -22,7 +22,7 @@ import msgspec
 
 from quire.errors import TierError
 from quire.exchange.hashing import tag_of
-from quire.tiers.directory import InTheWay, access_of, open_file
+from quire.tiers.directory import Descriptor, InTheWay, access_of, open_file
 from quire.tiers.format import KEY_BYTES, Namespace, record_key
 from quire.tiers.purging import Purged
 
@@ -165,15 +165,13 @@ class NamesFile:
         data = _lines(fresh)
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-            file = open_file(os.fspath(self.path), flags, access=access_of(self.path.parent))
-            try:
+            access = access_of(self.path.parent)
+            with Descriptor(open_file(os.fspath(self.path), flags, access=access)) as file:
                 if not _may_be_torn(b"".join(os.pread(file, 64, 0).partition(b"\n")[:2])):
                     return False  # somebody else's
                 size = os.fstat(file).st_size
                 if size + len(data) > self.limit_bytes or os.write(file, data) < len(data):
                     return False
-            finally:
-                os.close(file)
         except OSError:
             return False
         self._written.update(each for each in fresh if not isinstance(each, ChainName))

@@ -22,11 +22,6 @@ class PurgeContract:
     purges_old_versions: bool = True
     """Whether a purge can be complete; False: of a store whose old versions quire cannot see."""
 
-    @pytest.fixture
-    def tier(self) -> Tier:
-        """Give an empty tier. A subclass must give it."""
-        raise NotImplementedError
-
     def search(self, tier: Tier, needle: bytes) -> list[str]:
         """Return every place where bytes are found in what the tier stands on: files, memory, a server's dump."""
         return [each.key.hex() for each in tier.scan() if needle in each.key]

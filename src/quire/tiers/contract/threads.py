@@ -27,11 +27,6 @@ class ThreadsContract:
     tells_what_is_there: bool = True
     """Whether a record is there when a `put` says so; False: where another thread writes it just then, it comes a moment later."""
 
-    @pytest.fixture
-    def tier(self) -> Tier:
-        """Give an empty tier. A subclass must give it."""
-        raise NotImplementedError
-
     def tamper(self, tier: Tier, key: bytes, record: bytes) -> None:
         """Put these bytes, of any length, where the tier keeps the record of `key`, behind its back."""
         pytest.skip(f"{tier.name}: no way to change the {len(record)} bytes of {key.hex()[:8]}")

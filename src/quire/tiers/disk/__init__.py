@@ -1,6 +1,5 @@
 """Records on a local disk: slabs of recycled places and a log."""
 
-from quire.tiers.disk.reader import DiskReader
 from quire.tiers.disk.tier import Disk
 
-__all__ = ["Disk", "DiskReader"]
+__all__ = ["Disk"]

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 
 from quire.errors import TierBusy, TierError
-from quire.tiers.directory import Access, InTheWay, open_file
+from quire.tiers.directory import Access, Descriptor, InTheWay, open_file
 from quire.tiers.format import PAGE_BYTES
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
@@ -73,10 +73,6 @@ class DiskFiles:
             raise TierError(
                 f"{error}; where an index is missing, records are found by their own headers"
             ) from None
-
-    def close(self, descriptor: int) -> None:
-        """Close a file."""
-        os.close(descriptor)
 
     def read_at(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Fill a buffer; return the bytes read, fewer where the file ends."""
@@ -132,15 +128,8 @@ class DiskFiles:
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names of its files would survive a loss of power."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def length(self, descriptor: int) -> int:
-        """Return the bytes of a file."""
-        return os.fstat(descriptor).st_size
+        with Descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY)) as folder:
+            os.fsync(folder)
 
     def data_ranges(self, descriptor: int, end: int) -> Iterator[tuple[int, int]]:
         """Return where a file has anything but holes before `end`: first byte and the one behind the last."""
@@ -273,18 +262,17 @@ class DirectoryLock:
                 return False
             raise TierBusy(
                 f"{self._directory} is open for writing in process {self._owner()}; give each "
-                "process its own directory, share a Files tier, or open this one with DiskReader"
+                "process its own directory, share a Files tier, or open this one with read_only=True"
             ) from None
         return True
 
     def _owner(self) -> str:
         """Return the number of the process that has the directory, as far as the file says it."""
-        with suppress(OSError, TierError):
-            descriptor = self._files.open(self._path, os.O_RDONLY)
-            try:
-                return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            finally:
-                os.close(descriptor)
+        with (
+            suppress(OSError, TierError),
+            Descriptor(self._files.open(self._path, os.O_RDONLY)) as file,
+        ):
+            return os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
         return "unknown"
 
 

@@ -28,6 +28,7 @@ header still stands, so a row with `STRAY_BITS` set bits at most is all zeros th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -119,7 +120,7 @@ class IndexFile:
 
     def read(self) -> IndexContents:
         """Read all of it. Raises `TierError` where a later version wrote it."""
-        length = self._files.length(self.descriptor) if self.descriptor >= 0 else 0
+        length = os.fstat(self.descriptor).st_size if self.descriptor >= 0 else 0
         rows = length // ROW_BYTES
         written = [
             range(start // ROW_BYTES, end // ROW_BYTES)
@@ -144,7 +145,7 @@ class IndexFile:
     def reserve(self, num_places: int) -> None:
         """Get disk space for the entries of so many places: none of them is ever short of it. Raises `OSError`."""
         length = (num_places + 1) * ROW_BYTES
-        before = self._files.length(self.descriptor)
+        before = os.fstat(self.descriptor).st_size
         if before < length:
             self._files.allocate(self.descriptor, before, length - before)
         if not self._has_head:
@@ -190,7 +191,7 @@ class IndexFile:
     def close(self) -> None:
         """Close the file."""
         if self.descriptor >= 0:
-            self._files.close(self.descriptor)
+            os.close(self.descriptor)
 
     def _seal_and_write(self, places: list[int], rows: bytearray) -> None:
         words = np.frombuffer(rows, _WORD).reshape(-1, ROW_BYTES // 8)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 
 from quire.errors import RecordError, TierError
@@ -22,7 +23,7 @@ PAUSE_S = 0.002
 """How long places that others have are left alone before they are looked at again."""
 
 
-class DiskPurge:
+class DiskPurge(msgspec.Struct, frozen=True):
     """One purge of a disk tier.
 
     Every free place is read. What is not zero there, and is no whole record of another tenant, is overwritten with zeros: a
@@ -32,13 +33,10 @@ class DiskPurge:
     `is_alone`  says whether every call that was under way when it was made has ended
     """
 
-    def __init__(
-        self, records: DiskRecords, room: DiskRoom, purge: Purge, is_alone: Callable[[], bool]
-    ) -> None:
-        self._records = records
-        self._room = room
-        self._purge = purge
-        self._is_alone = is_alone
+    _records: DiskRecords
+    _room: DiskRoom
+    _purge: Purge
+    _is_alone: Callable[[], bool]
 
     def run(self) -> None:
         """Purge, and return when that would survive a loss of power. Raises `OSError`."""
@@ -56,30 +54,21 @@ class DiskPurge:
                 time.sleep(min(PAUSE_S, self._purge.left_s))
         self._records.write_all()  # entries of places without a record become zeros
         self._records.slabs.sync()
-        if left := self._own():
+        if left := sum(len(self._keys_in(slab)) for slab in list(self._records.slabs.values())):
             raise TierError(f"{left} records of the tenant were stored meanwhile")
 
     def _forget(self) -> None:
         for slab in list(self._records.slabs.values()):
-            with self._records.lock:
-                places = slab.index.published()
-                keys = slab.index.keys_of(places)
-            keys = keys.reshape(-1, 32)[owned(keys, self._purge.tag)]
-            self._records.drop_keys([key.tobytes() for key in keys])
+            keys = self._keys_in(slab)
+            self._records.drop_keys(keys)
             self._purge.count += len(keys)
             self._purge.num_bytes += len(keys) * slab.record_bytes
 
-    def _own(self) -> int:
-        """Count the records of the tenant."""
+    def _keys_in(self, slab: Slab) -> list[bytes]:
+        """Return the keys of the tenant's records in a slab."""
         with self._records.lock:
-            return sum(
-                int(
-                    np.count_nonzero(
-                        owned(slab.index.keys_of(slab.index.published()), self._purge.tag)
-                    )
-                )
-                for slab in self._records.slabs.values()
-            )
+            keys = slab.index.keys_of(slab.index.published())
+        return [key.tobytes() for key in keys.reshape(-1, 32)[owned(keys, self._purge.tag)]]
 
     def _wipe_free(self, slab: Slab) -> list[int]:
         """Wipe all free places of a slab; return those that others had meanwhile."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
 
+import msgspec
+
 from quire.tiers.base import Answers, Buffers, Keys, Outcome, checked
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.records import (
@@ -26,27 +28,18 @@ _COPIED_BY_SEVERAL_FROM = 256 << 10
 """The same in the page cache, where a read is a copy: of less, the interpreter takes most of the time."""
 
 
-class RecordReader:
+class RecordReader(msgspec.Struct, frozen=True):
     """Reads the records of a call from their places.
 
-    `drops`  whether a record is forgotten that is not what it should be: not where another process writes
     `note`   told what fails
+    `drops`  whether a record is forgotten that is not what it should be: not where another process writes
     """
 
-    def __init__(
-        self,
-        records: DiskRecords,
-        crew: Crew,
-        clock: Clock,
-        *,
-        drops: bool,
-        note: Callable[[OSError], None],
-    ) -> None:
-        self._records = records
-        self._crew = crew
-        self._clock = clock
-        self._drops = drops
-        self._note = note
+    _records: DiskRecords
+    _crew: Crew
+    _clock: Clock
+    _note: Callable[[OSError], None]
+    _drops: bool
 
     def get(self, keys: Keys, buffers: Buffers, until: float, answers: Answers) -> None:
         """Fill buffers and settle the answer of each key; where reading does not begin before `until`, as `TIMEOUT`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import compress, pairwise
 
 import msgspec
@@ -38,23 +39,14 @@ _ENTRIES_AT_ONCE = 4096
 class Spot(msgspec.Struct, frozen=True):
     """The slab and place of a record, and the tag that it must carry there.
 
-    With a stamp, it is meant only as long as it was not used again.
+    With a stamp, it is meant only as long as it was not used again. Of one that is not found yet `key` is its key.
     """
 
     slab: Slab
     place: int
     tag: int
     stamp: int = 0
-
-
-class Written(msgspec.Struct, frozen=True):
-    """A reserved place that was filled and is not found yet."""
-
-    slab: Slab
-    place: int
-    key: bytes
-    tag: int
-    stamp: int
+    key: bytes = b""
 
 
 class DiskRecords:
@@ -77,10 +69,7 @@ class DiskRecords:
         self._changes = threading.Lock()
 
     def __len__(self) -> int:
-        count = 0
-        for slab in self._all():
-            count += len(slab.index)
-        return count
+        return sum(len(slab.index) for slab in self._all())
 
     @property
     def num_bytes(self) -> int:
@@ -142,7 +131,7 @@ class DiskRecords:
                 there |= slab.index.touch(keys, stamps)
             return self.recency.now, there.tolist()
 
-    def commit(self, batch: Sequence[Written]) -> list[bool]:
+    def commit(self, batch: Sequence[Spot]) -> list[bool]:
         """Let filled places be found; return for which of them another thread was faster.
 
         Raises `OSError` where a file cannot be written or is gone; then none of them is found.
@@ -183,49 +172,50 @@ class DiskRecords:
         reappears after a restart is either what it says or carries another tag.
         """
         for start in range(0, len(spots), _AT_ONCE):
-            with self._changes:
-                with self.lock:
-                    some = list(filter(is_there, spots[start : start + _AT_ONCE]))
-                self._retire(some)
+            some = spots[start : start + _AT_ONCE]
+            self._retire(partial(filter, is_there, some))
 
     def drop_read(self, spots: Sequence[Spot]) -> None:
         """Forget records that were read at spots, which are pinned still, wherever they have moved since."""
-        with self._changes:
-            with self.lock:
-                now = [
-                    msgspec.structs.replace(spot, place=spot.slab.moved.get(spot.place, spot.place))
-                    for spot in spots
-                ]
-                now = list(filter(is_there, now))
-            self._retire(now)
+
+        def now() -> list[Spot]:
+            moved = [
+                msgspec.structs.replace(spot, place=spot.slab.moved.get(spot.place, spot.place))
+                for spot in spots
+            ]
+            return list(filter(is_there, moved))
+
+        self._retire(now)
 
     def drop_keys(self, keys: Sequence[bytes]) -> None:
         """Forget the records of keys."""
         for start in range(0, len(keys), _AT_ONCE):
-            with self._changes:  # or what is found may move before it is dropped
-                with self.lock:
-                    spots = list(filter(None, self.find(keys[start : start + _AT_ONCE])))
-                self._retire(spots)
+            self._retire(partial(self.find, keys[start : start + _AT_ONCE]))
 
     def drop_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> None:
         """Forget those records of keys that have not the size given."""
         if len(set(sizes)) == 1 and self.slabs.keys() <= set(sizes):  # as a rule
             return
-        with self._changes:
-            with self.lock:
-                spots = self._of_other_sizes(keys, sizes)
-            self._retire(spots)
 
-    def _retire(self, spots: Sequence[Spot]) -> None:
-        """Forget what lies in spots, in the files first. `_changes` is held."""
-        # The lowest place is given out first again, so that a prompt's records lie in their order.
-        spots = sorted(set(spots), key=lambda spot: (spot.slab.record_bytes, -spot.place))
-        for slab in {each.slab.record_bytes: each.slab for each in spots}.values():
-            with suppress(OSError):
-                slab.index_file.clear([each.place for each in spots if each.slab is slab])
-        with self.lock:
-            for spot in spots:
-                spot.slab.retire(spot.place)
+        def others() -> list[Spot]:
+            pairs = zip(self.find(keys), sizes, strict=True)
+            return [spot for spot, size in pairs if spot and spot.slab.record_bytes != size]
+
+        self._retire(others)
+
+    def _retire(self, choose: Callable[[], Iterable[Spot | None]]) -> None:
+        """Forget what lies in the spots that are chosen under the lock, in the files first."""
+        with self._changes:  # or what is chosen may move before it is dropped
+            with self.lock:
+                chosen = set(filter(None, choose()))
+            # The lowest place is given out first again, so that a prompt's records lie in their order.
+            spots = sorted(chosen, key=lambda spot: (spot.slab.record_bytes, -spot.place))
+            for slab in {each.slab.record_bytes: each.slab for each in spots}.values():
+                with suppress(OSError):
+                    slab.index_file.clear([each.place for each in spots if each.slab is slab])
+            with self.lock:
+                for spot in spots:
+                    spot.slab.retire(spot.place)
 
     def move(self, slab: Slab, copies: Sequence[tuple[Spot, int]]) -> list[tuple[Spot, int]]:
         """Let copies in reserved places of a slab be the records; return those that still were ones.
@@ -326,17 +316,6 @@ class DiskRecords:
     def _all(self) -> list[Slab]:
         return list(self.slabs.values())
 
-    def _of_other_sizes(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[Spot]:
-        """Return the spots of those records of keys that have not the size given. The lock is held."""
-        asked = set(sizes)
-        return [
-            Spot(slab, place, slab.index.generation_of(place))
-            for slab in self._all()
-            if asked != {slab.record_bytes}
-            for key, size in zip(keys, sizes, strict=True)
-            if size != slab.record_bytes and (place := slab.index.find(key)) != NOWHERE
-        ]
-
     def _are_there(self, keys: Sequence[bytes]) -> list[bool]:
         """Return the keys that have a record: bool per key. The lock is held."""
         there = [False] * len(keys)
@@ -346,7 +325,7 @@ class DiskRecords:
         return there
 
 
-def runs_of(places: Sequence[Spot] | Sequence[Written], most_bytes: int = RUN_BYTES) -> list[range]:
+def runs_of(places: Sequence[Spot], most_bytes: int = RUN_BYTES) -> list[range]:
     """Return the runs of neighbours in a slab, of about so many bytes each at most, as ranges in `places`."""
     starts = [0] if places else []
     for at, (last, each) in enumerate(pairwise(places), 1):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
+
 from quire.errors import TierBusy
 from quire.tiers.directory import TierDirectory
 from quire.tiers.disk.files import DirectoryLock
@@ -13,13 +15,12 @@ from quire.tiers.disk.room import DiskRoom
 from quire.tiers.disk.slab import Slabs
 
 
-class Renewal:
+class Renewal(msgspec.Struct, frozen=True):
     """Restores missing parts of a directory: forgets lost records, leaves others' files alone."""
 
-    def __init__(self, home: TierDirectory, records: DiskRecords, room: DiskRoom) -> None:
-        self._home = home
-        self._records = records
-        self._room = room
+    _home: TierDirectory
+    _records: DiskRecords
+    _room: DiskRoom
 
     def renew(self) -> str:
         """Make anew what is missing; return what was, "" where nothing was.

@@ -60,10 +60,7 @@ class DiskRoom:
     @property
     def used(self) -> int:
         """Bytes of all slabs."""
-        used = 0
-        for slab in list(self._records.slabs.values()):
-            used += slab.index.num_places * slab.record_bytes
-        return used
+        return sum(slab.num_bytes for slab in self._slabs)
 
     @property
     def _slabs(self) -> list[Slab]:

@@ -49,11 +49,11 @@ class Slab:
         self.index = PlaceIndex(0, slabs.recency)
         with ExitStack() as opened:
             self._descriptor = files.open(self.path, own)
-            opened.callback(files.close, self._descriptor)
+            opened.callback(os.close, self._descriptor)
             self._cache, self._cached = slabs.cache if self.is_direct else None, -1
             if self._cache is not None:
                 self._cached = files.open(self.path, own & ~O_DIRECT)
-                opened.callback(files.close, self._cached)
+                opened.callback(os.close, self._cached)
             self.index_file = slabs.index_file(record_bytes, flags)
             opened.pop_all()
 
@@ -70,7 +70,7 @@ class Slab:
     @property
     def places_in_file(self) -> int:
         """Places that the file has, whether they may be used or not."""
-        return self._files.length(self._descriptor) // self.record_bytes
+        return os.fstat(self._descriptor).st_size // self.record_bytes
 
     def written_places(self) -> Iterator[range]:
         """Return the places whose start lies in no hole of the file."""
@@ -259,12 +259,12 @@ class Slab:
     def close(self) -> None:
         """Close the files."""
         for descriptor in self._descriptors:
-            self._files.close(descriptor)
+            os.close(descriptor)
 
     def close_later(self) -> None:
         """Close the files when no call uses them any more: until then no other file may get their numbers."""
         for descriptor in self._descriptors:
-            finalize(self, self._files.close, descriptor)
+            finalize(self, os.close, descriptor)
 
     @property
     def _descriptors(self) -> list[int]:

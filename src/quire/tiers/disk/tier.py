@@ -1,6 +1,6 @@
 """The disk tier: records in slabs of recycled places, found again after a restart.
 
-A directory belongs to one process at a time, which holds the lock; `DiskReader` reads beside it. A forked process has
+A directory belongs to one process at a time, which holds the lock; one that is `read_only` reads beside it. A forked process has
 no part in it.
 
     quire-tier            the marker (`quire.tiers.directory`)
@@ -52,7 +52,7 @@ from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slab, Slabs
 from quire.tiers.disk.writing import DiskWriter
 from quire.tiers.purging import Purge
-from quire.tiers.threads import Background
+from quire.tiers.threads import Background, Permit
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +63,6 @@ _USES_KEPT = 1 << 16
 """Uses that are in memory only, at least, before entries are written anew for their stamps."""
 
 _CLOSE_S = 60.0
-
-
-class _CallInProgress:
-    """A call, in progress until it `is_over`, or until its frames are gone: a signal may cut it off anywhere."""
-
-    is_over = False
 
 
 class Disk(Tier):
@@ -114,10 +108,10 @@ class Disk(Tier):
             )
         num_bytes = 1 if capacity is None else parse_bytes(capacity)
         self._home = TierDirectory(directory_of(path), "disk", group)
-        self._directory = self._home.path
+        self.path = self._home.path
         self._clock = clock
         self._files = files if files is not None else DiskFiles()
-        self._calls: WeakSet[_CallInProgress] = WeakSet()
+        self._calls: WeakSet[Permit] = WeakSet()
         self._is_closed = False
         self._process = os.getpid()
         ahead_bytes = min(parse_bytes(ahead), num_bytes // 4)
@@ -132,7 +126,7 @@ class Disk(Tier):
                     self._lock.release()
                 raise
         except OSError as error:
-            raise TierError(f"{self._directory} cannot be opened as a tier: {error}") from error
+            raise TierError(f"{self.path} cannot be opened as a tier: {error}") from error
         self._background = Background(self._chore, f"quire-{name}")
 
     def _locked(self) -> DirectoryLock | None:
@@ -140,25 +134,23 @@ class Disk(Tier):
         try:
             self._home.begin(check_strangers)
             self._files.access = self._home.access
-            return DirectoryLock(self._directory, self._files)
+            return DirectoryLock(self.path, self._files)
         except OSError as error:
-            if not (is_forbidden(error) or is_full(error)) or not self._directory.is_dir():
+            if not (is_forbidden(error) or is_full(error)) or not self.path.is_dir():
                 raise
-            _log.warning("%s is opened to read only, nothing is stored: %s", self._directory, error)
+            _log.warning("%s is opened to read only, nothing is stored: %s", self.path, error)
             return None
 
     def _open(self, capacity: int, ahead: int, direct: bool | None) -> None:
         self._flags = os.O_RDONLY
         if not self.is_read_only:
-            works = direct is not False and takes_direct(self._directory)
+            works = direct is not False and takes_direct(self.path)
             if direct and not works:
-                raise TierError(
-                    f"{self._directory} takes no O_DIRECT; leave `direct` out, or False"
-                )
+                raise TierError(f"{self.path} takes no O_DIRECT; leave `direct` out, or False")
             self._flags = os.O_RDWR | os.O_CREAT | (O_DIRECT if works else 0)
         by_cache = self.is_direct and direct is None
         self._cache = PageCache(limit_here()) if by_cache else None
-        slabs = Slabs(self._files, self._directory, self._flags, self._cache, self._lock)
+        slabs = Slabs(self._files, self.path, self._flags, self._cache, self._lock)
         opens = open_slabs if self.is_read_only else prepare
         self.recovered = opens(slabs, capacity)
         self._records = DiskRecords(slabs)
@@ -166,17 +158,12 @@ class Disk(Tier):
         self._renewal = Renewal(self._home, self._records, self._room)
         self._crew = Crew(_HELPERS if self.is_direct else 0, f"quire-{self.name}")
         self._reader = RecordReader(
-            self._records, self._crew, self._clock, drops=not self.is_read_only, note=self._note
+            self._records, self._crew, self._clock, self._note, not self.is_read_only
         )
         self._writer = DiskWriter(self._records, self._room, self._crew, self._clock, self._note)
         if not self.is_read_only:
             with suppress(OSError):
                 self._room.fit()
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self._directory
 
     @property
     def num_renewed(self) -> int:
@@ -213,7 +200,7 @@ class Disk(Tier):
         try:
             self._in_call(self._flush)
         except OSError as error:
-            raise TierError(f"{self._directory} cannot be synced: {error}") from error
+            raise TierError(f"{self.path} cannot be synced: {error}") from error
 
     def _flush(self) -> None:
         if self._lacks(list(self._records.slabs)):
@@ -326,8 +313,8 @@ class Disk(Tier):
 
     def _purge(self, purge: Purge) -> None:
         if self.is_read_only:
-            raise TierError(f"{self._directory} is open to read only")
-        others: list[_CallInProgress] = []
+            raise TierError(f"{self.path} is open to read only")
+        others: list[Permit] = []
 
         def wipe() -> None:
             DiskPurge(self._records, self._room, purge, is_alone).run()
@@ -340,26 +327,27 @@ class Disk(Tier):
         self._in_call(wipe)
 
     def _size(self) -> tuple[int, int, int]:
-        return len(self._records), self._records.num_bytes, self._room.capacity
+        capacity = -1 if self.is_read_only else self._room.capacity
+        return len(self._records), self._records.num_bytes, capacity
 
     def _in_call(self, work: Callable[[], Result]) -> Result:
         """Do the work of a call, which `close` waits for. Raises `TierError` where there can be none."""
         if os.getpid() != self._process:
             raise TierError(
-                f"{self._directory} is open in process {self._process}, from which this one was "
+                f"{self.path} is open in process {self._process}, from which this one was "
                 "forked; open a tier after the fork"
             )
-        call = _CallInProgress()
+        call = Permit()
         try:
             with self._records.lock:
                 if self._is_closed:
-                    raise TierError(f"{self._directory} was closed")
+                    raise TierError(f"{self.path} was closed")
                 self._calls.add(call)
             return work()
         finally:
             call.is_over = True
 
-    def _in_progress(self) -> list[_CallInProgress]:
+    def _in_progress(self) -> list[Permit]:
         with self._records.lock:
             return [call for call in list(self._calls) if not call.is_over]
 

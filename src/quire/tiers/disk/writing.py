@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
+
 from quire.tiers.base import Buffers, Keys, Outcome
 from quire.tiers.disk.crew import Crew
 from quire.tiers.disk.files import is_full
-from quire.tiers.disk.records import HEADER_CHECKSUM, RUN_BYTES, DiskRecords, Written, runs_of
+from quire.tiers.disk.records import HEADER_CHECKSUM, RUN_BYTES, DiskRecords, Spot, runs_of
 from quire.tiers.disk.room import Clock, DiskRoom
 from quire.tiers.disk.slab import Slab
 
@@ -17,25 +19,17 @@ _BATCH_BYTES = 16 << 20
 """Records are found after so many bytes of a call were written, or at its end."""
 
 
-class DiskWriter:
+class DiskWriter(msgspec.Struct, frozen=True):
     """Writes the records of a call into places of `room` and enters them in `records`.
 
     `note` is called with each error.
     """
 
-    def __init__(
-        self,
-        records: DiskRecords,
-        room: DiskRoom,
-        crew: Crew,
-        clock: Clock,
-        note: Callable[[OSError], None],
-    ) -> None:
-        self._records = records
-        self._room = room
-        self._crew = crew
-        self._clock = clock
-        self._note = note
+    _records: DiskRecords
+    _room: DiskRoom
+    _crew: Crew
+    _clock: Clock
+    _note: Callable[[OSError], None]
 
     def put(self, keys: Keys, records: Buffers, until: float, done: list[Outcome]) -> None:
         """Keep records, each key once, in place of those of another size, and set `done[i]` for each.
@@ -50,7 +44,7 @@ class DiskWriter:
         waiting = [index for index, is_there in enumerate(there) if not is_there]
         left = Counter(map(len, map(records.__getitem__, waiting)))
         spare: dict[int, tuple[Slab | None, list[int]]] = {}
-        batch: dict[int, Written] = {}
+        batch: dict[int, Spot] = {}
         num_bytes, refused = 0, None
         try:
             for index in waiting:
@@ -65,7 +59,7 @@ class DiskWriter:
                     refused = Outcome.FULL
                     break
                 tag = int.from_bytes(records[index][HEADER_CHECKSUM], "little")
-                batch[index] = Written(slab, places.pop(), keys[index], tag, newest - index)
+                batch[index] = Spot(slab, places.pop(), tag, newest - index, keys[index])
                 left[size] -= 1
                 num_bytes += size
                 if num_bytes >= _BATCH_BYTES:
@@ -84,7 +78,7 @@ class DiskWriter:
                 done[index] = refused
 
     def _write(
-        self, batch: dict[int, Written], records: Buffers, until: float, done: list[Outcome]
+        self, batch: dict[int, Spot], records: Buffers, until: float, done: list[Outcome]
     ) -> Outcome | None:
         """Fill places, by index in the call, and let them be found, up to the first that fails: return how."""
         places, data = list(batch.values()), list(map(records.__getitem__, batch))

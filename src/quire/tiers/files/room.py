@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 from weakref import WeakSet
 
-from quire.tiers.directory import InTheWay, open_folder
+from quire.tiers.directory import Descriptor, InTheWay, open_folder
 from quire.tiers.format import KEY_BYTES
 from quire.tiers.threads import Background
 
@@ -53,32 +51,21 @@ def walk(root: str) -> Iterator[tuple[int, int, bytes]]:
     with os.scandir(root) as found:
         folders = sorted(entry.name for entry in found if _FOLDER.fullmatch(entry.name))
     for name in folders:
-        try:
-            folder = open_folder(f"{root}/{name}")
-        except (FileNotFoundError, InTheWay):
-            continue
-        try:
-            yield from _records_in(folder, name)
-        finally:
-            os.close(folder)
-
-
-def keys_in(root: str) -> Iterator[tuple[bytes, int]]:
-    """List key and size of each record file. Raises `OSError`."""
-    return ((key, size) for _, size, key in walk(root))
-
-
-def _records_in(folder: int, name: str) -> list[tuple[int, int, bytes]]:
-    listed: list[tuple[int, int, bytes]] = []
-    with os.scandir(folder) as found:
-        for entry in found:
-            match = _NAME.fullmatch(entry.name)
-            if match and entry.name.startswith(name):
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
-                        listed.append((status.st_mtime_ns, status.st_size, bytes.fromhex(match[1])))
-    return listed
+        listed: list[tuple[int, int, bytes]] = []
+        with (
+            contextlib.suppress(FileNotFoundError, InTheWay),
+            Descriptor(open_folder(f"{root}/{name}")) as folder,
+            os.scandir(folder) as found,
+        ):
+            for entry in found:
+                match = _NAME.fullmatch(entry.name)
+                if match and entry.name.startswith(name):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            key = bytes.fromhex(match[1])
+                            listed.append((status.st_mtime_ns, status.st_size, key))
+        yield from listed
 
 
 def status_of(root: str, key: bytes) -> os.stat_result | None:
@@ -103,46 +90,32 @@ def size_of(root: str, key: bytes) -> int | None:
 
 def unlink(root: str, key: bytes, is_meant: Callable[[os.stat_result], bool]) -> int | None:
     """Delete a record's file, if it is one that is meant; return its size, None where none was. Raises `OSError`."""
-    with contextlib.suppress(FileNotFoundError, InTheWay):
-        folder = open_folder(folder_of(root, key))
-        try:
-            status = os.stat(name_of(key), dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode) and is_meant(status):
-                os.unlink(name_of(key), dir_fd=folder)
-                return status.st_size
-        finally:
-            os.close(folder)
+    with (
+        contextlib.suppress(FileNotFoundError, InTheWay),
+        Descriptor(open_folder(folder_of(root, key))) as folder,
+    ):
+        status = os.stat(name_of(key), dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and is_meant(status):
+            os.unlink(name_of(key), dir_fd=folder)
+            return status.st_size
     return None
 
 
-class Movable(Protocol):
-    """A file that is renamed to its place when it is written."""
-
-    def move(self, root: str, key: bytes) -> None:
-        """Rename it. Raises `InTheWay` and `OSError`."""
-
-
 class Reserved:
-    """Room for a file that is being written, until the file is placed or the room given back.
+    """Room for a file that is being written.
 
-    A signal may cut its call off: then the room is forgotten with this object.
+    It ends when the file is placed, the room is given back, or no frame refers to this object.
     """
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
 
 
-class _Spared:
-    """Keys that make no room while a call uses them, or until its frames are gone."""
+class Spared:
+    """Keys that make no room as long as a frame refers to this object."""
 
-    def __init__(self, keys: Sequence[bytes], room: FilesRoom) -> None:
+    def __init__(self, keys: Sequence[bytes]) -> None:
         self.keys = frozenset(keys)
-        self._room = room
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self._room.spare_no_more(self)
 
 
 class FilesRoom:
@@ -168,7 +141,7 @@ class FilesRoom:
         self._from_future: dict[bytes, tuple[int, int]] = {}
         """Modification time of a file, and of the listing before the one that found it so."""
         self._listed_ns = now_ns()
-        self._spared: WeakSet[_Spared] = WeakSet()
+        self._spared: WeakSet[Spared] = WeakSet()
         self._reserved: WeakSet[Reserved] = WeakSet()
         self._wanted = self._since_listed = self._known = 0
         self.records = 0
@@ -211,35 +184,27 @@ class FilesRoom:
         with self._lock:
             return size_of(self._root, key)
 
-    def place(self, unfinished: Movable, key: bytes, reserved: Reserved) -> None:
-        """Rename a file whose room was reserved to its place, and count it. Raises `OSError`."""
+    def place(self, move: Callable[[], None], key: bytes, reserved: Reserved) -> None:
+        """Have `move` rename a file whose room was reserved to its place, and count it. Raises `OSError`."""
         with self._lock:  # what it replaces may have been deleted since, to make this room
             before = size_of(self._root, key)
-            unfinished.move(self._root, key)
+            move()
             self._reserved.discard(reserved)
             self._known += reserved.num_bytes - (before or 0)
             self.records += before is None
             self._meanwhile[key] = reserved.num_bytes
 
     def remove(
-        self,
-        key: bytes,
-        used_until_ns: float = math.inf,
-        only: os.stat_result | None = None,
-        *,
-        listed_ns: int | None = None,
+        self, key: bytes, only: os.stat_result | None = None, listed_ns: int | None = None
     ) -> None:
-        """Delete a file, and count it. Raises `OSError`.
+        """Delete a file, and count it; not one that was used at another time than `listed_ns`, or another than `only`.
 
-        Not one that was used later than `used_until_ns` or at another time than `listed_ns`, or another than `only`.
+        Raises `OSError`.
         """
 
         def is_meant(status: os.stat_result) -> bool:
-            return (
-                (only is None or os.path.samestat(status, only))
-                and status.st_mtime_ns <= used_until_ns
-                and listed_ns in (None, status.st_mtime_ns)
-            )
+            is_same = only is None or os.path.samestat(status, only)
+            return is_same and listed_ns in (None, status.st_mtime_ns)
 
         with self._lock:
             size = unlink(self._root, key, is_meant)
@@ -248,17 +213,12 @@ class FilesRoom:
                 self.records -= 1
                 self._meanwhile[key] = -1
 
-    def sparing(self, keys: Sequence[bytes]) -> _Spared:
-        """Return what is entered while a call writes a prompt: no file of it makes room for the rest."""
-        spared = _Spared(keys, self)
+    def sparing(self, keys: Sequence[bytes]) -> Spared:
+        """Return what a call refers to while it writes a prompt: no file of it makes room for the rest."""
+        spared = Spared(keys)
         with self._lock:
             self._spared.add(spared)
         return spared
-
-    def spare_no_more(self, spared: _Spared) -> None:
-        """Let the keys of a call make room again."""
-        with self._lock:
-            self._spared.discard(spared)
 
     def counts(self) -> tuple[int, int, int]:
         """Return records, bytes held and capacity in bytes."""

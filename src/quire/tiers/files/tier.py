@@ -20,6 +20,7 @@ from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.deadlines import in_time
 from quire.tiers.directory import (
     MARKER,
+    Descriptor,
     InTheWay,
     TierDirectory,
     create_file,
@@ -32,16 +33,14 @@ from quire.tiers.files.clock import STEP_NS, SharedClock
 from quire.tiers.files.room import (
     FilesRoom,
     folder_of,
-    keys_in,
     name_of,
     size_of,
     status_of,
     unlink,
     walk,
 )
-from quire.tiers.files.unfinished import Unfinished
 from quire.tiers.format import HEADER_BYTES, read_header
-from quire.tiers.purging import ROUNDS, Purge
+from quire.tiers.purging import Purge
 
 STALE_S = 3600.0
 """Unfinished files that are this old have lost their writer."""
@@ -153,12 +152,15 @@ class Files(Tier):
         if not os.path.lexists(self._directory.path / MARKER):
             self._renew()
         newest = self._clock.stamps(len(keys))
-        with self._room.sparing(keys) if self._room else contextlib.nullcontext():
-            # What is there of this prompt already must not make room for the rest of it.
+        # What is there of this prompt already must not make room for the rest of it.
+        spared = self._room.sparing(keys) if self._room else None
+        try:
             self.touch(keys)
             for index in self._each(keys, timeout_s):
                 stamp = newest - index * STEP_NS
                 done[index] = self._write(keys[index], records[index], stamp, deadline)
+        finally:
+            del spared  # whoever keeps this frame does not keep it
         if Outcome.PRESENT in done:
             self.touch(keys)
 
@@ -181,19 +183,8 @@ class Files(Tier):
 
         They are not overwritten: a reader may have one open, and a file system may write elsewhere anyway.
         """
-        folders: set[str] = set()
-        for _ in range(ROUNDS):
-            own = [(key, size) for key, size in keys_in(self._root) if purge.owns(key)]
-            for key, size in own:
-                self._unlink(key)
-                folders.add(folder_of(self._root, key))
-                purge.count += 1
-                purge.num_bytes += size
-                assert purge.left_s
-            if not own:
-                break
-        else:
-            purge.reasons.append("others keep writing records of the tenant")
+        folders = {folder_of(self._root, each.key) for each in self._listed_of(purge)}
+        super()._purge(purge)
         unfinished.delete_of(self._unfinished, purge.tag)
         for folder in (*folders, self._unfinished):
             unfinished.sync(folder)
@@ -225,26 +216,17 @@ class Files(Tier):
         """Fill a buffer and settle its answer; a file that is damaged is deleted, and none that replaced it."""
         try:
             file = _opened(self._root, key)
+            try:
+                answers.settle(index, _read_whole(file, buffer))
+                if answers.claims_drop(index):
+                    with contextlib.suppress(OSError):
+                        self._unlink(key, os.fstat(file))  # open, so no other has its number
+            finally:
+                os.close(file)
         except (FileNotFoundError, InTheWay):
             answers.settle(index, Outcome.ABSENT)
-            return
         except OSError as error:
             answers.settle(index, self._failed(error))
-            return
-        try:
-            answers.settle(index, self._read_whole(file, buffer))
-            if answers.claims_drop(index):
-                with contextlib.suppress(OSError):
-                    self._unlink(key, os.fstat(file))  # open, so no other has its number
-        finally:
-            os.close(file)
-
-    def _read_whole(self, file: int, buffer: memoryview) -> Outcome:
-        """Fill a buffer from a file of its size."""
-        try:
-            return _read_whole(file, buffer)
-        except OSError as error:
-            return self._failed(error)
 
     def _write(self, key: bytes, record: memoryview, stamp_ns: int, deadline: float) -> Outcome:
         try:
@@ -272,38 +254,34 @@ class Files(Tier):
         if room is not None and reserved is None:
             return Outcome.FULL
         name = f"{key.hex()}.{secrets.token_hex(8)}"
-        folder = -1
-        is_written = False
+
+        def move() -> None:
+            into = folder_of(self._root, key)
+            with Descriptor(make_folder(into, self._directory.access)) as target:
+                os.rename(name, name_of(key), src_dir_fd=folder, dst_dir_fd=target)
+
         try:
-            folder = open_folder(self._unfinished)
-            self._write_whole(folder, name, record, stamp_ns)
-            written = Unfinished(folder, name, self._directory.access)
-            if room is None or reserved is None:
-                written.move(self._root, key)
-            else:
-                room.place(written, key, reserved)
-            is_written = True
-        finally:
-            if not is_written:
-                if room is not None and reserved is not None:
-                    room.give_back(reserved)
-                with contextlib.suppress(OSError):
-                    if folder >= 0:
-                        os.unlink(name, dir_fd=folder)
-            if folder >= 0:
-                os.close(folder)
+            with Descriptor(open_folder(self._unfinished)) as folder:
+                self._write_whole(folder, name, record, stamp_ns)
+                if room is None or reserved is None:
+                    move()
+                else:
+                    room.place(move, key, reserved)
+        except BaseException:
+            if room is not None and reserved is not None:
+                room.give_back(reserved)
+            with contextlib.suppress(OSError):
+                (self.path / "unfinished" / name).unlink()
+            raise
         return Outcome.STORED
 
     def _write_whole(self, folder: int, name: str, record: memoryview, stamp_ns: int) -> None:
-        file = create_file(name, folder, self._directory.access)
-        try:
+        with Descriptor(create_file(name, folder, self._directory.access)) as file:
             written = 0
             while written < len(record):
                 written += os.write(file, record[written:])
             self._clock.set(os.fstat(file).st_mtime_ns)
             os.utime(file, ns=(stamp_ns, stamp_ns))
-        finally:
-            os.close(file)
 
     def _failed(self, error: OSError) -> Outcome:
         """Return the outcome of an error, which is noted for people."""

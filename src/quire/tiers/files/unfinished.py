@@ -9,8 +9,15 @@ import secrets
 import stat
 from collections.abc import Callable
 
-from quire.tiers.directory import Access, InTheWay, create_file, make_folder, open_file, open_folder
-from quire.tiers.files.room import folder_of, name_of
+from quire.tiers.directory import (
+    Access,
+    Descriptor,
+    InTheWay,
+    create_file,
+    make_folder,
+    open_file,
+    open_folder,
+)
 from quire.tiers.format import KEY_BYTES, TENANT_AT
 
 _RECORD = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.[0-9a-f]{{16}}")
@@ -22,8 +29,7 @@ def begin(path: str, access: Access, stale_s: float | None) -> int:
 
     Files older than `stale_s` are stale. Raises `OSError`.
     """
-    folder = make_folder(path, access)
-    try:
+    with Descriptor(make_folder(path, access)) as folder:
         probe = secrets.token_hex(8)
         os.close(create_file(probe, folder, access))
         now_ns = os.stat(probe, dir_fd=folder).st_mtime_ns
@@ -31,20 +37,14 @@ def begin(path: str, access: Access, stale_s: float | None) -> int:
         if stale_s is not None:
             before_ns = now_ns - int(stale_s * 1e9)
             _delete(folder, _OWN, lambda _, status: status.st_mtime_ns < before_ns)
-    finally:
-        os.close(folder)
     return now_ns
 
 
 def delete_of(path: str, tag: bytes) -> None:
     """Delete the files of a tenant tag that are being written. Raises `OSError`."""
-    with contextlib.suppress(FileNotFoundError):
-        folder = open_folder(path)
-        try:
-            part = slice(TENANT_AT * 2, KEY_BYTES * 2)
-            _delete(folder, _RECORD, lambda name, _: name[part] == tag.hex())
-        finally:
-            os.close(folder)
+    with contextlib.suppress(FileNotFoundError), Descriptor(open_folder(path)) as folder:
+        part = slice(TENANT_AT * 2, KEY_BYTES * 2)
+        _delete(folder, _RECORD, lambda name, _: name[part] == tag.hex())
 
 
 def _delete(
@@ -63,56 +63,25 @@ def _delete(
 
 def read_mark(path: str, name: str) -> bytes:
     """Return the mark of a purge, empty where there is none. Raises `OSError`."""
-    with contextlib.suppress(FileNotFoundError, InTheWay):
-        folder = open_folder(path)
-        try:
-            file = open_file(f"purged.{name}", os.O_RDONLY, folder)
-        finally:
-            os.close(folder)
-        try:
-            return os.read(file, 64)
-        finally:
-            os.close(file)
+    with (
+        contextlib.suppress(FileNotFoundError, InTheWay),
+        Descriptor(open_folder(path)) as folder,
+        Descriptor(open_file(f"purged.{name}", os.O_RDONLY, folder)) as file,
+    ):
+        return os.read(file, 64)
     return b""
 
 
 def set_mark(path: str, name: str, access: Access) -> None:
     """Write a mark where it is deleted when it is stale: no write takes so long. Raises `OSError`."""
-    folder = make_folder(path, access)
-    try:
+    with Descriptor(make_folder(path, access)) as folder:
         fresh = secrets.token_hex(8)
-        file = create_file(fresh, folder, access)
-        try:
+        with Descriptor(create_file(fresh, folder, access)) as file:
             os.write(file, secrets.token_bytes(16))
-        finally:
-            os.close(file)
         os.rename(fresh, f"purged.{name}", src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
 
 
 def sync(path: str) -> None:
     """Return when what was deleted in a folder stays so after a loss of power. Raises `OSError`."""
-    with contextlib.suppress(FileNotFoundError, InTheWay):
-        folder = open_folder(path)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-class Unfinished:
-    """A file that is being written: the open folder, its name, and the rights of the folder it goes to."""
-
-    def __init__(self, folder: int, name: str, access: Access) -> None:
-        self.folder = folder
-        self.name = name
-        self.access = access
-
-    def move(self, root: str, key: bytes) -> None:
-        """Rename it to its place, in a folder that is made if it is not there. Raises `InTheWay` and `OSError`."""
-        folder = make_folder(folder_of(root, key), self.access)
-        try:
-            os.rename(self.name, name_of(key), src_dir_fd=self.folder, dst_dir_fd=folder)
-        finally:
-            os.close(folder)
+    with contextlib.suppress(FileNotFoundError, InTheWay), Descriptor(open_folder(path)) as folder:
+        os.fsync(folder)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
+import msgspec
 import numpy as np
 
 from quire.errors import TierError
@@ -21,15 +22,15 @@ Register = Callable[[int, int], int]
 """(address, bytes) -> 0 where the memory may be read and written by the native library."""
 
 
-class NativeCall(Generic[Result]):
+class NativeCall(msgspec.Struct, Generic[Result], eq=False):
     """A call of the library, with its result or exception once it `is_done`. Its caller waits until `deadline`."""
 
-    def __init__(self, job: Callable[[], Result], deadline: float) -> None:
-        self._job = job
-        self._deadline = deadline
-        self._result: Result | None = None
-        self._error: Exception | None = None
-        self.has_begun = self.is_done = False
+    _job: Callable[[], Result]
+    _deadline: float
+    _result: Result | None = None
+    _error: Exception | None = None
+    has_begun: bool = False
+    is_done: bool = False
 
     def run(self) -> None:
         """Do it, on the thread of a caller, which says when it is done."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from quire.config import check_count, parse_bytes
 from quire.errors import ConfigError, TierError
@@ -27,7 +27,7 @@ from quire.tiers.mooncake.sockets import (
     keep_to_loopback,
     open_listeners,
 )
-from quire.tiers.purging import ROUNDS, Purge
+from quire.tiers.purging import Purge
 
 _OUTCOMES = {
     -200: Outcome.FULL,
@@ -44,25 +44,6 @@ _CLOSE_TIMEOUT_S = 2.0
 
 Where: TypeAlias = tuple[list[str], list[int], list[int]]
 """Names, addresses and sizes of records, as the library takes them."""
-
-
-class Store(Protocol):
-    """The methods that are used of `mooncake.store.MooncakeDistributedStore`; codes below 0 are errors."""
-
-    def setup(self, *settings: Any) -> int: ...
-    def close(self) -> int: ...
-    def register_buffer(self, buffer_ptr: int, size: int) -> int: ...
-    def unregister_buffer(self, buffer_ptr: int) -> int: ...
-    def get_size(self, key: str) -> int: ...
-    def batch_is_exist(self, keys: list[str]) -> list[int]: ...
-    def batch_remove(self, keys: list[str], force: bool) -> list[int]: ...
-    def remove_by_regex(self, regex_pattern: str, force: bool) -> int: ...
-    def batch_get_into(
-        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]
-    ) -> list[int]: ...
-    def batch_put_from(
-        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: Any
-    ) -> list[int]: ...
 
 
 class Mooncake(Tier):
@@ -107,7 +88,7 @@ class Mooncake(Tier):
         protocol: str = "tcp",
         devices: str = "",
         open_timeout_s: float = 10.0,
-        store: Store | None = None,
+        store: Any = None,
         name: str = "mooncake",
     ) -> None:
         super().__init__()
@@ -127,7 +108,7 @@ class Mooncake(Tier):
         self._lock = threading.Lock()
         self._deletions_begun = self._deletions_ended = 0
         self._is_owner = store is None
-        self._store: Store = library.MooncakeDistributedStore() if store is None else store
+        self._store: Any = library.MooncakeDistributedStore() if store is None else store
         self._callers = Callers(callers, self._store.register_buffer)
         if store is None:
             # The library's own buffer is not used: all transfers are from and to registered memory.
@@ -233,20 +214,17 @@ class Mooncake(Tier):
     def _delete(self, keys: Keys, timeout_s: float) -> None:
         self._callers.use(timeout_s, lambda caller: self._remove(caller, keys))
 
-    def _purge(self, purge: Purge) -> None:
+    def _purge_found(self, purge: Purge) -> int:
         own = f"^{re.escape(self._prefix)}[0-9a-f]{{{2 * TENANT_AT}}}{purge.tag.hex()}$"
 
         def remove(caller: Caller) -> int:
             return caller.call(lambda: self._store.remove_by_regex(own, True))
 
-        for _ in range(ROUNDS):
-            count = self._callers.use(purge.left_s, remove)
-            if count < 0:
-                raise TierError(f"Mooncake does not remove by name: error {count}")
-            purge.count += count
-            if not count:
-                return
-        purge.reasons.append("others keep writing records of the tenant")
+        count = self._callers.use(purge.left_s, remove)
+        if count < 0:
+            raise TierError(f"Mooncake does not remove by name: error {count}")
+        purge.count += count
+        return count
 
     def _remove(self, caller: Caller, keys: Keys) -> None:
         names = self._names(keys)

@@ -51,30 +51,9 @@ _RETRIES = {
 _LEAVING_S = 0.05
 """A thread of obstore needs microseconds to leave Python after an answer, and its turn on a busy processor."""
 
-_CLIENT_OPTIONS = frozenset(
-    {
-        "allow_http",
-        "allow_invalid_certificates",
-        "connect_timeout",
-        "default_content_type",
-        "disable_system_certificates",
-        "http1_only",
-        "http2_keep_alive_interval",
-        "http2_keep_alive_timeout",
-        "http2_keep_alive_while_idle",
-        "http2_max_frame_size",
-        "http2_only",
-        "pool_idle_timeout",
-        "pool_max_idle_per_host",
-        "proxy_ca_certificate",
-        "proxy_excludes",
-        "proxy_url",
-        "randomize_addresses",
-        "read_timeout",
-        "root_certificate",
-        "timeout",
-        "user_agent",
-    }
+_CLIENT_OPTIONS = re.compile(
+    "allow_http|allow_invalid_certificates|default_content_type|disable_system_certificates|http[12]_.*|pool_.*|"
+    "proxy_.*|randomize_addresses|root_certificate|(connect_|read_)?timeout|user_agent"
 )
 """What obstore takes for its HTTP client and, as text, in a URL; among a store's settings it panics over them."""
 
@@ -137,7 +116,7 @@ def _apart(
     options = dict(client_options)
     for name, value in config.items():
         plain = _PREFIXES.sub("", name.lower())
-        if plain not in _CLIENT_OPTIONS:
+        if not _CLIENT_OPTIONS.fullmatch(plain):
             settings[name] = value
         elif plain in options:
             raise ConfigError(f"the option {plain!r} of an object store is given twice")
@@ -160,7 +139,7 @@ class Client:
     """
 
     def __init__(self, store: ObjectStore, concurrency: int) -> None:
-        self._store = store
+        self.store = store
         self._loop = asyncio.new_event_loop()
         self._permits = asyncio.Semaphore(concurrency)
         self.num_refused = 0
@@ -228,34 +207,29 @@ class Client:
             raise answer
         return answer
 
-    @property
-    def store(self) -> ObjectStore:
-        """The store."""
-        return self._store
-
     async def read(self, path: str, start: int, stop: int) -> tuple[int, memoryview]:
         """Return the object's size and the bytes of a range, fewer where it ends before."""
-        answer = await obstore.get_async(self._store, path, options={"range": (start, stop)})
+        answer = await obstore.get_async(self.store, path, options={"range": (start, stop)})
         return answer.meta["size"], memoryview(await answer.bytes_async())
 
     async def size(self, path: str) -> int:
         """Return the size of an object."""
-        return (await obstore.head_async(self._store, path))["size"]
+        return (await obstore.head_async(self.store, path))["size"]
 
     async def write(self, path: str, content: bytes) -> None:
         """Write an object, all of it or nothing."""
-        await obstore.put_async(self._store, path, content, use_multipart=False)
+        await obstore.put_async(self.store, path, content, use_multipart=False)
 
     async def remove(self, paths: Sequence[str]) -> None:
         """Delete objects, whether they are there or not."""
         with suppress(FileNotFoundError):
-            await obstore.delete_async(self._store, list(paths))
+            await obstore.delete_async(self.store, list(paths))
 
     async def names(
         self, prefix: str, offset: str | None, see: Callable[[str, int], object]
     ) -> None:
         """Show all (path, size) under a prefix, behind `offset` where it is given."""
-        stream = obstore.list(self._store, prefix, offset=offset, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType] - another overload needs pyarrow
+        stream = obstore.list(self.store, prefix, offset=offset, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType] - another overload needs pyarrow
         pages = stream.__aiter__()
         try:
             with suppress(StopAsyncIteration):
@@ -273,7 +247,7 @@ class Client:
         see: Callable[[str, int], object],
     ) -> None:
         """Show what `names` does where obstore refuses a whole page over one name that anybody wrote there."""
-        if not is_listable(self._store):
+        if not is_listable(self.store):
             raise TierError(
                 f"{reason_of(error)}; nothing is listed beside an object of such a name: delete it"
             ) from None
@@ -285,7 +259,7 @@ class Client:
             else:
                 see(path, size)
 
-        await asyncio.to_thread(list_names, self._store, prefix, offset, show, _PAGE_TIMEOUT_S)
+        await asyncio.to_thread(list_names, self.store, prefix, offset or "", show)
         if len(refused) > self.num_refused:
             _log.warning(
                 "%d objects beside the records have names that obstore cannot read, as %r: they are passed over, and "

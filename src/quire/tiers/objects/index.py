@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
+
+import msgspec
 
 from quire.errors import InvariantError
 from quire.tiers.objects.names import (
@@ -17,19 +19,17 @@ from quire.tiers.objects.names import (
 )
 
 
-class Bundle:
+class Bundle(msgspec.Struct, eq=False):
     """An object of records. Bit i of `dead` says that record i is deleted."""
 
-    __slots__ = ("dead", "id", "number", "object_bytes", "path", "record_bytes", "shorts", "tag")
-
-    def __init__(self, number: int, path: str, name: BundleName, sizes: tuple[int, int]) -> None:
-        self.number = number
-        self.path = path
-        self.id = name.id
-        self.tag = name.tag
-        self.shorts = name.shorts
-        self.object_bytes, self.record_bytes = sizes
-        self.dead = 0
+    number: int
+    path: str
+    id: str
+    tag: bytes
+    shorts: tuple[int, ...]
+    object_bytes: int
+    record_bytes: int
+    dead: int = 0
 
     @property
     def is_dead(self) -> bool:
@@ -76,7 +76,7 @@ class BundleIndex:
             if size is None:
                 return None
             with self._lock:
-                self._add(path, name, (object_bytes, size))
+                self._add(path, name, object_bytes, size)
         elif name is not None:
             with self._lock:
                 if self._is_gone(name.bundle):
@@ -127,15 +127,10 @@ class BundleIndex:
             if self._gone is not None:
                 self._gone.add(bundle.id)
 
-    def ids_of(self, tag: bytes) -> set[str]:
-        """Return the ids of all bundles of a tenant that are known."""
+    def drop_all(self, tag: bytes, ids: Collection[str]) -> None:
+        """Forget all bundles of a tenant, and those of these ids."""
         with self._lock:
-            return {each.id for each in self._bundles.values() if each.tag == tag}
-
-    def drop_all(self, ids: Iterable[str]) -> None:
-        """Forget bundles that are gone."""
-        with self._lock:
-            known = [self._bundles[self._numbers[each]] for each in ids if each in self._numbers]
+            known = [each for each in self._bundles.values() if each.tag == tag or each.id in ids]
         for bundle in known:
             self.drop(bundle)
 
@@ -180,10 +175,10 @@ class BundleIndex:
     def _place(self, code: int) -> Place:
         return self._bundles[code // 32], code % 32
 
-    def _add(self, path: str, name: BundleName, sizes: tuple[int, int]) -> None:
+    def _add(self, path: str, name: BundleName, *sizes: int) -> None:
         if name.id in self._numbers or self._is_gone(name.id):
             return
-        bundle = Bundle(self._next, path, name, sizes)
+        bundle = Bundle(self._next, path, name.id, name.tag, name.shorts, *sizes)
         self._next += 1
         self._bundles[bundle.number] = bundle
         self._numbers[bundle.id] = bundle.number

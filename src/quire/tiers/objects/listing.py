@@ -52,10 +52,6 @@ class Listing:
             self._count += 1
             return make_id(self._stamp, self._count, self._writer)
 
-    def path_of(self, name: str) -> str:
-        """Return the path of an object."""
-        return f"{PREFIX}/{name}"
-
     async def refresh(self, max_age_s: float) -> None:
         """Learn new names, unless a listing began less than `max_age_s` ago. Raises the store's exceptions."""
         oldest = time.monotonic() - max_age_s
@@ -78,7 +74,7 @@ class Listing:
 
         floor = self._floor(began)
         with self._index.listed():
-            await self._client.names(PREFIX, self.path_of(f"{floor:011x}") if floor else None, see)
+            await self._client.names(PREFIX, f"{PREFIX}/{floor:011x}" if floor else None, see)
         with self._lock:
             self._newest = max(self._newest, newest)
             self._settled.append((began, self._newest))

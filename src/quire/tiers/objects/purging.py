@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from quire.errors import TierError
 from quire.tiers.objects.client import Client
@@ -16,23 +19,23 @@ from quire.tiers.objects.versions import Versions
 from quire.tiers.purging import AT_ONCE, ROUNDS, Purge
 
 
-class ObjectsPurge:
+class ObjectsPurge(msgspec.Struct):
     """One purge of an object store: a bundle holds records of one tenant only, and its name says of which."""
 
-    def __init__(self, client: Client, index: BundleIndex, purge: Purge) -> None:
-        self._client = client
-        self._index = index
-        self._purge = purge
-        self._ids: set[str] = set()
+    _client: Client
+    _index: BundleIndex
+    _purge: Purge
+    _wait_until: Callable[[Any, float], Any]
+    _ids: set[str] = set()
 
     def run(self) -> None:
-        """Purge. Raises the store's exceptions."""
+        """Purge. Raises `TimeoutError` and `TierError`."""
         for _ in range(ROUNDS):
             if not self._delete_listed():
                 break
         else:
             self._purge.reasons.append("others keep writing records of the tenant")
-        self._index.drop_all(self._ids | self._index.ids_of(self._purge.tag))
+        self._index.drop_all(self._purge.tag, self._ids)
         self._delete_versions()
 
     def _delete_listed(self) -> bool:
@@ -67,8 +70,7 @@ class ObjectsPurge:
         if versions.reason:
             self._purge.reasons.append(versions.reason)
             return
-        deadline = time.monotonic() + self._purge.left_s
-        call = partial(versions.delete, self._is_own, lambda: time.monotonic() > deadline)
+        call = partial(versions.delete, self._is_own, self._purge)
         try:
             # Twice: of a burial the bundle may come later in the listing.
             for _ in range(2):
@@ -85,4 +87,4 @@ class ObjectsPurge:
         return isinstance(name, BurialName) and name.bundle in self._ids
 
     def _wait(self, call: Any) -> Any:
-        return self._client.wait(call, time.monotonic() + self._purge.left_s)
+        return self._wait_until(call, time.monotonic() + self._purge.left_s)

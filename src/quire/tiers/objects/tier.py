@@ -15,7 +15,7 @@ from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import tag_of_key
 from quire.tiers.objects.client import Client, Result, open_store, reason_of
 from quire.tiers.objects.index import Bundle, BundleIndex
-from quire.tiers.objects.listing import Listing
+from quire.tiers.objects.listing import PREFIX, Listing
 from quire.tiers.objects.names import (
     MAX_RECORDS,
     bundle_name,
@@ -71,7 +71,7 @@ class Objects(Tier):
     behind, is seen by processes that start later, not by those that run. Stores that cannot list from a name on (memory and Azure)
     send all names each time. For a directory take `Files`.
 
-    Opening asks nothing of the store; why calls fail stands in `last_error`. Raises `ConfigError` for settings that cannot be.
+    Opening asks nothing of the store; why calls fail stands in `last_failure`. Raises `ConfigError` for settings that cannot be.
     """
 
     is_local = False
@@ -95,8 +95,6 @@ class Objects(Tier):
         if not 0 <= refresh_s <= MAX_REFRESH_S:
             raise ConfigError(f"refresh_s is {refresh_s}; give 0 to {MAX_REFRESH_S} seconds")
         self.name = name
-        self.last_error = ""
-        """Why a request failed last; empty where none did."""
         if not isinstance(url, str) and not hasattr(url, "head"):
             raise ConfigError(
                 f"a bucket is named by a URL, as 's3://bucket/prefix', or is a store of obstore, got {type(url).__name__}"
@@ -122,10 +120,6 @@ class Objects(Tier):
 
     def close(self) -> None:
         self._client.close()
-
-    def __repr__(self) -> str:
-        text = super().__repr__()
-        return f"{text[:-1]}; last error: {self.last_error}>" if self.last_error else text
 
     def _size(self) -> tuple[int, int, int]:
         return *self._index.size, -1
@@ -268,27 +262,20 @@ class Objects(Tier):
 
     def _bundles_of(self, keys: Keys, records: Buffers, done: list[Outcome]) -> list[list[int]]:
         """Split what is not there yet into bundles, in the order of the keys."""
-        bundles: list[list[int]] = []
-        open_bundles: dict[tuple[int, bytes], list[int]] = {}
+        kinds: dict[tuple[int, bytes], list[int]] = {}
         for index, key in enumerate(keys):
             if self._index.find(key) is not None:
                 done[index] = Outcome.PRESENT
-                continue
-            size = len(records[index])
-            kind = size, tag_of_key(key)
-            bundle = open_bundles.get(kind)
-            if (
-                bundle is None
-                or len(bundle) == MAX_RECORDS
-                or (len(bundle) + 1) * size > self._bundle_bytes
-            ):
-                bundle = open_bundles[kind] = []
-                bundles.append(bundle)
-            bundle.append(index)
-        return bundles
+            else:
+                kinds.setdefault((len(records[index]), tag_of_key(key)), []).append(index)
+        bundles: list[list[int]] = []
+        for (size, _), indices in kinds.items():
+            count = max(1, min(MAX_RECORDS, self._bundle_bytes // size))
+            bundles += [indices[at : at + count] for at in range(0, len(indices), count)]
+        return sorted(bundles)
 
     async def _write(self, keys: list[bytes], records: list[memoryview]) -> None:
-        path = self._listing.path_of(bundle_name(self._listing.new_id(), keys))
+        path = f"{PREFIX}/{bundle_name(self._listing.new_id(), keys)}"
         # Joined into bytes of its own: an upload that outlives its caller must not see reused buffers.
         content = b"".join([*records, make_footer(keys)])
         await self._client.write(path, content)
@@ -308,13 +295,7 @@ class Objects(Tier):
 
     def _purge(self, purge: Purge) -> None:
         self._client.check_open()
-        try:
-            ObjectsPurge(self._client, self._index, purge).run()
-        except (TimeoutError, TierError):
-            raise
-        except Exception as error:
-            self.last_error = reason_of(error)
-            raise TierError(self.last_error) from error
+        ObjectsPurge(self._client, self._index, purge, self._wait).run()
 
     def _read_mark(self, name: str, timeout_s: float) -> bytes:
         async def read() -> bytes:
@@ -336,7 +317,7 @@ class Objects(Tier):
             self._wait(partial(self._client.remove, [bundle.path, *burials]), deadline)
             self._index.drop(bundle)
         else:
-            path = self._listing.path_of(burial_name(self._listing.new_id(), bundle.id, mask))
+            path = f"{PREFIX}/{burial_name(self._listing.new_id(), bundle.id, mask)}"
             self._wait(partial(self._client.write, path, b""), deadline)
             self._index.learn(path, 0)
             if bundle.is_dead:  # by another thread, which may not have known of this burial
@@ -347,15 +328,15 @@ class Objects(Tier):
         try:
             return self._client.wait(call, deadline)
         except Exception as error:
-            self.last_error = reason_of(error)
+            self.last_failure = reason_of(error)
             if isinstance(error, (TimeoutError, TierError)):
                 raise
-            raise TierError(self.last_error) from error
+            raise TierError(self.last_failure) from error
 
     def _outcome_of(self, error: Exception) -> Outcome:
         if isinstance(error, _WrongSizeError):
             return Outcome.CORRUPT
-        self.last_error = reason_of(error)
+        self.last_failure = reason_of(error)
         if isinstance(error, FileNotFoundError):
             return Outcome.ABSENT
         return Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR

@@ -8,9 +8,13 @@ from typing import Any, cast
 
 from quire.errors import TierError
 from quire.extras import lacking
+from quire.tiers.purging import Purge
 
 AT_ONCE = 1000
 """Versions that one request deletes, at most."""
+
+TIMEOUT_S = 10.0
+"""The longest that a request waits for a connection, or for the next bytes."""
 
 _NAMES = {
     "access_key_id": "aws_access_key_id",
@@ -44,36 +48,28 @@ class Versions:
         if where := _UNSEEN.get(kind):
             self.reason = f"quire cannot see old versions of objects on {where}: delete those of the bucket, if it keeps any"
 
-    def delete(self, is_own: Callable[[str], bool], deadline_passed: Callable[[], bool]) -> int:
+    def delete(self, is_own: Callable[[str], bool], purge: Purge) -> int:
         """Delete every version and delete marker of objects whose name is own; return how many. Blocks.
 
-        Raises `TierError` where the bucket does not let itself be asked.
+        Raises `TierError` where the bucket does not let itself be asked, `TimeoutError` where no time is left.
         """
         if not self._is_s3:
             return 0
         try:
-            client, bucket = self._client()
+            client, bucket = s3_client(self._store, "deleting old versions of objects")
             if not client.get_bucket_versioning(Bucket=bucket).get("Status"):
                 return 0
-            return self._delete(client, bucket, is_own, deadline_passed)
-        except TierError:
+            return self._delete(client, bucket, is_own, purge)
+        except (TierError, TimeoutError):
             raise
         except Exception as error:  # boto3 has errors of its own
             raise TierError(f"old versions of objects are not deleted: {error}") from error
 
-    def _delete(
-        self,
-        client: Any,
-        bucket: str,
-        is_own: Callable[[str], bool],
-        deadline_passed: Callable[[], bool],
-    ) -> int:
+    def _delete(self, client: Any, bucket: str, is_own: Callable[[str], bool], purge: Purge) -> int:
         count = 0
         at: dict[str, str] = {}
         prefix = "/".join(filter(None, (str(self._store.prefix or ""), self._folder))) + "/"
-        while True:
-            if deadline_passed():
-                raise TierError("old versions of objects are not all deleted: no time is left")
+        while purge.left_s:
             page = client.list_object_versions(Bucket=bucket, Prefix=prefix, MaxKeys=AT_ONCE, **at)
             listed = cast(
                 "list[dict[str, Any]]", [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
@@ -91,21 +87,21 @@ class Versions:
                     )
                 count += len(own)
             if not page.get("IsTruncated"):
-                return count
+                break
             at = {
                 "KeyMarker": page["NextKeyMarker"],
                 "VersionIdMarker": page.get("NextVersionIdMarker", ""),
             }
+        return count
 
-    def _client(self) -> tuple[Any, str]:
-        """Return a client of boto3 with the settings of the store, and its bucket. Raises `TierError`."""
-        try:
-            library: Any = import_module("boto3")
-        except ImportError as error:
-            said = lacking("deleting old versions of objects", "boto3", "objects")
-            raise TierError(
-                f"whether the bucket keeps old versions is not known: {said}"
-            ) from error
-        config = cast("dict[str, Any]", dict(self._store.config))
-        given = {_NAMES[name]: value for name, value in config.items() if name in _NAMES}
-        return library.client("s3", **given), str(config["bucket"])
+
+def s3_client(store: Any, purpose: str) -> tuple[Any, str]:
+    """Return a client of boto3 with the settings of an S3 store, and its bucket. Raises `TierError` without boto3."""
+    try:
+        library, botocore = import_module("boto3"), import_module("botocore.config")
+    except ImportError as error:
+        raise TierError(lacking(purpose, "boto3", "objects")) from error
+    config = cast("dict[str, Any]", dict(store.config))
+    given = {_NAMES[name]: value for name, value in config.items() if name in _NAMES}
+    limits = botocore.Config(connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S)
+    return library.client("s3", config=limits, **given), str(config["bucket"])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -115,20 +114,12 @@ class Servers:
             return [self.home]
         return [str(node.name) for node in self._map.get_nodes_by_server_type("primary")]
 
-    @contextmanager
-    def client(self, place: str, deadline: float = float("inf")) -> Generator[Any]:
-        """Give a redis-py client with its own connection; all its answers come by `deadline`.
-
-        The connection ends with it.
-        """
+    def client(self, place: str, deadline: float = float("inf")) -> Any:
+        """Return a redis-py client to be entered, whose answers come by `deadline`. It owns its connection."""
         from redis import ConnectionPool, Redis  # noqa: PLC0415 - an extra
 
         words = self._client_words(deadline) | self._words_of(place)
-        with Redis(connection_pool=ConnectionPool(**words)) as client:
-            try:
-                yield client
-            finally:
-                client.connection_pool.disconnect()
+        return Redis.from_pool(ConnectionPool(**words))
 
     def infos(self, deadline: float) -> list[dict[str, Any]]:
         """Return the INFO of each server that holds keys. Raises `TierError` or `OSError`."""

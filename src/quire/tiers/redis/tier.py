@@ -173,9 +173,7 @@ class Redis(Tier):
         deadline = time.monotonic() + timeout_s
         names = self._names(keys)
         large = [i for i, record in enumerate(records) if len(record) >= ASK_FIRST_BYTES]
-        others: list[int] = []
-        if self._may_have_any([names[i] for i in large], deadline):
-            others = self._keep_present(names, records, large, deadline, done)
+        others = self._keep_present(names, records, large, deadline, done) if large else []
         new = [i for i, each in enumerate(done) if each is Outcome.SKIPPED and i not in others]
         self._set(names, records, new, deadline, done)
         there = [i for i in new if done[i] is Outcome.PRESENT]
@@ -206,13 +204,6 @@ class Redis(Tier):
                 done[i] = Outcome.FULL
             else:
                 done[i] = self._failed(answer) or Outcome.ERROR
-
-    def _may_have_any(self, names: Sequence[bytes], deadline: float) -> bool:
-        """Return whether there may be values: one command for all, where one server has them."""
-        if not names or self._is_cluster:
-            return bool(names)
-        asking = RedisRequest((command(b"EXISTS", *names),), (int,))
-        return self._servers.ask(names[:1], [asking], deadline) != [0]
 
     def _keep_present(
         self,
@@ -272,19 +263,14 @@ class Redis(Tier):
         where = self._prefix + b"purged:" + name.encode()
         mark = memoryview(bytearray(_MARK_BYTES))
         asking = RedisRequest((command(b"GET", where),), (Value, type(None)), mark)
-        answer = self._servers.ask([where], [asking], time.monotonic() + timeout_s)[0]
-        if outcome := self._failed(answer):
-            raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
+        (answer,) = self._sure([where], [asking], timeout_s)
         return bytes(mark) if isinstance(answer, Value) else b""
 
     def _set_mark(self, name: str, timeout_s: float) -> None:
         """Set a mark that goes by itself when no write can be under way any more that began before."""
         where = self._prefix + b"purged:" + name.encode()
         words = b"SET", where, secrets.token_bytes(_MARK_BYTES), b"PX", b"%d" % _MARK_MS
-        setting = RedisRequest((command(*words),), (str,))
-        answer = self._servers.ask([where], [setting], time.monotonic() + timeout_s)[0]
-        if outcome := self._failed(answer):
-            raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
+        self._sure([where], [RedisRequest((command(*words),), (str,))], timeout_s)
 
     def _size(self) -> tuple[int, int, int]:
         return -1, -1, self._max_bytes
@@ -301,12 +287,18 @@ class Redis(Tier):
         self, words: tuple[bytes, ...], names: Sequence[bytes], deadline: float
     ) -> list[Answer]:
         """Give a command for each name, which stands behind its first word; it answers with a number."""
-        requests = [RedisRequest((command(words[0], name, *words[1:]),), (int,)) for name in names]
-        return self._servers.ask(names, requests, deadline)
+        return self._servers.ask(names, _requests(words, names), deadline)
 
     def _answered(self, word: bytes, keys: Keys, timeout_s: float) -> list[Answer]:
         """Do the same for keys. Raises `TimeoutError` and `TierError` where one has no answer."""
-        answers = self._ask((word,), self._names(keys), time.monotonic() + timeout_s)
+        names = self._names(keys)
+        return self._sure(names, _requests((word,), names), timeout_s)
+
+    def _sure(
+        self, names: Sequence[bytes], requests: Sequence[RedisRequest], timeout_s: float
+    ) -> list[Answer]:
+        """Return an answer for each request. Raises `TimeoutError` and `TierError` where one has none."""
+        answers = self._servers.ask(names, requests, time.monotonic() + timeout_s)
         for outcome in filter(None, map(self._failed, answers)):
             raise TimeoutError if outcome is Outcome.TIMEOUT else TierError(self.last_failure)
         return answers
@@ -330,6 +322,11 @@ class Redis(Tier):
             return None
         self.last_failure = answer.text
         return answer.outcome
+
+
+def _requests(words: tuple[bytes, ...], names: Sequence[bytes]) -> list[RedisRequest]:
+    """Return a command for each name, which stands behind its first word; it answers with a number."""
+    return [RedisRequest((command(words[0], name, *words[1:]),), (int,)) for name in names]
 
 
 def _check_ttl(seconds: Any) -> None:

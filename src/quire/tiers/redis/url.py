@@ -12,7 +12,7 @@ from quire.tiers.addresses import described, is_word
 
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix")
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-OPTIONS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname")
+TLS_OPTIONS = (*FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
 _SHAPE = (
     "write redis://user:password@host:port/db with a number for the port and the db, and in user and "
@@ -84,9 +84,9 @@ def place_of(words: Words) -> str:
 
 def _check_options(scheme: str, options: Words) -> None:
     for name, value in options.items():
-        if name not in OPTIONS or not scheme.startswith("rediss"):
+        if name not in TLS_OPTIONS or not scheme.startswith("rediss"):
             raise ConfigError(
-                f"unknown option {name!r} in a {scheme}:// URL; rediss:// takes {', '.join(OPTIONS)}"
+                f"unknown option {name!r} in a {scheme}:// URL; rediss:// takes {', '.join(TLS_OPTIONS)}"
             )
         if name in FILES and not os.path.isfile(value):  # noqa: PTH113 - Path.is_file raises, with the value, for one too long
             seen = repr(value) if is_word(value, 255) else "what is given"
