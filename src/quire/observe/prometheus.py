@@ -170,7 +170,7 @@ class CacheCollector(Collector):
         return iter(families.values())
 
 
-class Server(Protocol):
+class CountedEngine(Protocol):
     """An engine with counters: a `quire.engines.loop.Engine`."""
 
     @property
@@ -192,7 +192,7 @@ class RequestTimes(Collector):
     times as long for each token.
     """
 
-    def __init__(self, registry: CollectorRegistry, engine: Server, model: str) -> None:
+    def __init__(self, registry: CollectorRegistry, engine: CountedEngine, model: str) -> None:
         self._engine, self._model = engine, model
         self._first, self._between, self._queue, self._whole = (_Times() for _ in range(4))
         self._num_tokens = 0
