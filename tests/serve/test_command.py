@@ -14,6 +14,7 @@ from serve_help import command, running
 from typer.testing import CliRunner
 
 import plain_http
+from parts import skip_without
 from quire.cli.app import app
 from quire.cli.serve import OF_SHAPES, listen
 
@@ -122,6 +123,8 @@ with opened_replica(wanted, is_alone=True): pass
 @pytest.mark.parametrize("begin", [COMMAND, REPLICA], ids=["command", "replica"])
 @pytest.mark.parametrize("own", [{}, dict.fromkeys(OF_SHAPES, "7")], ids=["", "own"])
 def test_torch_is_loaded_as_little_is_to_be_kept_of_shapes(begin, own):
+    if begin == REPLICA:
+        skip_without("route")
     look = f"""
 import os, sys
 import quire.cli.serve as command
