@@ -396,7 +396,7 @@ def test_the_curve_states_the_hit_rate_of_twice_the_memory():
     assert curve.hit_rate == curve.at(curve.capacity_blocks)
     said = f"twice the memory would raise the hit rate from {100 * now:.0f} to {100 * more:.0f} %"
     assert str(curve).startswith(said)
-    assert curve.points([0, 10**9]) == [(0, 0.0), (10**9, curve.ceiling)]
+    assert (curve.at(0), curve.at(10**9)) == (0.0, curve.ceiling)
     with pytest.raises(ConfigError, match="at least 0 blocks"):
         curve.at(-1)
 
