@@ -66,6 +66,7 @@ class Traffic:
 
     def __init__(self, model, seed):
         self.model, self.random = deepcopy(model), Random(seed)
+        self._waits = Random(seed)  # of its own: the rest of the traffic is as without it
         self.counts = Counter()
         config = model.config
         self.span = getattr(config, "sliding_window", None) or getattr(
@@ -185,7 +186,7 @@ class Traffic:
                 "scope": pick(SCOPES),
                 "priority": pick((0, 0, 0, 5, -1)),
                 "deadline_s": pick((None, None, None, None, None, None, 9, 40)),
-                "max_wait_s": pick((None, None, None, None, None, None, 3, 20)),
+                "max_wait_s": self._waits.choice((*[None] * 20, 3, 20)),
                 "store_until": pick((None, None, None, None, 0, len(prompt) // 2)),
                 "hint": pick(HINTS),
             }

@@ -228,7 +228,7 @@ def text(write, *given):
     return str(module)
 
 texts = [
-    text(kernel._phases, Shape(32, 32, 2, 16, True, False, True, True)),
+    text(kernel.phases, Shape(32, 32, 2, 16, True, False, True, True)),
     text(products._written, "gated", True, True, True),
     text(norms._written, 24, True, False),
     text(compiling._run),

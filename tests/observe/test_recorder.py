@@ -374,7 +374,7 @@ def test_a_replay_finds_what_a_prefix_cache_of_a_model_found(path):
     from quire.cli.models import load
     from quire.engines.hf import PrefixCache
 
-    model, _ = load(threads=1)
+    model, _ = load()
     num_blocks = 40
     rng = np.random.default_rng(5)
     with Recorder(path, BLOCK, guessable=True) as recording:
