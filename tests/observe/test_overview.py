@@ -81,11 +81,10 @@ def test_times_of_requests_are_counted_once():
     from quire.observe.prometheus import RequestTimes
 
     registry = prometheus.CollectorRegistry()
-    stats = EngineStats(
-        prompt_tokens=9, cached_tokens=4, generated_tokens=3, preemptions=2, running=1, waiting=5
-    )
+    stats = EngineStats(prompt_tokens=30, generated_tokens=3, preemptions=2, running=1, waiting=5)
     manager = CacheManager(8, 4)
-    manager.reserve(manager.open(range(9)), 9)
+    served(manager, [*range(9)])  # two whole blocks are found by the next one
+    manager.reserve(manager.open([*range(9)]), 1)
     engine = SimpleNamespace(manager=manager, stats=lambda: stats)
     told = RequestTimes(registry, engine, "tiny").begin()
 
@@ -109,10 +108,10 @@ def test_times_of_requests_are_counted_once():
         "num_requests_waiting": 5,
         "kv_cache_usage_perc": 3 / 8,
         "num_preemptions_total": 2,
-        "prompt_tokens_total": 9,
+        "prompt_tokens_total": 30,
         "generation_tokens_total": 3,
-        "prefix_cache_queries_total": 9,
-        "prefix_cache_hits_total": 4,
+        "prefix_cache_queries_total": 18,
+        "prefix_cache_hits_total": 8,
         "time_to_first_token_seconds_count": 1,
         "inter_token_latency_seconds_count": 1,
         "request_queue_time_seconds_count": 1,

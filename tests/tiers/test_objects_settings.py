@@ -45,7 +45,7 @@ def ask(spec):
 
 STUB = (Path(obstore.__file__).parent / "_store/_client.pyi").read_text("utf-8")
 CLIENT_OPTIONS = [*re.findall(r"^    (\w+): ", STUB, re.MULTILINE), "http2_max_frame_size"]
-"""What obstore takes for its HTTP client, by its own types."""
+"""Options of obstore's HTTP client, by its own types."""
 
 
 @pytest.mark.cases(2)

@@ -216,6 +216,7 @@ class RequestTimes(Collector):
     def _as_vllm(self) -> Iterator[HistogramMetricFamily | Family]:
         """Return what vLLM has too, in its names, for dashboards and autoscalers that are there."""
         stats, own = self._engine.stats(), {"model_name": self._model, "engine": "0"}
+        cache = self._engine.manager.stats
         used = max(
             (counts["active"] + counts["pinned"]) / max(sum(counts.values()), 1)
             for counts in block_states(self._engine.manager)
@@ -227,8 +228,8 @@ class RequestTimes(Collector):
             (CounterMetricFamily, "num_preemptions", stats.preemptions),
             (CounterMetricFamily, "prompt_tokens", stats.prompt_tokens),
             (CounterMetricFamily, "generation_tokens", stats.generated_tokens),
-            (CounterMetricFamily, "prefix_cache_queries", stats.prompt_tokens),
-            (CounterMetricFamily, "prefix_cache_hits", stats.cached_tokens),
+            (CounterMetricFamily, "prefix_cache_queries", cache.prompt_tokens),
+            (CounterMetricFamily, "prefix_cache_hits", cache.hit_tokens),
         ):
             family = kind(f"vllm:{name}", _AS_VLLM, labels=[*own])
             family.add_metric([*own.values()], value)

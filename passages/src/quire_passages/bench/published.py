@@ -1,6 +1,6 @@
 """Cache-Craft as its paper says, to be measured beside quire's corrected form.
 
-What the two differ in stands in `quire_passages.masses`.
+`quire_passages.masses` says where the two differ.
 """
 
 from __future__ import annotations
