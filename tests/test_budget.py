@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import CacheManager
-from quire.budget import GroupSize, shift_budget, split_budget
+from quire.budget import GroupSize, split_budget
 from quire.core import FullAttention
 from quire.errors import ConfigError
 from quire.groups import ChunkedAttention, Recurrent, SlidingWindow
@@ -90,37 +90,3 @@ def test_a_split_is_what_a_manager_takes():
     assert [pool.num_blocks for pool in manager.pools] == [
         g.num_blocks for g in split_budget(100_000, sizes, 4, 100)
     ]
-
-
-SIXTY = [GroupSize("full", FULL, 100), GroupSize("sliding", SlidingWindow(8), 50)]
-
-
-@pytest.mark.parametrize(
-    ("pressure", "counts"),
-    [
-        ({}, [80, 40]),
-        ({"sliding": 10}, [70, 60]),
-        ({"full": 10}, [82, 35]),
-        ({"full": 10, "sliding": 20}, [80, 40]),  # as many bytes each
-        ({"full": 10, "sliding": 60}, [70, 60]),
-    ],
-)
-def test_memory_moves_from_where_it_was_not_missed(pressure, counts):
-    assert shift_budget(SIXTY, [80, 40], pressure) == counts
-
-
-def test_a_shift_of_the_budget_leaves_each_group_room_for_one_sequence():
-    assert shift_budget(SIXTY, [80, 2], {"full": 10}) == [80, 2]
-    assert shift_budget(SIXTY, [1, 40], {"sliding": 10}, share=1.0) == [1, 40]
-
-
-@given(SIZES, st.data())
-def test_a_shift_never_grows_the_bytes(sizes, data):
-    counts = [data.draw(st.integers(s.kind.blocks_for(4, 4), 1000)) for s in sizes]
-    pressure = {s.name: data.draw(st.integers(0, 100)) for s in sizes}
-    shifted = shift_budget(sizes, counts, pressure, 4)
-    bytes_of = [
-        sum(n * s.bytes_per_block for n, s in zip(c, sizes, strict=True)) for c in (counts, shifted)
-    ]
-    assert bytes_of[1] <= bytes_of[0]
-    assert all(n >= s.kind.blocks_for(4, 4) for n, s in zip(shifted, sizes, strict=True))

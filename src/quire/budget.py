@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 import msgspec
@@ -64,39 +63,6 @@ def split_budget(
     return [
         LayerGroup(size.name, count, size.kind) for size, count in zip(sizes, counts, strict=True)
     ]
-
-
-def shift_budget(
-    sizes: Items[GroupSize],
-    num_blocks: Items[int],
-    pressure: Mapping[str, int],
-    block_size: int = 16,
-    share: float = 0.125,
-) -> list[int]:
-    """Return new block counts in which the groups under pressure have memory of the others.
-
-    `pressure`: blocks per group name that were evicted or refused for want of room since the
-    last shift. Groups that lacked at most half the bytes of the one that lacked most give `share`
-    of their blocks, which the others get in proportion to what they lacked; none goes below what
-    one sequence of a block needs. The bytes of all groups together never grow.
-    """
-    lacked = [pressure.get(size.name, 0) * size.bytes_per_block for size in sizes]
-    counts = list(num_blocks)
-    giving = [2 * bytes_lacked <= max(lacked) for bytes_lacked in lacked]
-    wanted = sum(n for n, gives in zip(lacked, giving, strict=True) if not gives)
-    if not wanted:
-        return counts
-    freed = 0
-    for index, size in enumerate(sizes):
-        if giving[index]:
-            floor = size.kind.blocks_for(block_size, block_size)
-            given = max(min(int(counts[index] * share), counts[index] - floor), 0)
-            counts[index] -= given
-            freed += given * size.bytes_per_block
-    for index, size in enumerate(sizes):
-        if not giving[index]:
-            counts[index] += freed * lacked[index] // wanted // size.bytes_per_block
-    return counts
 
 
 def _longest(sizes: Items[GroupSize], block_size: int, capacity: int, expected: int) -> int:

@@ -129,38 +129,14 @@ def test_two_sessions_at_once_and_a_call_between_them(family):
     ops.check(cache.manager)
 
 
-@pytest.mark.ci
-def test_memory_moves_to_the_group_whose_evictions_cost_hits():
-    model = tiny_model("gemma2")
-    cache = make_cache(model, block_size=4, num_blocks={"full": 400, "sliding": 12})
-    num_bytes = cache.kept.num_bytes
-    assert not cache.rebalance()
-    prompts = [text(60, seed) for seed in range(6)]
-    for _ in range(10):
-        for prompt in prompts:
-            same(model, cache, prompt, max_new_tokens=1)
-        cache.rebalance()
-    full, sliding = cache.memory()
-    assert full.num_blocks < 400
-    assert sliding.num_blocks > 30
-    assert cache.kept.num_bytes <= num_bytes
-    assert [pool.num_blocks for pool in cache.kept.pools] == [full.num_blocks, sliding.num_blocks]
-    assert cache.last.cached_tokens >= 56
-    for prompt in prompts:
-        check_stored(model, cache, prompt[0])
-
-
-def test_memory_in_use_does_not_move():
+def test_calls_beside_an_open_session_leave_what_it_holds():
     model = tiny_model("qwen3_next")
     cache = make_cache(model, block_size=4, num_blocks={"full": 30, "recurrent": 40})
     with cache.session(text(110)) as past:
         for seed in range(4):
             same_while_open(model, cache, text(60, seed))
-        before = [group.num_blocks for group in cache.memory()]
-        assert cache.rebalance() in (True, False)
         ops.check(cache.manager)
         out = model.generate(text(110), past_key_values=past, max_new_tokens=5)
-    assert sum(before) > 0
     assert torch.equal(out, model.generate(text(110), max_new_tokens=5))
     check_stored(model, cache, out[0])
 

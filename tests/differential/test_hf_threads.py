@@ -161,7 +161,6 @@ CALLS = {
     "explain": lambda cache, ids: cache.explain(ids),
     "prefetch": lambda cache, ids: cache.prefetch(ids),
     "clear": lambda cache, ids: cache.clear(),
-    "rebalance": lambda cache, ids: cache.rebalance(),
     "end_session": lambda cache, ids: cache.end_session("a"),
     "snapshot": lambda cache, ids: cache.snapshot(),
     "save": lambda cache, ids: cache.save("kv"),

@@ -1,4 +1,4 @@
-"""Tiers carried elsewhere and looked into: the same tokens, names by scope, the error of fewer bits."""
+"""Tiers carried elsewhere and looked into: the same tokens, names by scope."""
 
 import json
 import shutil
@@ -53,19 +53,3 @@ def test_inspect_shows_what_an_engine_stored_by_scope(tmp_path):
     assert [run["stop_token"] for scope in found["scopes"] for run in scope["runs"]] == [80, 80]
     assert found["unnamed"]["records"] == 0
     assert "tenant" not in (tmp_path / "names.jsonl").read_text()
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize(("dtype", "limit"), [("int8", 0.02), ("int4", 0.2), ("fp8", 0.05)])
-def test_the_error_of_fewer_bits_is_shown_by_layer_group(dtype, limit, tmp_path):
-    model = tiny_model("gemma3_text")
-    ids = random_ids(torch.Generator().manual_seed(1), 90)
-    with TierStack([Disk(tmp_path, "64MiB")], OPEN) as tiers:
-        cache = make_cache(model, tiers=tiers, tier_dtype=dtype)
-        assert {error.num_samples for error in cache.tier_error.values()} == {0}
-        cache.generate(ids, max_new_tokens=1)
-        assert set(cache.tier_error) == {"full", "sliding"}
-        for error in cache.tier_error.values():
-            assert 0 < error.k < limit
-            assert 0 < error.v < limit
-    assert make_cache(model).tier_error == {}

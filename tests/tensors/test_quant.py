@@ -178,39 +178,6 @@ def test_payloads_are_as_small_as_the_format_says(kind, bits):
     assert BlockCodec(memory, kind).payload_bytes == k + v < memory.bytes_per_block * 0.61
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_error_shown_is_the_error_there_is(kind):
-    pool = keys_and_values()
-    again = KVPool(pool.layout, 8)
-    codec = BlockCodec(pool.layout, kind)
-    assert codec.error().num_samples == 0
-    for block in (4, 5, 6):
-        codec.decode(stored(codec, pool, [block]), again, [block])
-    found = codec.error()
-    assert found.num_samples == 3
-    layers, blocks = [0, 1, 2], [4, 5, 6]
-    k, k_back = pool.k[layers, blocks].double(), again.k[layers, blocks].double()
-    assert found.k == pytest.approx(relative(k_back, k))
-    assert found.v == pytest.approx(relative(again.v[layers, blocks], pool.v[layers, blocks]))
-    assert found.k_max == pytest.approx(float((k_back - k).abs().max() / k.abs().max()))
-    assert "in 3 samples" in str(found)
-
-
-def test_the_quantization_error_leaves_out_nans():
-    pool = keys_and_values()
-    pool.v[:, 0, 3] = torch.nan
-    codec = BlockCodec(pool.layout, "int8")
-    stored(codec, pool, [0])
-    assert 0 < codec.error().v < LIMITS[Quantization.INT8]
-
-
-def test_exact_payloads_have_no_error():
-    pool = keys_and_values()
-    codec = BlockCodec(pool.layout)
-    stored(codec, pool, [0])
-    assert codec.error().k == codec.error().v_max == 0
-
-
 def test_recurrent_states_keep_their_bits_whatever_k_and_v_are_stored_as():
     memory = StateLayout(((StateShape("sum", (4, 4), torch.float32),),))
     pool, again = StatePool(memory, 2), StatePool(memory, 2)

@@ -25,7 +25,7 @@ from quire.tensors.copy import (
 from quire.tensors.layout import KVLayout, StateLayout, StateShape
 from quire.tensors.model import GroupLayout, ModelLayout
 from quire.tensors.pool import KVPool, Pool, StatePool, make_pool
-from quire.tensors.quant import QuantError, Quantization
+from quire.tensors.quant import Quantization
 from quire.tensors.records import BlockCodec
 from quire.tensors.slot_pool import SlotPool
 
@@ -37,7 +37,6 @@ __all__ = [
     "KVPool",
     "ModelLayout",
     "Pool",
-    "QuantError",
     "Quantization",
     "SlotPool",
     "StateLayout",

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod, sqrt
+from math import prod
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -79,34 +79,6 @@ class Quantized:
     codes: torch.Tensor
     scales: torch.Tensor
     minimums: torch.Tensor | None
-
-    def at(self, *place: int) -> Quantized:
-        """Return a part: an index for each of the first dimensions, which share no scale."""
-        minimums = None if self.minimums is None else self.minimums[place]
-        return Quantized(self.codes[place], self.scales[place], minimums)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantError:
-    """The relative error of stored numbers, measured `num_samples` times.
-
-    `k`, `v`          square root of the sum of squared differences over that of squared numbers
-    `k_max`, `v_max`  the largest difference over the largest number
-
-    All are 0 where nothing was measured, or nothing is quantized.
-    """
-
-    num_samples: int = 0
-    k: float = 0.0
-    v: float = 0.0
-    k_max: float = 0.0
-    v_max: float = 0.0
-
-    def __str__(self) -> str:
-        return (
-            f"K {self.k:.2%} (largest {self.k_max:.2%}), V {self.v:.2%} (largest {self.v_max:.2%}) "
-            f"in {self.num_samples} samples"
-        )
 
 
 def quantize(numbers: torch.Tensor, kind: Quantization, dim: int) -> Quantized:
@@ -168,18 +140,12 @@ class QuantizedKV(PayloadForm):
             _QuantPart(kind, memory.dtype, (size, count, memory.v_width), shared=2),
         )
         self.layer_bytes = (sum(part.num_bytes for part in self._parts),) * memory.num_layers
-        self._errors = (_Sum(), _Sum())
-        self._measured = 0
 
     def pack(self, pool: Pool, index: torch.Tensor) -> torch.Tensor:
         pieces: list[torch.Tensor] = []
-        layer = self._measured % len(self.layer_bytes)
-        for part, held, error in zip(self._parts, self._held(pool), self._errors, strict=True):
-            numbers = held.transpose(0, 1)[index]
-            stored = quantize(numbers, self.kind, 2 + part.shared)
+        for part, held in zip(self._parts, self._held(pool), strict=True):
+            stored = quantize(held.transpose(0, 1)[index], self.kind, 2 + part.shared)
             pieces += part.pieces(stored)
-            error.add(numbers[0, layer], dequantize(stored.at(0, layer)))
-        self._measured += 1
         return torch.cat(pieces, dim=-1).flatten(1)
 
     def unpack(self, rows: torch.Tensor, pool: Pool, index: torch.Tensor, layers: range) -> None:
@@ -189,11 +155,6 @@ class QuantizedKV(PayloadForm):
             stored = part.stored(rows[:, :, offset : offset + part.num_bytes])
             held[layers.start : layers.stop].transpose(0, 1)[index] = dequantize(stored)
             offset += part.num_bytes
-
-    def error(self) -> QuantError:
-        """Return the error of storing: measured on a layer of each batch's first block, in turn."""
-        k, v = self._errors
-        return QuantError(self._measured, k.relative, v.relative, k.largest, v.largest)
 
     def _held(self, pool: Pool) -> tuple[torch.Tensor, torch.Tensor]:
         pool = cast("KVPool", pool)
@@ -255,33 +216,6 @@ class _QuantPart:
             codes = codes.view(_FP8)
         minimums = sets[1] if self.kind.has_minimums else None
         return Quantized(codes.reshape(*front, *self.shape), sets[0], minimums)
-
-
-@dataclass(slots=True)
-class _Sum:
-    """Squares and maxima of numbers and of differences. What is no number is left out."""
-
-    numbers: float = 0.0
-    differences: float = 0.0
-    largest_number: float = 0.0
-    largest_difference: float = 0.0
-
-    def add(self, numbers: torch.Tensor, stored: torch.Tensor) -> None:
-        exact = numbers.to(torch.float64)
-        difference = (stored.to(torch.float64) - exact).nan_to_num(0.0, 0.0, 0.0)
-        exact = exact.nan_to_num(0.0, 0.0, 0.0)
-        self.numbers += exact.square().sum().item()
-        self.differences += difference.square().sum().item()
-        self.largest_number = max(self.largest_number, exact.abs().amax().item())
-        self.largest_difference = max(self.largest_difference, difference.abs().amax().item())
-
-    @property
-    def relative(self) -> float:
-        return sqrt(self.differences / self.numbers) if self.numbers else 0.0
-
-    @property
-    def largest(self) -> float:
-        return self.largest_difference / self.largest_number if self.largest_number else 0.0
 
 
 def _compute(dtype: torch.dtype) -> torch.dtype:

@@ -9,7 +9,7 @@ from quire.errors import ConfigError
 from quire.tensors.layout import KVLayout, StateLayout
 from quire.tensors.payload import ExactForm, ExactKV, ExactStates, Filled, Ids, PayloadForm
 from quire.tensors.pool import Pool
-from quire.tensors.quant import QuantError, Quantization, QuantizedKV
+from quire.tensors.quant import Quantization, QuantizedKV
 from quire.tensors.slots import BlockIds, block_array, on_device
 from quire.tensors.staging import Staging
 
@@ -74,13 +74,6 @@ class BlockCodec:
         """The same as the name of a `quire.tiers.format.DType`."""
         kind = self._form.kind if isinstance(self._form, QuantizedKV) else self._held_dtype
         return "FLOAT8" if kind.startswith(("float8", "fp8")) else kind.upper()
-
-    def error(self) -> QuantError:
-        """Return the distance of stored numbers from the pool's, as measured by `encode`.
-
-        A sample is one layer of the first block of a batch that is packed at once; layers take turns.
-        """
-        return self._form.error() if isinstance(self._form, QuantizedKV) else QuantError()
 
     def copies(self, pool: Pool) -> bool:
         """Whether payloads are plain copies from and to host memory: then any threads may `encode` and `decode`."""

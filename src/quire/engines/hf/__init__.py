@@ -9,7 +9,7 @@ media          the media of a request: their content keys, and the part left to 
 recorder       the tokens of these forwards, entered in the working cache
 verify         the first calls of each shape, compared with the model alone
 storage        pools, tiers below them, saved files
-memory         one capacity, split over layer groups and moved between them
+memory         one capacity, split over layer groups
 pools          HfStore: a manager and its pools; sequences loaded and kept
 static         SlotPrefixCache: the same over slots of fixed shape
 

@@ -31,7 +31,6 @@ from quire.ops import Explanation, Pin
 
 if TYPE_CHECKING:
     from quire.engines.tiered.saved import Loaded
-    from quire.tensors.quant import QuantError
     from quire.tiers.stack.prefetch import Prefetch
 
 
@@ -318,11 +317,6 @@ class PrefixCache(PurgeableCache, ModelFace):
         """Counters of the manager: hit rate, misses by reason, evictions."""
         return self.manager.stats
 
-    @property
-    def tier_error(self) -> "dict[str, QuantError]":
-        """The distance of K and V in tiers from the pools', by layer group; empty without tiers."""
-        return self.kept.tier_error()
-
     @guarded
     def end_session(self, session_id: str, scope: Scope | None = None) -> int:
         """End the session of `Hint(session_id=...)` in a scope, under the adapters that are active now.
@@ -381,15 +375,6 @@ class PrefixCache(PurgeableCache, ModelFace):
     def snapshot(self) -> dict[str, Any]:
         """Return the manager's state and the memory of each group as plain data, for `quire inspect`."""
         return ops.snapshot(self.manager) | {"memory": [asdict(group) for group in self.memory()]}
-
-    @guarded
-    def rebalance(self) -> bool:
-        """Move memory from layer groups with room to spare to those that lacked it; whether any was.
-
-        Counts what each group was refused, and what prompts missed for want of it, since the last
-        call; up to an eighth of a group moves at a time. Costs a copy of the pools that change.
-        """
-        return self.kept.rebalance()
 
     def __repr__(self) -> str:
         used = used_words(self.memory(), self.layout.block_size, self.kept.num_bytes)

@@ -1,11 +1,11 @@
 """The memory of a model's layer groups: how it is split, and how it is used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire.budget import GroupSize, shift_budget, split_budget
+from quire.budget import GroupSize, split_budget
 from quire.config import format_bytes
-from quire.core import CacheManager, FullAttention, LayerGroup
+from quire.core import CacheManager, LayerGroup
 from quire.errors import ConfigError
 from quire.groups import Recurrent
 from quire.tensors.layout import KVLayout
@@ -30,11 +30,6 @@ class GroupMemory:
     share: float
 
 
-def group_sizes(layout: ModelLayout) -> list[GroupSize]:
-    """Return the groups as a budget takes them."""
-    return [GroupSize(group.name, group.kind, group.bytes_per_block) for group in layout.groups]
-
-
 def split_layout(
     layout: ModelLayout, capacity_bytes: int, expected_tokens: int
 ) -> list[LayerGroup]:
@@ -42,7 +37,8 @@ def split_layout(
     only = layout.groups[0]
     if len(layout.groups) == 1 and isinstance(only.memory, KVLayout) and layout.is_full_attention:
         return [LayerGroup(only.name, only.memory.num_blocks(capacity_bytes), only.kind)]
-    return split_budget(capacity_bytes, group_sizes(layout), layout.block_size, expected_tokens)
+    sizes = [GroupSize(each.name, each.kind, each.bytes_per_block) for each in layout.groups]
+    return split_budget(capacity_bytes, sizes, layout.block_size, expected_tokens)
 
 
 def named_groups(layout: ModelLayout, num_blocks: Mapping[str, int]) -> list[LayerGroup]:
@@ -98,46 +94,6 @@ def used_words(groups: list[GroupMemory], block_size: int, num_bytes: int) -> st
         f"{format_bytes(num_bytes)}), {sum(group.active for group in groups)} active, "
         f"{sum(group.cached for group in groups)} cached"
     )
-
-
-class Balance:
-    """Moves memory between the groups of a model, towards those whose lack of room cost hits.
-
-    Pressure on a group, in blocks since the last move: those it was refused, and the tokens
-    missed because something had been evicted. While some groups have room, the full ones caused
-    those misses; after that, groups of full attention caused those missed as "evicted", the
-    others those missed as "window".
-    """
-
-    def __init__(self, manager: CacheManager, layout: ModelLayout) -> None:
-        self._manager = manager
-        self._layout = layout
-        self._missed = self._misses()
-
-    def counts(self, refused: Sequence[int]) -> dict[str, int]:
-        """Return the blocks that each group should have from now on, and start counting anew.
-
-        `refused`: blocks refused per group since the last call.
-        """
-        manager, groups = self._manager, self._layout.groups
-        now = self._misses()
-        evicted, window = (new - old for new, old in zip(now, self._missed, strict=True))
-        self._missed = now
-        full = [pool.num_free * 8 < pool.num_blocks for pool in manager.pools]
-        pressure: dict[str, int] = {}
-        for group, no_room, short in zip(groups, full, refused, strict=True):
-            missed = evicted if isinstance(group.kind, FullAttention) else window
-            if not all(full):
-                missed = (evicted + window) * no_room
-            pressure[group.name] = short + missed // manager.block_size
-        num_blocks = [pool.num_blocks for pool in manager.pools]
-        sizes = group_sizes(self._layout)
-        shifted = shift_budget(sizes, num_blocks, pressure, manager.block_size)
-        return {group.name: count for group, count in zip(groups, shifted, strict=True)}
-
-    def _misses(self) -> tuple[int, int]:
-        missed = self._manager.stats.missed
-        return missed["evicted"], missed["window"]
 
 
 def _words(kind: object) -> str:

@@ -1,6 +1,6 @@
 """`HfStore`: a manager and its pools together; sequences whose KV and states can be loaded and kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Unpack
 
@@ -41,7 +41,6 @@ class HfStore:
     then gather or scatter, then commit. A block is never committed before its bytes are there.
 
     pools, layout   `pools[g]` and `layout.groups[g]` belong to `manager.pools[g]`
-    lacked          blocks that were refused in each group for want of room
     tiers           what lies below the pools, if anything does
     transfers       write and gather what tiers bring; joined before K and V of the pools are touched otherwise
     """
@@ -59,7 +58,6 @@ class HfStore:
         self._kept: set[int] = set()
         self.pools = pools
         self.layout = layout
-        self.lacked = [0] * len(pools)
         self._tokens = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, KVPool)]
         self._states = [(g, pool) for g, pool in enumerate(pools) if isinstance(pool, StatePool)]
 
@@ -193,26 +191,6 @@ class HfStore:
             self._kept.add(id(seq))
         return seq.computed - start
 
-    def resize(self, num_blocks: Mapping[str, int]) -> None:
-        """Change the number of blocks of groups by name: shrink first, so that nothing exists twice.
-
-        Raises `OutOfBlocks`, with nothing changed, where what is in use does not fit.
-        """
-        self.join()
-        pools = dict(zip((group.name for group in self.layout.groups), self.pools, strict=True))
-        shrunk = {name: n for name, n in num_blocks.items() if n < pools[name].num_blocks}
-        try:
-            ops.resize(self.manager, shrunk)
-            self._copy()
-            for name, count in num_blocks.items():
-                pools[name].resize(count)
-            ops.resize(
-                self.manager, {name: n for name, n in num_blocks.items() if name not in shrunk}
-            )
-        except BaseException as error:
-            self.manager.cut_off("resizing pools", error)
-            raise
-
     def _write_states(self, seq: Sequence, states: RowStates) -> None:
         first = 0
         for group, pool in self._states:
@@ -225,16 +203,14 @@ class HfStore:
         self._settle_for(num_tokens, seq)
         size = self.manager.block_size
         before = [seq.block_ids(group) for group in range(len(self.pools))]
-        available = [pool.num_available for pool in self.manager.pools]
-        fit = min(available[group] for group, _ in self._tokens) * size + -seq.computed % size
+        available = min(self.manager.pools[group].num_available for group, _ in self._tokens)
+        fit = available * size + -seq.computed % size
         if num_tokens > fit:
-            self._note_shortage(available, -(-num_tokens // size))
             num_tokens = fit - (seq.computed + fit) % size
         while num_tokens > 0:
             try:
                 self.manager.reserve(seq, num_tokens)
             except OutOfBlocks:
-                self._note_shortage(available, 1)
                 num_tokens -= size
                 continue
             self._copy(
@@ -252,11 +228,6 @@ class HfStore:
         if self.tiers is not None:
             num_blocks = num_tokens // self.manager.block_size + 2
             self.tiers.offloading.settle_for(num_blocks, None if seq is None else seq.node)
-
-    def _note_shortage(self, available: Items[int], num_blocks: int) -> None:
-        for group, room in enumerate(available):
-            needed = num_blocks if isinstance(self.pools[group], KVPool) else 1
-            self.lacked[group] += max(needed - room, 0)
 
     def _copy(self, fresh: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
         if self.tiers is not None:

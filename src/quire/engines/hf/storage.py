@@ -13,13 +13,13 @@ from quire.config import nearest, parse_bytes
 from quire.core import CacheManager, Watcher
 from quire.core.blocks import BlockPool
 from quire.engines.companions import PassageSettings, checked_passages
-from quire.engines.hf.memory import Balance, GroupMemory, group_memory, named_groups, split_layout
+from quire.engines.hf.memory import GroupMemory, group_memory, named_groups, split_layout
 from quire.engines.hf.pools import HfStore
 from quire.engines.hf.whole import WholeMedia
 from quire.engines.models.identity import Identity, checksum
 from quire.engines.models.inventory import Inventory
 from quire.engines.models.probe import probe_model
-from quire.errors import ConfigError, OutOfBlocks
+from quire.errors import ConfigError
 from quire.exchange import Digests, Spill
 from quire.extras import lacking
 from quire.foresight import LiveCurve
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from quire.engines.tiered.opening import Tiers
     from quire.engines.tiered.saved import Loaded
     from quire.engines.tiered.store import TieredStore
-    from quire.tensors.quant import QuantError
     from quire.tiers.stack.stack import TierStack
 
 Verify = Literal["probe", "first"] | None
@@ -124,7 +123,6 @@ class KeptBlocks:
         self.identity = Identity(model, self.layout, before, verify, read, given=given)
         transfers = transfers_to(model.device)
         self.store = HfStore(manager, self.pools, self.layout, transfers)
-        self._balance = Balance(manager, self.layout)
         if self.tiers is not None:
             try:
                 dtype = settings.get("tier_dtype")
@@ -139,19 +137,11 @@ class KeptBlocks:
         """The manager of all blocks."""
         return self.store.manager
 
-    def tier_error(self) -> "dict[str, QuantError]":
-        """Return the distance of K and V in tiers from the pools', by layer group; empty without tiers."""
-        if self.store.tiers is None:
-            return {}
-        errors = self.store.tiers.errors()
-        return {group.name: error for group, error in zip(self.layout.groups, errors, strict=True)}
-
     def clear(self) -> int:
         """Drop all that is cached, and return how many blocks that were; after `Interrupted`, start anew."""
         dropped = 0
         if self.manager.interrupted:
             self.store.recover()
-            self._balance = Balance(self.manager, self.layout)
         else:
             self.store.join()
             dropped = ops.clear(self.manager)
@@ -199,22 +189,6 @@ class KeptBlocks:
     def memory(self) -> list[GroupMemory]:
         """Return the share of each layer group in the memory."""
         return group_memory(self.layout, self.manager)
-
-    def rebalance(self) -> bool:
-        """Move memory to layer groups that lacked it; whether any was moved."""
-        refused = self.store.lacked
-        self.store.lacked = [0] * len(refused)
-        wanted = self._balance.counts(refused)
-        changed = {
-            group.name: wanted[group.name]
-            for group in self.memory()
-            if group.num_blocks != wanted[group.name]
-        }
-        try:
-            self.store.resize(changed)
-        except OutOfBlocks:
-            return False  # sessions that are open hold what would have moved
-        return bool(changed)
 
     def _over_saved(self) -> "Callable[[TierStack], TieredStore]":
         """Return a maker of stores over a saved cache: of whole numbers, under names that hold everywhere."""

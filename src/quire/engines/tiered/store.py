@@ -33,7 +33,6 @@ from quire.exchange.hashing import tenant_tag
 from quire.exchange.spill import NamedBlock
 from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool
-from quire.tensors.quant import QuantError
 from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
 from quire.tiers.stack.gate import Estimate
@@ -219,10 +218,6 @@ class TieredStore:
         self._naming.forget(tenant_tag(tenant))
         for part in self.parts:
             part.forget()
-
-    def errors(self) -> list[QuantError]:
-        """Return the error of what was handed down, per layer group; 0 where it is exact."""
-        return [part.codec.error() for part in self.parts]
 
     # -- helpers ---------------------------------------------------------------------------
 
