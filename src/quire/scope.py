@@ -56,3 +56,8 @@ def check_scope(scope: object) -> None:
             f"scope must be a quire.Scope, got {type(scope).__name__} {scope!r}; "
             "write Scope(salt=...) for a tenant, Scope(lora=...) for an adapter"
         )
+
+
+def scope_of(tenant: Scope | ScopePart) -> Scope:
+    """Return a scope of a tenant. Raises `ScopeError`."""
+    return tenant if isinstance(tenant, Scope) else Scope(tenant=tenant)

@@ -65,7 +65,7 @@ class SimulatedLanes(Lanes):
         return self._time + self._jumped
 
     def jump(self, seconds: float) -> None:
-        """Set the clock that the stack sees forward, or back; no time passes."""
+        """Set the clock that the stack sees forward; no time passes."""
         self._jumped += seconds
 
     def sleep(self, seconds: float) -> None:

@@ -147,14 +147,11 @@ def test_the_threads_of_a_lane_do_all_jobs_where_no_more_can_be_started():
     assert lane.ended.wait(10)
 
 
-@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
-def test_a_deadline_never_moves_away(lanes, jump_s):
+def test_a_deadline_passes(lanes):
     def main():
         deadline = Deadline(lanes, 1.0)
         lanes.sleep(0.25)
         assert deadline.left_s == pytest.approx(0.75)
-        lanes.jump(jump_s)
-        assert deadline.left_s <= 0.75
         lanes.sleep(0.75)
         assert deadline.passed
 

@@ -16,7 +16,7 @@ from quire.core import CacheManager, Scope
 from quire.errors import CacheBusy, ConfigError, RequestFailed
 from quire.exchange.hashing import tenant_tag
 from quire.ops.purging import IsOwn, num_held, sequences_of
-from quire.scope import ScopePart
+from quire.scope import ScopePart, scope_of
 from quire.tensors.pool import KVPool, Pool
 
 if TYPE_CHECKING:
@@ -189,11 +189,6 @@ class PurgeableCache:
                 passages = sum(each.purge(scope, is_own, timeout_s) for each in companions)
                 tiers = purge_tiers(scope, timeout_s, self.tiers, companions)
                 return replace(told, passages=passages, tiers=tiers)
-
-
-def scope_of(tenant: Scope | ScopePart) -> Scope:
-    """Return a scope of a tenant. Raises `ScopeError`."""
-    return tenant if isinstance(tenant, Scope) else Scope(tenant=tenant)
 
 
 def of_tenant(scope: Scope) -> IsOwn:

@@ -17,6 +17,7 @@ from quire.core.node import Node
 from quire.core.sequence import Sequence
 from quire.core.tokens import TOKEN_BYTES
 from quire.exchange.digests import Digests
+from quire.runs import runs_of
 from quire.scope import Scope
 
 RemovalReason: TypeAlias = Literal["evicted", "invalidated", "truncated"]
@@ -97,7 +98,7 @@ class EventLog(Watcher):
         for window in tree.windows:
             ids = node.blocks[window.index][first - node.start :]
             there = [at for at, block in zip(places, ids, strict=True) if block != GAP]
-            for run in _runs(there):
+            for run in runs_of(there):
                 self._store(node, run, seq.scope, window.index)
 
     def leaving(self, node: Node, blocks: range, group: int | None, why: Leaving) -> None:
@@ -112,7 +113,7 @@ class EventLog(Watcher):
         if is_there:
             root = node.holding(-1)
             scope = next(scope for scope, each in self._tree.roots.items() if each is root)
-            for run in _runs(places):
+            for run in runs_of(places):
                 self._store(node, run, scope, group)
         else:
             digests, start = self._digests.of(node), node.start
@@ -146,14 +147,3 @@ class EventLog(Watcher):
     def _add(self, event: Event) -> None:
         self.num_dropped += len(self._events) == self._events.maxlen
         self._events.append(event)
-
-
-def _runs(places: Items[int]) -> list[range]:
-    """Return rising numbers as runs of consecutive ones."""
-    runs: list[range] = []
-    for at in places:
-        if runs and runs[-1].stop == at:
-            runs[-1] = range(runs[-1].start, at + 1)
-        else:
-            runs.append(range(at, at + 1))
-    return runs

@@ -15,6 +15,7 @@ from quire.core.sparse import SparseGroup
 from quire.core.tokens import array_of
 from quire.interrupts import mutating
 from quire.ops.pins import all_pins, pinned_nodes
+from quire.runs import runs_of
 
 BAR = 40
 
@@ -36,7 +37,7 @@ def snapshot(manager: CacheManager) -> dict[str, Any]:
                 "free": pool.num_free,
                 "active": pool.num_active,
                 "cached": pool.num_cached,
-                "free_runs": _runs(pool.free_ids()),
+                "free_runs": [[run.start, len(run)] for run in runs_of(pool.free_ids().tolist())],
                 "shared": {str(block): count for block, count in sorted(pool.shared.items())},
             }
             for spec, pool in zip(manager.settings.groups, manager.pools, strict=True)
@@ -196,11 +197,3 @@ def _stats(manager: CacheManager) -> dict[str, Any]:
     stats = manager.stats
     counts = {name: getattr(stats, name) for name in stats.__struct_fields__}
     return counts | {"hit_rate": stats.hit_rate}
-
-
-def _runs(ids: np.ndarray[Any, np.dtype[np.int32]]) -> list[list[int]]:
-    """Write ids as [first, count] runs, in order."""
-    if not len(ids):
-        return []
-    cuts = np.flatnonzero(np.diff(ids) != 1) + 1
-    return [[int(run[0]), len(run)] for run in np.split(ids, cuts)]

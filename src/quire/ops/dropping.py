@@ -77,7 +77,7 @@ def clear(manager: CacheManager) -> int:
 
 def drop_below(kernel: Kernel, top: Node) -> int:
     """Drop a node and all below it that nothing references; return the blocks per group."""
-    return _drop_all(kernel, _from_below(top))
+    return _drop_all(kernel, reversed(below(top)))
 
 
 def _invalidate(kernel: Kernel, root: Node, key: Key) -> int:
@@ -107,8 +107,9 @@ def _drop_all(kernel: Kernel, nodes: Iterable[Node]) -> int:
     return dropped
 
 
-def _from_below(top: Node) -> Iterable[Node]:
+def below(top: Node) -> list[Node]:
+    """Return a node and all below it, parents first."""
     nodes = [top]
     for each in nodes:
         nodes.extend(each.children.values())
-    return reversed(nodes)
+    return nodes

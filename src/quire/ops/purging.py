@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from quire.core.manager import CacheManager
-from quire.core.node import Node
 from quire.core.sequence import Sequence
 from quire.interrupts import mutating
-from quire.ops.dropping import drop_below
+from quire.ops.dropping import below, drop_below
 from quire.ops.pins import all_pins
 from quire.scope import Scope
 
@@ -31,7 +30,7 @@ def purge(manager: CacheManager, is_own: IsOwn) -> int:
     own = {scope: root for scope, root in tree.roots.items() if is_own(scope)}
     tops = {id(root) for root in own.values()}
     kernel.holds.let_go_expired()
-    pins = [pin for pin in all_pins(kernel) if id(_root(pin.node)) in tops]
+    pins = [pin for pin in all_pins(kernel) if id(pin.node.holding(-1)) in tops]
     for pin in pins:
         kernel.holds.let_go(pin)
     for scope, root in own.items():
@@ -45,17 +44,4 @@ def purge(manager: CacheManager, is_own: IsOwn) -> int:
 def num_held(manager: CacheManager, is_own: IsOwn) -> int:
     """Return the blocks of full groups that are in the tree under some scopes."""
     roots = (root for scope, root in manager.kernel.tree.roots.items() if is_own(scope))
-    return sum(node.num_blocks for root in roots for node in _below(root))
-
-
-def _root(node: Node) -> Node:
-    while node.parent is not None:
-        node = node.parent
-    return node
-
-
-def _below(root: Node) -> Iterator[Node]:
-    nodes = [*root.children.values()]
-    for node in nodes:
-        yield node
-        nodes.extend(node.children.values())
+    return sum(node.num_blocks for root in roots for node in below(root))

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from operator import itemgetter
@@ -87,6 +87,13 @@ class Purge:
     def owns(self, key: bytes) -> bool:
         """Return whether a key has the tag."""
         return tag_of_key(key) == self.tag
+
+    def repeat(self, delete: Callable[[], int]) -> None:
+        """Delete records until there are no more: others may write meanwhile."""
+        for _ in range(ROUNDS):
+            if not delete():
+                return
+        self.reasons.append("others keep writing records of the tenant")
 
     def result(self) -> Purged:
         """Return the counts so far, complete where no reason says otherwise."""
@@ -246,10 +253,7 @@ class Purgeable(ABC):
 
     def _purge(self, purge: Purge) -> None:
         """Delete the records of a tag, until there are no more."""
-        for _ in range(ROUNDS):
-            if not self._purge_found(purge):
-                return
-        purge.reasons.append("others keep writing records of the tenant")
+        purge.repeat(lambda: self._purge_found(purge))
 
     def _purge_found(self, purge: Purge) -> int:
         """Delete the records of a tag that are there now; return how many there were."""

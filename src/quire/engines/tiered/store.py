@@ -35,13 +35,11 @@ from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool, Pool
 from quire.tensors.transfers import Transfers
 from quire.tiers.base import Outcome
+from quire.tiers.contents.batches import batches
 from quire.tiers.stack.gate import Estimate
 from quire.tiers.stack.placement import Bits
 from quire.tiers.stack.prefetch import Prefetch
 from quire.tiers.stack.stack import TierStack
-
-CHUNK_BYTES = 32 << 20
-"""So many bytes of records are encoded at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,15 +350,9 @@ class TieredStore:
         return [self.parts[block.group].key(block.digest) for block in blocks]
 
     def chunks(self, blocks: Sequence[NamedBlock]) -> Iterator[Sequence[NamedBlock]]:
-        """Yield blocks in runs whose records have at most `CHUNK_BYTES` together, or of one block."""
-        first, num_bytes = 0, 0
-        for at, block in enumerate(blocks):
-            num_bytes += self.parts[block.group].record_bytes
-            if num_bytes > CHUNK_BYTES and at > first:
-                yield blocks[first:at]
-                first, num_bytes = at, self.parts[block.group].record_bytes
-        if first < len(blocks):
-            yield blocks[first:]
+        """Return blocks in runs whose records are few and small enough to be in memory at once."""
+        sizes = [self.parts[block.group].record_bytes for block in blocks]
+        return batches(blocks, sizes)
 
     def encode(self, blocks: Sequence[NamedBlock]) -> tuple[list[bytes], list[memoryview]]:
         """Return keys and sealed records of blocks."""

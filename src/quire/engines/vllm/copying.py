@@ -11,6 +11,7 @@ from quire.engines.vllm.arena import ArenaPlace
 from quire.engines.vllm.parts import GroupShape
 from quire.engines.vllm.scheduling import Copy, StepCopies
 from quire.errors import ConfigError
+from quire.runs import runs_of
 
 
 class WorkerSide:
@@ -74,11 +75,12 @@ class WorkerSide:
         """Yield slots side by side, the blocks that belong to them, and the layer, so that each is copied once."""
         for group, layers in enumerate(self._layers):
             chosen = sorted((each.slot, each.block) for each in copies if each.group == group)
-            for first, stop in _side_by_side([slot for slot, _ in chosen]):
-                ids = torch.tensor([block for _, block in chosen[first:stop]])
-                begin = chosen[first][0]
+            first = 0
+            for run in runs_of([slot for slot, _ in chosen]):
+                ids = torch.tensor([block for _, block in chosen[first : first + len(run)]])
+                first += len(run)
                 for at, layer in enumerate(layers):
-                    slots = self._slots(place, group, at)[begin : begin + stop - first]
+                    slots = self._slots(place, group, at)[run.start : run.stop]
                     yield slots, ids.to(layer.device), layer
 
     def _slots(self, place: ArenaPlace, group: int, layer: int) -> torch.Tensor:
@@ -90,15 +92,6 @@ class WorkerSide:
         first = self._rank * shape.heads * shape.head_bytes
         mine = self._arena[:, first : first + shape.heads * shape.head_bytes].view(tensor.dtype)
         return mine.view(place.num_slots, shape.heads, -1, *shape.inner)[:, :, layer]
-
-
-def _side_by_side(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield where each run of numbers that follow each other begins and ends."""
-    first = 0
-    for at in range(1, len(slots) + 1):
-        if at == len(slots) or slots[at] != slots[at - 1] + 1:
-            yield first, at
-            first = at
 
 
 def _blocks(cache: torch.Tensor, name: str, num_blocks: int) -> torch.Tensor:

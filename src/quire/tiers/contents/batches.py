@@ -20,21 +20,26 @@ def read_batches(
     tier: Tier, entries: Sequence[ListedRecord]
 ) -> Iterator[tuple[int, list[tuple[ListedRecord, memoryview, Outcome]]]]:
     """Read records in batches; yield how many are read, and the bytes and the outcome of each of a batch."""
-    for done, batch in batches(entries, [entry.num_bytes for entry in entries]):
+    done = 0
+    for batch in batches(entries, [entry.num_bytes for entry in entries]):
+        done += len(batch)
         buffers = [new_buffer(entry.num_bytes) for entry in batch]
         outcomes = tier.get([entry.key for entry in batch], buffers, _TIMEOUT_S)
         yield done, list(zip(batch, buffers, outcomes, strict=True))
 
 
 def batches(
-    items: Sequence[_T], sizes: Sequence[int], limit_bytes: int = BATCH_BYTES
-) -> Iterator[tuple[int, Sequence[_T]]]:
-    """Yield items in runs that take up to `limit_bytes`, at least one, with how many were yielded."""
+    items: Sequence[_T],
+    sizes: Sequence[int],
+    limit_bytes: int = BATCH_BYTES,
+    limit: int = BATCH_RECORDS,
+) -> Iterator[Sequence[_T]]:
+    """Yield items in runs of up to `limit` items and `limit_bytes`, at least one."""
     first = held = 0
     for index, size in enumerate(sizes):
-        if index > first and (held + size > limit_bytes or index - first == BATCH_RECORDS):
-            yield index, items[first:index]
+        if index > first and (held + size > limit_bytes or index - first == limit):
+            yield items[first:index]
             first, held = index, 0
         held += size
     if first < len(items):
-        yield len(items), items[first:]
+        yield items[first:]

@@ -264,8 +264,8 @@ class Mooncake(Tier):
         Yields the indices of a part, the place of each in the caller's memory, and these as the library takes them.
         """
         sizes = [len(records[index]) for index in indices]
-        for stop, part in batches(indices, sizes, self._buffer_bytes):
-            lengths = sizes[stop - len(part) : stop]
+        for part in batches(indices, sizes, self._buffer_bytes):
+            lengths = [len(records[index]) for index in part]
             starts = [0, *accumulate(lengths)]
             caller.reserve(max(self._buffer_bytes, starts[-1]))
             views = [caller.memory[start:end] for start, end in pairwise(starts)]

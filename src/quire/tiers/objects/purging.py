@@ -16,7 +16,7 @@ from quire.tiers.objects.index import BundleIndex
 from quire.tiers.objects.listing import PREFIX
 from quire.tiers.objects.names import BundleName, BurialName, parse_name
 from quire.tiers.objects.versions import Versions
-from quire.tiers.purging import AT_ONCE, ROUNDS, Purge
+from quire.tiers.purging import AT_ONCE, Purge
 
 
 class ObjectsPurge(msgspec.Struct):
@@ -30,16 +30,12 @@ class ObjectsPurge(msgspec.Struct):
 
     def run(self) -> None:
         """Purge. Raises `TimeoutError` and `TierError`."""
-        for _ in range(ROUNDS):
-            if not self._delete_listed():
-                break
-        else:
-            self._purge.reasons.append("others keep writing records of the tenant")
+        self._purge.repeat(self._delete_listed)
         self._index.drop_all(self._purge.tag, self._ids)
         self._delete_versions()
 
-    def _delete_listed(self) -> bool:
-        """Delete the objects of the tenant that a listing shows; return whether there were any."""
+    def _delete_listed(self) -> int:
+        """Delete the objects of the tenant that a listing shows; return how many there were."""
         sizes: dict[str, int] = {}
         self._wait(partial(self._client.names, PREFIX, None, sizes.__setitem__))
         names = {path: parse_name(path.rpartition("/")[2]) for path in sizes}
@@ -63,7 +59,7 @@ class ObjectsPurge(msgspec.Struct):
             for name in own.values()
         )
         self._purge.num_bytes += sum(sizes[path] for path in own)
-        return bool(paths)
+        return len(paths)
 
     def _delete_versions(self) -> None:
         versions = Versions(self._client.store, PREFIX)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import check_count, parse_bytes
 from quire.errors import ConfigError, TierError
+from quire.runs import runs_of
 from quire.tiers.base import Answers, Buffers, Keys, ListedRecord, Outcome, Tier
 from quire.tiers.format import tag_of_key
 from quire.tiers.objects.client import Client, Result, open_store, reason_of
@@ -162,7 +163,7 @@ class Objects(Tier):
         runs = [
             (bundle, run, [each[position] for position in run])
             for bundle, each in wanted.items()
-            for run in _runs(sorted(each))
+            for run in runs_of(sorted(each))
         ]
         if not runs:
             return
@@ -360,12 +361,3 @@ class Objects(Tier):
 
 class _WrongSizeError(Exception):
     """An object has another size than it was listed with."""
-
-
-def _runs(positions: list[int]) -> Iterator[range]:
-    """Split ascending numbers into runs without gaps."""
-    start = 0
-    for at in range(1, len(positions) + 1):
-        if at == len(positions) or positions[at] != positions[at - 1] + 1:
-            yield range(positions[start], positions[at - 1] + 1)
-            start = at

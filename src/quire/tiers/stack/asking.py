@@ -73,12 +73,7 @@ class Breaker:
 
     def take_trial(self) -> bool:
         """Return whether a trial is due; then it is the caller's to make and to record."""
-        if self.allows:
-            return False
-        passed = self._now() - self._since
-        if passed < 0:  # the clock was set back
-            self._since += passed
-        if passed < self._pause_s:
+        if self.allows or self._now() - self._since < self._pause_s:
             return False
         self.state = BreakerState.TRYING
         self._since = self._now()
@@ -152,7 +147,7 @@ class Asking:
             return True
         gain_s = saved_s - load_s
         if gain_s <= self.ask_s:  # only a load can change that: without a sample, one that is found
-            return not self.sample[0] and not 0 <= self._now() - self._asked_at < PROBE_S
+            return not self.sample[0] and self._now() - self._asked_at >= PROBE_S
         return self.ask_s <= CHEAP_SHARE * saved_s or max(known(), self.share) * gain_s > self.ask_s
 
     def answered(self, took_s: float, known: float, found: float) -> None:
@@ -175,7 +170,7 @@ class Asking:
         else:
             pause_s = PROBE_S if kind == "load" else self._last_s / ASKED_BESIDE_SHARE
             passed = self._now() - self._tried_at.get(kind, -math.inf)
-            is_due = not 0 <= passed < pause_s and not self.num_trials
+            is_due = passed >= pause_s and not self.num_trials
         if is_due:
             self._tried_at[kind] = self._now()
             self.num_trials += 1

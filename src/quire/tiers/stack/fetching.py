@@ -43,7 +43,7 @@ class Ticket:
 
     fetch: Fetch
     batch: ReadBatch
-    indices: list[int]
+    indices: Sequence[int]
     places: Sequence[int]
     deadline: Deadline
     idle_s: float
@@ -83,7 +83,7 @@ class ReadBatch:
     )
 
     def __init__(
-        self, owner: Fetch, level: StackMember, indices: list[int], deadline: Deadline
+        self, owner: Fetch, level: StackMember, indices: Sequence[int], deadline: Deadline
     ) -> None:
         self.owner = owner
         self.level = level
@@ -147,10 +147,7 @@ class Fetch:
     @property
     def idle_s(self) -> float:
         """Seconds since something came last."""
-        idle_s = self._lanes.now() - self._came_s
-        if idle_s < 0:  # the clock was set back
-            self._came_s += idle_s
-        return max(0.0, idle_s)
+        return self._lanes.now() - self._came_s
 
     def note(self) -> None:
         """Something has come."""

@@ -32,7 +32,7 @@ class Lanes:
     """
 
     def now(self) -> float:
-        """Seconds, from any start."""
+        """Seconds from any start, never less than before."""
         return time.monotonic()
 
     def signal(self) -> Signal:
@@ -49,25 +49,16 @@ class Lanes:
 
 
 class Deadline:
-    """A point in time that is at most `seconds` away, whatever the clock does.
-
-    A clock that jumps forward ends it early. One that jumps back moves it as well, as soon as
-    it is looked at.
-    """
+    """A point in time that is `seconds` away."""
 
     def __init__(self, lanes: Lanes, seconds: float) -> None:
         self._lanes = lanes
-        self._seen = lanes.now()
-        self._end = self._seen + seconds
+        self._end = lanes.now() + seconds
 
     @property
     def left_s(self) -> float:
         """Seconds that are left, 0 if none."""
-        now = self._lanes.now()
-        if now < self._seen:
-            self._end -= self._seen - now
-        self._seen = now
-        left_s = self._end - now
+        left_s = self._end - self._lanes.now()
         return left_s if left_s > RESOLUTION_S else 0.0
 
     @property

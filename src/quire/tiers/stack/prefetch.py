@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.tiers.base import Keys, Outcome
+from quire.tiers.contents.batches import batches
 from quire.tiers.stack.fetching import Fetch
 from quire.tiers.stack.lanes import Deadline, TierLane
 from quire.tiers.stack.member import Shared, StackMember
@@ -72,15 +73,14 @@ class Prefetch:
         """Read the next records; return whether all of them came, and there were any."""
         shared, reader = self._owner.shared, self._owner.reader
         self.num_ready += self._kept(self._keys[self.num_ready :])
-        first = stop = self.num_ready
+        first = self.num_ready
+        sizes = self._sizes[first:]
         most = BATCHES * int(shared.settings.batch_bytes)
-        while stop < len(self._keys) and (most > 0 or stop == first):
-            most -= self._sizes[stop]
-            stop += 1
-        keys, sizes = self._keys[first:stop], self._sizes[first:stop]
+        keys = next(batches(self._keys[first:], sizes, most), ())
+        sizes = sizes[: len(keys)]
         fetch = Fetch(shared, keys, sizes, Deadline(shared.lanes, READ_S), is_patient=True)
         with shared.lock:
-            if first == stop or self._is_over:
+            if not keys or self._is_over:
                 return False
             self._fetch = fetch
         reader.read(fetch, [1] * len(keys))
@@ -92,7 +92,7 @@ class Prefetch:
             self._fetch = None
             self.num_ready += whole
         shared.give_back(fetch.buffers)
-        return whole == stop - first
+        return whole == len(keys)
 
     def _kept(self, keys: Keys) -> int:
         """Return the number of leading keys that the fastest tier has, leased from now on; 0 where it is not in memory."""

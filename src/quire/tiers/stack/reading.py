@@ -11,11 +11,11 @@ from functools import partial
 
 from quire.errors import InvariantError
 from quire.tiers.base import Outcome
+from quire.tiers.contents.batches import batches
 from quire.tiers.stack.fetching import BatchState, Fetch, ReadBatch, Span, Ticket
 from quire.tiers.stack.lanes import RESOLUTION_S, Deadline
 from quire.tiers.stack.member import Shared, StackMember, guarded
-
-CHUNK_KEYS = 256
+from quire.tiers.stack.writing import BATCH_KEYS
 
 
 class Reader:
@@ -100,7 +100,7 @@ class Reader:
 
     # Asking
 
-    def _ask(self, fetch: Fetch, first: int, indices: list[int]) -> None:
+    def _ask(self, fetch: Fetch, first: int, indices: Sequence[int]) -> None:
         """Read keys from the first tier on from `first` that is in service."""
         if not indices:
             return
@@ -118,21 +118,21 @@ class Reader:
                     fetch.miss(indices)
             fetch.signal.set()
             return
-        batches = self._tickets(fetch, level, indices)
-        for batch in batches:
+        new = self._tickets(fetch, level, indices)
+        for batch in new:
             if level.in_memory:
                 self._run(batch)
             else:
                 level.loads.submit(fetch, partial(self._run, batch), partial(self._drop, batch))
-        if batches:
+        if new:
             fetch.signal.set()
 
-    def _tickets(self, fetch: Fetch, level: StackMember, indices: list[int]) -> list[ReadBatch]:
+    def _tickets(self, fetch: Fetch, level: StackMember, indices: Sequence[int]) -> list[ReadBatch]:
         """Join the batches that are on their way, and return new ones for the rest."""
         deadline, idle_s = self._shares(fetch, level)
         left_s = deadline.left_s
         joined: dict[int, tuple[ReadBatch, list[int], list[int]]] = {}
-        batches: list[ReadBatch] = []
+        new: list[ReadBatch] = []
         with self._shared.lock:
             if fetch.is_over:
                 return []
@@ -149,7 +149,10 @@ class Reader:
             for batch, own, places in joined.values():
                 self._issue(Ticket(fetch, batch, own, places, deadline, idle_s))
                 level.meter.joined += len(own)
-            for part in self._parts(fetch, rest if flights else indices):
+            unread = rest if flights else indices
+            sizes = [fetch.sizes[index] for index in unread]
+            most = int(self._shared.settings.batch_bytes)
+            for part in batches(unread, sizes, most, BATCH_KEYS):
                 batch = ReadBatch(fetch, level, part, deadline)
                 self._issue(Ticket(fetch, batch, part, range(len(part)), deadline, idle_s))
                 # What is in memory is read at once: nobody can join it.
@@ -157,8 +160,8 @@ class Reader:
                     flights.setdefault(key, (batch, place))
                 span = fetch.spans.setdefault(level.index, Span(self._shared.lanes.now()))
                 span.open_tickets += 1
-                batches.append(batch)
-        return batches
+                new.append(batch)
+        return new
 
     def _issue(self, ticket: Ticket) -> None:
         ticket.batch.tickets.append(ticket)
@@ -174,19 +177,6 @@ class Reader:
             left_s, most_idle_s = left_s / 2, most_idle_s / 2
         left_s = min(left_s, level.settings.load_timeout_s or left_s)
         return Deadline(self._shared.lanes, left_s), idle_s + most_idle_s
-
-    def _parts(self, fetch: Fetch, indices: list[int]) -> list[list[int]]:
-        most = int(self._shared.settings.batch_bytes)
-        parts: list[list[int]] = []
-        room = 0
-        for index in indices:
-            size = fetch.sizes[index]
-            if not parts or size > room or len(parts[-1]) == CHUNK_KEYS:
-                parts.append([])
-                room = most
-            parts[-1].append(index)
-            room -= size
-        return parts
 
     # Reading, in a lane
 
@@ -322,7 +312,7 @@ class Reader:
 
     # Giving up
 
-    def _give_up(self, ticket: Ticket) -> list[int]:
+    def _give_up(self, ticket: Ticket) -> Sequence[int]:
         """Close a ticket that waited long enough; return the indices that it leaves without an outcome."""
         fetch, batch = ticket.fetch, ticket.batch
         level = batch.level

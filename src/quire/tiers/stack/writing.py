@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from quire.tiers.base import Buffers, Keys, Outcome, check_sealed
+from quire.tiers.contents.batches import batches
 from quire.tiers.format import tag_of_key
 from quire.tiers.keys import TierKey
 from quire.tiers.purging import Write
@@ -18,7 +19,8 @@ from quire.tiers.stack.lanes import Deadline
 from quire.tiers.stack.member import Shared, StackMember, guarded
 from quire.tiers.trust import check_signer
 
-CHUNK_KEYS = 256
+BATCH_KEYS = 256
+"""The most records of a call of a tier, for reading as well."""
 STORE_TIMEOUT_S = 10.0
 """The longest that one write of a batch may take; no request waits for it."""
 
@@ -211,9 +213,8 @@ class TierWriter:
 
         Returns, for each, `STORED` (it waits now, or did before) or `SKIPPED`.
         """
-        level, parts = self._level, list[list[int]]()
+        level, new, sizes = self._level, list[int](), list[int]()
         outcomes = [Outcome.SKIPPED] * len(indices)
-        most, room = int(self._shared.settings.batch_bytes), 0
         with self._shared.lock:
             if not level.writes or self._shared.is_closed:
                 return outcomes
@@ -224,14 +225,13 @@ class TierWriter:
                 if key not in self._waiting:
                     if self.waiting_bytes + size > self._limit_bytes:
                         break
-                    if not parts or size > room or len(parts[-1]) == CHUNK_KEYS:
-                        parts.append([])
-                        room = most
-                    parts[-1].append(index)
-                    room -= size
+                    new.append(index)
+                    sizes.append(size)
                     self._waiting[key] = size
                     self.waiting_bytes += size
                 outcomes[at] = Outcome.STORED
+            most = int(self._shared.settings.batch_bytes)
+            parts = list(batches(new, sizes, most, BATCH_KEYS))
             level.meter.dropped += outcomes.count(Outcome.SKIPPED)
             if not chain.is_lent:
                 chain.num_holders += len(parts)
