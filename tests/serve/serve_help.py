@@ -19,7 +19,7 @@ from quire.cli.serve import listen
 from quire.engines.loop import AsyncEngine, Engine
 from quire.errors import RequestFailed
 from quire.foresight import LiveCurve
-from quire.observe.overview import Heat
+from quire.observe.heat import Heat
 from quire.serve.server import ModelServer
 from quire.serve.service import Bounds, ServedModel
 from quire.web.keys import ApiKeys

@@ -11,6 +11,8 @@ import torch
 from serve_help import fixtures, tiny
 
 import plain_http
+from quire.core import CacheManager
+from quire.observe.requests import RequestLog
 from quire.serve.operator import Operator
 
 TALK = [{"role": "user", "content": "What is a list?"}]
@@ -429,8 +431,10 @@ def test_a_pin_made_while_the_pins_are_listed_is_not_lost():
         operator._pins[2] = made
         return answer
 
-    engine = SimpleNamespace(manager=None, tiers=None)
-    operator = Operator(SimpleNamespace(running=SimpleNamespace(call=call, engine=engine)))
+    running = SimpleNamespace(
+        call=call, engine=SimpleNamespace(manager=CacheManager(8, 4), tiers=None)
+    )
+    operator = Operator(SimpleNamespace(running=running, log=RequestLog(), model="tiny"))
     operator._pins[1] = over
     asyncio.run(operator.pins(None, None))
     assert asyncio.run(operator.pins(None, None)) == {"data": [{"id": 2} | counts]}
@@ -463,8 +467,17 @@ def test_the_operators_routes_answer_what_if_state_and_metrics(server, client):
     (group,) = state["groups"]
     assert group["free"] + group["active"] + group["cached"] == group["num_blocks"]
     assert state["stats"]["num_requests"] > 0
-    assert state["branches"]
+    assert all(each["reason"] in ("length", "stop") for each in state["recent"][:2])
+    assert state["recent"][0]["cached_tokens"] > 0 == state["recent"][1]["cached_tokens"]
+    assert state["what_if"]["points"][1] == {"factor": 1, "hit_rate": state["stats"]["hit_rate"]}
     assert TEXT not in json.dumps(state)
+    newest = state["samples"][-1]["at"] if state["samples"] else 0
+    assert all(
+        each["at"] > newest for each in server.get(f"/v1/cache?since={newest}").json()["samples"]
+    )
+    assert server.get("/v1/cache?since=soon").status_code == 400
+    (scope,) = server.get("/v1/cache/tree").json()["scopes"]
+    assert any(each["uses"] for each in scope["children"])
     figures = server.get("/metrics").text
     for name in (
         "quire_hit_tokens_total",
@@ -475,4 +488,13 @@ def test_the_operators_routes_answer_what_if_state_and_metrics(server, client):
     assert 'vllm:num_requests_running{engine="0",model_name="quire-tiny"} 0.0' in figures
     page = server.get("/")
     assert "<title>quire</title>" in page.text
+    assert "{{" not in page.text
+    for words in (
+        "Hit rate",
+        "cached tokens",
+        "Misses by reason",
+        "Tokens by tenant",
+        "Prefix tree",
+    ):
+        assert words in page.text
     assert "http" not in page.text.replace("http://www.w3.org/2000/svg", "")

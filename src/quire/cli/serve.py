@@ -296,7 +296,7 @@ def opened_engine(
             from quire.engines.loop import Engine
             from quire.exchange import EventLog
             from quire.foresight import LiveCurve
-            from quire.observe.overview import Heat
+            from quire.observe.heat import Heat
 
             loaded, tokenizer = load(wanted.model, wanted.dtype)
             engine = Engine(

@@ -1,12 +1,8 @@
-"""Prometheus metrics of running caches, read when they are asked for, and of the requests of engines."""
+"""Prometheus metrics of running caches, read when they are asked for."""
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from quire.core import CacheManager
@@ -15,12 +11,7 @@ from quire.extras import lacking
 from quire.ops import block_states
 
 try:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
     raise ConfigError(
@@ -99,11 +90,6 @@ METRICS = (
 )
 """All metrics. A counter's name ends in `_total` where Prometheus shows it."""
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-"""The buckets of times."""
-
-_AS_VLLM = "As vLLM counts it"
-
 SAME_NAME = frozenset(metric.name for metric in METRICS)
 
 
@@ -168,126 +154,6 @@ class CacheCollector(Collector):
             if tiers is not None:
                 _of_tiers(samples, tiers)
         return iter(families.values())
-
-
-class CountedEngine(Protocol):
-    """An engine with counters: a `quire.engines.loop.Engine`."""
-
-    @property
-    def manager(self) -> CacheManager: ...
-
-    def stats(self) -> Any:
-        """Return `EngineStats`."""
-        ...
-
-
-class RequestTimes(Collector):
-    """Times, tokens and ends of the requests of an engine, in a registry of prometheus_client.
-
-    told = RequestTimes(registry, engine, "my-model").begin()
-    async for output in engine.generate(prompt):
-        told(output)
-
-    They are counted by one thread, as plain numbers: metrics of prometheus_client, which several may change, take ten
-    times as long for each token.
-    """
-
-    def __init__(self, registry: CollectorRegistry, engine: CountedEngine, model: str) -> None:
-        self._engine, self._model = engine, model
-        self._first, self._between, self._queue, self._whole = (_Times() for _ in range(4))
-        self._num_tokens = 0
-        self._ended = Counter[str]()
-        registry.register(self)
-
-    def collect(self) -> Iterator[HistogramMetricFamily | Family]:
-        """Return all metrics with their present values."""
-        yield self._first.family("quire_ttft_seconds", "From request to first token")
-        yield self._between.family("quire_itl_seconds", "Between tokens of a request")
-        made = self._num_tokens
-        yield CounterMetricFamily("quire_generation_tokens", "Tokens generated", value=made)
-        ended = CounterMetricFamily(
-            "quire_finished", "Sequences that ended, by why", labels=["reason"]
-        )
-        for reason, count in list(self._ended.items()):
-            ended.add_metric([reason], count)
-        yield ended
-        yield from self._as_vllm()
-
-    def _as_vllm(self) -> Iterator[HistogramMetricFamily | Family]:
-        """Return what vLLM has too, in its names, for dashboards and autoscalers that are there."""
-        stats, own = self._engine.stats(), {"model_name": self._model, "engine": "0"}
-        cache = self._engine.manager.stats
-        used = max(
-            (counts["active"] + counts["pinned"]) / max(sum(counts.values()), 1)
-            for counts in block_states(self._engine.manager)
-        )
-        for kind, name, value in (
-            (GaugeMetricFamily, "num_requests_running", stats.running),
-            (GaugeMetricFamily, "num_requests_waiting", stats.waiting),
-            (GaugeMetricFamily, "kv_cache_usage_perc", used),
-            (CounterMetricFamily, "num_preemptions", stats.preemptions),
-            (CounterMetricFamily, "prompt_tokens", stats.prompt_tokens),
-            (CounterMetricFamily, "generation_tokens", stats.generated_tokens),
-            (CounterMetricFamily, "prefix_cache_queries", cache.prompt_tokens),
-            (CounterMetricFamily, "prefix_cache_hits", cache.hit_tokens),
-        ):
-            family = kind(f"vllm:{name}", _AS_VLLM, labels=[*own])
-            family.add_metric([*own.values()], value)
-            yield family
-        for name, times in (
-            ("time_to_first_token_seconds", self._first),
-            ("inter_token_latency_seconds", self._between),
-            ("request_queue_time_seconds", self._queue),
-            ("e2e_request_latency_seconds", self._whole),
-        ):
-            yield times.family(f"vllm:{name}", _AS_VLLM, own)
-        ended = CounterMetricFamily(
-            "vllm:request_success", _AS_VLLM, labels=[*own, "finished_reason"]
-        )
-        for reason in ("stop", "length", "abort"):
-            ended.add_metric([*own.values(), reason], self._ended[reason])
-        yield ended
-
-    def begin(self) -> Callable[[Any], None]:
-        """Return what is to be told each `RequestOutput` of requests that begin now."""
-        begun, latest = time.monotonic(), dict[str, tuple[float, int]]()
-
-        def told(output: Any) -> None:
-            now, num_tokens = time.monotonic(), sum([each.num_tokens for each in output.outputs])
-            before, num_told = latest.get(output.request_id, (begun, 0))
-            if num_tokens > num_told:
-                latest[output.request_id] = now, num_tokens
-                self._num_tokens += num_tokens - num_told
-                (self._between if num_told else self._first).add(now - before)
-                if not num_told and (scheduled := output.metrics.scheduled_ts) is not None:
-                    self._queue.add(scheduled - output.metrics.arrival_time)
-            if output.finished:
-                self._whole.add(now - begun)
-                self._ended.update(each.finish_reason or "none" for each in output.outputs)
-
-        return told
-
-
-class _Times:
-    """A histogram of times: counts per bucket, and their sum."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(SECONDS) + 1)
-        self._sum_s = 0.0
-
-    def add(self, time_s: float) -> None:
-        self._counts[bisect_left(SECONDS, time_s)] += 1
-        self._sum_s += time_s
-
-    def family(
-        self, name: str, says: str, labels: Mapping[str, str] | None = None
-    ) -> HistogramMetricFamily:
-        own = labels or {}
-        ends = [*(str(float(end)) for end in SECONDS), "+Inf"]
-        buckets = list(zip(ends, accumulate(self._counts), strict=True))
-        family = HistogramMetricFamily(name, says, labels=[*own])
-        family.add_metric([*own.values()], buckets, self._sum_s)
-        return family
 
 
 class _Samples:

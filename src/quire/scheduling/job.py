@@ -14,6 +14,7 @@ import numpy as np
 
 from quire.config import as_int, check_count
 from quire.core import Scope, Sequence
+from quire.core.stats import Missed
 from quire.core.terms import RequestTerms
 from quire.core.tokens import INT32, IntArray, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, TokensError
@@ -68,7 +69,7 @@ class Job:
     `started`     when it was admitted first, on the scheduler's clock; None before
     `seq`         its sequence, open while it runs
     `number`      of the scheduler's jobs, in order of arrival
-    `num_found`   tokens that were found at its first admission
+    `num_found`   tokens that were found at its first admission; `missed`: why no more
     `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
     Raises `TokensError`, `ScopeError`, `ConfigError`.
     """
@@ -105,6 +106,7 @@ class Job:
         self.seq: Sequence | None = None
         self.state: Literal["new", "waiting", "running", "finished"] = "new"
         self.number = self.num_found = self.num_preempted = 0
+        self.missed: Missed | None = None
         self.patience = 1
         self.behind: tuple[Job, int] | None = None
 

@@ -294,6 +294,7 @@ class Scheduler:
         else:
             job.seq = self.manager.open(job.known(), job.scope, **job.terms)
             job.num_found = min(job.seq.num_cached, job.prompt_len)
+            job.missed = job.seq.pending and job.seq.pending.missed
         self.waiting.remove(job)
         job.start_by = inf
         job.started = self._now if job.started is None else job.started

@@ -51,6 +51,7 @@ def make_app(service: ServedModel) -> Starlette:
         ("GET", "/", None, operator.page),
         ("GET", "/metrics", None, operator.metrics),
         ("GET", "/v1/cache", None, operator.state),
+        ("GET", "/v1/cache/tree", None, operator.tree),
         ("GET", "/v1/cache/what-if", None, operator.what_if),
         ("POST", "/v1/cache/explain", protocol.CacheRequest, operator.explain),
         ("POST", "/v1/cache/pin", protocol.PinRequest, operator.pin),
@@ -63,7 +64,9 @@ def make_app(service: ServedModel) -> Starlette:
     routes += [route(service.keys.tenant, *each) for each in for_clients]
     routes += [route(service.keys.check_operator, *each) for each in for_operators]
     return Starlette(
-        routes=routes, exception_handlers=handlers(protocol.FIELDS), lifespan=operator.sampling
+        routes=routes,
+        exception_handlers=handlers(protocol.FIELDS),
+        lifespan=lambda _: operator.overview.sampling(service.running.call),
     )
 
 

@@ -33,14 +33,13 @@ async def answered(
 
     async def told() -> AsyncGenerator[ReplyChoice]:
         """Yield the choices that have news, as long as the engine works for them."""
-        with service.admitted(tenant, len(prompts) * asked.num_answers):
+        with service.admitted(tenant, prompts, asked) as took:
             options: dict[str, Any] = asked.options() | {"max_wait_s": service.bounds.max_wait_s}
             options["scope"] = scope_of(tenant, asked.cache_salt)
             streams = [service.running.generate(each, params, **options) for each in prompts]
-            took = service.times.begin()
             async with aclosing(merged(streams)) as outputs:
                 async for place, output in outputs:
-                    took(output)
+                    took(place, output)
                     for choice in reply.take(place, output):
                         yield choice
 

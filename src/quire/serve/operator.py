@@ -1,19 +1,18 @@
 """The operator's routes: the cache, its metrics, and a page that shows both."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from itertools import count
 from typing import Any
 
 import msgspec
-from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import ops
 from quire.engines.loop import Engine
 from quire.engines.purging import PurgeRequest
-from quire.observe.overview import Overview, read_factors
+from quire.observe.overview import Overview, read_numbers
+from quire.observe.request_metrics import ServerMetrics
 from quire.serve.protocol import CacheRequest, EvictRequest, PinRequest
 from quire.serve.service import ServedModel
 from quire.web.errors import ApiError
@@ -23,39 +22,36 @@ FACTORS = (0.5, 1, 2, 4)  # of the memory there is, which the page asks about
 
 
 class Operator:
-    """The operator's routes, and the pins that were made by them, which the engine's thread alone touches."""
+    """The operator's routes, their `overview`, and the pins made by them, which the engine's thread alone touches."""
 
     def __init__(self, service: ServedModel) -> None:
         self._service, self._call = service, service.running.call
         engine = service.running.engine
-        self._overview = Overview(engine.manager, engine.tiers)
+        self.overview = Overview(engine.manager, engine.tiers, service.log)
+        self._metrics = ServerMetrics(engine, service.log, service.model)
         self._pins: dict[int, ops.Pin] = {}
         self._numbers = count(1)
-
-    def sampling(self, _: Any) -> AbstractAsyncContextManager[None]:
-        """Return what an application does meanwhile: samples for the page."""
-        return self._overview.sampling(self._call)
 
     async def page(self, asked: None, request: Request) -> Response:
         return page("quire.serve", "page.html")
 
     async def metrics(self, asked: None, request: Request) -> Response:
-        text = await self._call(lambda _: generate_latest(self._service.registry))
+        text = await asyncio.to_thread(self._metrics.text, await self._call(self._metrics.seen))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def state(self, asked: None, request: Request) -> Any:
         # not on the engine's thread, which it would hold up
-        curve = await asyncio.to_thread(self._overview.latest_what_if, FACTORS)
-        own = {"model": self._service.model, "inflight": self._service.num_inflight}
+        gains = await asyncio.to_thread(self.overview.latest_gains, FACTORS)
+        since = read_numbers("since", request.query_params.get("since", "0"))[0]
+        state = self.overview.state(await self._call(self.overview.seen), gains, since)
+        return state | {"model": self._service.model, "inflight": self._service.num_inflight}
 
-        def seen(engine: Engine) -> dict[str, Any]:
-            return self._overview.state() | {"engine": msgspec.to_builtins(engine.stats())}
-
-        return await self._call(seen) | own | {"what_if": curve}
+    async def tree(self, asked: None, request: Request) -> Any:
+        return {"scopes": await self._call(lambda _: self.overview.tree())}
 
     async def what_if(self, asked: None, request: Request) -> Any:
-        factors = read_factors(request.query_params.get("memory", "2"))
-        return await asyncio.to_thread(self._overview.what_if, factors)
+        factors = read_numbers("memory", request.query_params.get("memory", "2"))
+        return await asyncio.to_thread(self.overview.what_if, factors)
 
     async def explain(self, asked: CacheRequest, request: Request) -> Any:
         ids = await self._service.one_prompt(asked)

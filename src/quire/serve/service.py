@@ -1,18 +1,17 @@
 """The state that all routes share: engine, API keys, requests in flight, tokenizer."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from quire.chat.reader import PromptReader
 from quire.engines.loop import AsyncEngine
 from quire.errors import ConfigError, RequestFailed
-from quire.observe.prometheus import CacheCollector, RequestTimes
-from quire.serve.protocol import Ids, PromptRequest
+from quire.observe.requests import RequestLog
+from quire.serve.protocol import Generation, Ids, PromptRequest
 from quire.web.concurrency import ConcurrencyLimit
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
@@ -42,9 +41,7 @@ class ServedModel:
 
     def __init__(self, running: AsyncEngine, model: str, keys: ApiKeys, bounds: Bounds) -> None:
         self.running, self.model, self.keys, self.bounds = running, model, keys, bounds
-        self.registry = CollectorRegistry()
-        self.registry.register(CacheCollector(running.engine.manager, running.engine.tiers))
-        self.times = RequestTimes(self.registry, running.engine, model)
+        self.log = RequestLog(keys.in_order)
         self.max_model_len = running.engine.max_model_len
         self.reader = PromptReader(running.engine.tokenizer, self.max_model_len)
         self.places = ConcurrencyLimit(bounds.max_inflight, keys.names)
@@ -80,19 +77,21 @@ class ServedModel:
         return prompts[0]
 
     @contextmanager
-    def admitted(self, tenant: str | None, count: int) -> Generator[None]:
-        """Hold places for so many sequences of a tenant. Raises what `ConcurrencyLimit.hold` does, and `ApiError` when the server ends."""
-        ending = ApiError(
-            503,
-            "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another",
-            code="shutting_down",
-            headers={"Retry-After": "10"},
-        )
+    def admitted(
+        self, tenant: str | None, prompts: Sequence[Ids], asked: Generation
+    ) -> Generator[Callable[[int, Any], None]]:
+        """Hold places for a tenant's sequences, and follow them: the block tells each output by the index of its prompt.
+
+        Raises what `ConcurrencyLimit.hold` does, and `ApiError` when the server ends.
+        """
+        said = "the server ends: it takes nothing new, and what ran too long is cut; ask again when there is another"
+        ending = ApiError(503, said, code="shutting_down", headers={"Retry-After": "10"})
         if self.is_ending:
             raise ending
-        with self.places.hold(tenant, count):
+        lens, count = [len(each) for each in prompts], len(prompts) * asked.num_answers
+        with self.places.hold(tenant, count), self.log.following(tenant, lens, asked.n) as told:
             try:
-                yield
+                yield told
             except RequestFailed as error:
                 if self.is_ending:
                     raise ending from error

@@ -31,7 +31,7 @@ class ApiKeys:
     `operator`   the key for `/metrics`, `/v1/cache` and the page
     `exposed`    whether the server listens beyond loopback
 
-    `names`      of the tenants
+    `names`      of the tenants; `in_order`: as they were given
 
     A server without keys serves whoever reaches it, and only on loopback. Raises `ConfigError`.
     """
@@ -58,7 +58,8 @@ class ApiKeys:
                 f"a server beyond loopback needs keys: --keys FILE, or the environment's {KEY_ENV}"
             )
         self._exposed, self._has_operator = exposed, bool(operator)
-        self.names = frozenset(name for name, _ in tenants)
+        self.in_order = tuple(dict.fromkeys(name for name, _ in tenants))
+        self.names = frozenset(self.in_order)
 
     def tenant(self, headers: Mapping[str, str]) -> str | None:
         """Return the tenant of a request, None on a server without keys. Raises `ApiError` 401."""

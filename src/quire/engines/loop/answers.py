@@ -1,7 +1,7 @@
 """Requests while they run, and their answers; names as users of vLLM know them."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.chat.text import TextStream
 from quire.core import Scope
+from quire.core.stats import Missed
 from quire.core.tokens import INT32
 from quire.engines.companions import PassageAccount, PromptInSegments
 from quire.engines.loop.params import SamplingParams
@@ -52,12 +53,21 @@ class RequestMetrics:
     """Times of a request in seconds of the engine's clock; None: not yet.
 
     It has the arrival, the end of the wait for a turn, the first token, and the last token or the end.
+
+    load_s           seconds after its turn in which tiers were asked and loaded from
+    loaded_tokens    tokens that came from each tier, by name
+    missed           why its hit ended where it did
+    num_preemptions  known at its end
     """
 
     arrival_time: float
     scheduled_ts: float | None = None
     first_token_ts: float | None = None
     last_token_ts: float | None = None
+    load_s: float = 0.0
+    loaded_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    missed: Missed | None = None
+    num_preemptions: int = 0
 
     @property
     def first_token_latency(self) -> float | None:
@@ -133,6 +143,11 @@ class EngineRequest:
     def finished(self) -> bool:
         """Whether all answers have ended."""
         return self.num_ended == len(self.answers)
+
+    def note_end(self, now: float) -> None:
+        """Note when its last answer ended, and how often its answers were preempted."""
+        preempted = sum(each.num_preempted for each in self.answers)
+        self.metrics = replace(self.metrics, last_token_ts=now, num_preemptions=preempted)
 
     def output(self) -> RequestOutput:
         """Return all that is there of it."""
@@ -273,8 +288,9 @@ class AnswerBatch:
         """Note when the requests that are new here were admitted, and had their first token."""
         for request in self.requests.values():
             if request.metrics.first_token_ts is None:
-                times = {"scheduled_ts": request.answers[0].started, "first_token_ts": now}
-                request.metrics = replace(request.metrics, **times)
+                first = request.answers[0]
+                told = {"scheduled_ts": first.started, "missed": first.missed}
+                request.metrics = replace(request.metrics, first_token_ts=now, **told)
 
     def take(self, sampled: Sampled) -> Sequence[Answer]:
         """Take the sampled tokens of each; return the answers that may end with them."""

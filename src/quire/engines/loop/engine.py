@@ -392,7 +392,7 @@ class Engine(PurgeableEngine):
         if answer is request.answers[0]:
             self._stats.cached_tokens += answer.num_found
         if request.finished:
-            request.metrics = replace(request.metrics, last_token_ts=self._clock())
+            request.note_end(self._clock())
             for each in self._companions:
                 each.ended(request)
             del self._requests[request.request_id]

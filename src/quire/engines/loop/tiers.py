@@ -1,6 +1,10 @@
 """Tiers below an engine: prefixes come back as jobs are admitted, and go down as jobs give their blocks back."""
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
 
 from quire.core import Scope
 from quire.core.tokens import array_of, key_of
@@ -10,6 +14,9 @@ from quire.engines.tiered.parts import Origin
 from quire.engines.tiered.store import TieredStore
 from quire.scheduling import Job, Scheduler, Step
 from quire.tiers.stack.stack import TierStack
+
+if TYPE_CHECKING:
+    from quire.engines.loop.answers import Answer
 
 
 class EngineTiers(EngineCompanion):
@@ -32,7 +39,11 @@ class EngineTiers(EngineCompanion):
     def bring_up(self, job: Job) -> None:
         """Onboard the blocks that an admitted job lacks, as far as that is faster than prefill."""
         self._forward.copy()
-        self.store.onboard(job.known(), job.scope)
+        begun_s, request = perf_counter(), cast("Answer", job).request
+        tokens = self.store.onboard(job.known(), job.scope).tokens
+        load_s = request.metrics.load_s + perf_counter() - begun_s
+        loaded = Counter(request.metrics.loaded_tokens) + Counter(tokens)
+        request.metrics = replace(request.metrics, load_s=load_s, loaded_tokens=loaded)
 
     def keep(self, job: Job) -> None:
         """Start to offload a job's published blocks before they are given back.
