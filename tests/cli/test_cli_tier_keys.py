@@ -3,10 +3,10 @@
 import pytest
 
 from cli_help import refusal, run, shown, told
+from forging import summed
 from quire.cli.tiers import opened
 from quire.errors import ConfigError
 from quire.tiers import Files, TierKey
-from quire.tiers.contract.forging import summed
 from quire.tiers.contract.poisoned import STRANGER, signed_of
 from quire.tiers.contract.samples import names_of, record_of
 from quire.tiers.format import MAC_AT

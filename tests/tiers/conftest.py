@@ -3,13 +3,6 @@
 import pytest
 
 
-def pytest_generate_tests(metafunc):
-    """Draw ten times as many poisoned records for each store in the long run."""
-    if "num_poisoned" in metafunc.fixturenames:
-        counts = [100, pytest.param(1000, marks=pytest.mark.long)]
-        metafunc.parametrize("num_poisoned", counts)
-
-
 @pytest.fixture
 def files():
     """Return the files of a disk tier, which fail when a test says so."""

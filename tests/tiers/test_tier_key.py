@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from forging import Attack, forged, summed
 from quire.engines.tiered.opening import open_stack
 from quire.errors import ConfigError, RecordError
 from quire.tiers import Disk, Files, Host, StackSettings, TierKey, TierSettings, TierStack
 from quire.tiers.base import Outcome, checked
-from quire.tiers.contract.forging import Attack, forged, summed
 from quire.tiers.contract.poisoned import OWN, STRANGER, signed_of
 from quire.tiers.contract.samples import name_of, names_of, record_of
 from quire.tiers.format import KEY_ID_AT, MAC_AT, read_header, record_bytes, seal
