@@ -48,5 +48,5 @@ anna += [{"role": "assistant", "content": reply}, {"role": "user", "content": "W
 with cache.session(ask(anna)) as three:  # her slot is free and still holds her text: no copy
     answer("anna", three, ask(anna))
 
-print(f"\n{cache.stats.copied_tokens} tokens copied, missed: {cache.stats.missed}")
+print(f"\n{cache.stats.copied_tokens} tokens copied, hit rate {cache.stats.hit_rate:.1%}")
 print(cache.slots)

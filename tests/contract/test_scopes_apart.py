@@ -100,6 +100,6 @@ def test_slots_of_other_scopes_are_not_looked_at(prompt, head, num_others):
         tokens = text(0, prompt)
         found = lines_of(lambda: cache.find(tokens, MINE))
         opened, handle = lines_of(lambda: cache.open(tokens, MINE))
-        return found, opened, handle.num_cached, cache.stats.missed
+        return found, opened, handle.num_cached, cache.stats.hit_tokens
 
     assert ran(begins=0) == ran(begins=9000)

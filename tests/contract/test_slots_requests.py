@@ -237,19 +237,17 @@ def test_a_pin_of_nothing_holds_nothing():
 # -- what it says --------------------------------------------------------------------------
 
 
-def test_every_missed_token_has_a_reason():
+def test_hits_are_counted_by_tokens():
     cache = SlotCache(1, 64)
     serve(cache, text(0, 20))
     serve(cache, text(1000, 20))
     serve(cache, text(0, 30))
-    stats = cache.stats
-    assert stats.missed == {"last_token": 3, "evicted": 20, "cold": 19 + 19 + 9}
     serve(cache, text(0, 30), Scope(salt="x"))
-    assert cache.stats.missed["cold"] == 19 + 19 + 9 + 29
+    assert cache.stats.hit_tokens == 0
     serve(cache, text(0, 10), Scope(salt="x"))
     assert cache.stats.hit_tokens == 9
     assert cache.stats.hit_rate == pytest.approx(9 / 110)
-    assert cache.stats.missed_tokens == 101
+    assert (cache.stats.num_requests, cache.stats.prompt_tokens) == (5, 110)
 
 
 def test_a_rejected_speculation_is_no_eviction():

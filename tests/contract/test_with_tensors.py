@@ -80,7 +80,7 @@ def test_after_a_shrink_every_sequence_reads_its_own(manager, engine):
     copies = engine.copy()
     engine.pool.poison(range(14, 32))  # nothing may be read where it was
     assert len(copies) > 0
-    assert ops.usage(manager).span == 14
+    assert ops.usage(manager).num_blocks == 14
     ops.resize(manager, {"full": 32})
     reader = engine.prefill([*run(9000, 8), 7])
     assert reader.num_cached == 8

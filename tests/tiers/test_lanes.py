@@ -65,7 +65,7 @@ def test_a_job_that_hangs_occupies_one_thread(lanes):
         for number in range(10):
             lane.submit("me", *job(lambda number=number: done.append(number)))
         lanes.sleep(1)
-        assert lane.num_alive == 2
+        assert len(lane._alive) == 2
 
     lanes.run(main)
     assert done == list(range(10))
@@ -127,7 +127,7 @@ def test_jobs_of_a_lane_without_threads_are_dropped():
         lane.submit(
             "me", *job(lambda: pytest.fail("nobody runs it"), partial(dropped.append, number))
         )
-    assert (dropped, lane.num_alive) == ([0, 1, 2], 0)
+    assert (dropped, len(lane._alive)) == ([0, 1, 2], 0)
     lanes.num_left, done = 1, threading.Event()
     lane.submit("me", *job(done.set))
     assert done.wait(10), "once there are threads again, it goes on"

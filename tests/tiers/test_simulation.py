@@ -39,13 +39,15 @@ def after(simulated):
     stats = stack.stats()
     assert [tier.reading for tier in stats.tiers] == ["closed"] * len(stats.tiers)
     assert [tier.queued_bytes for tier in stats.tiers] == [0] * len(stats.tiers)
-    assert stack._reader.num_in_flight == 0
+    assert sum(map(len, stack._reader._flights)) == 0
     assert stack._prefetching.active == {}
     stack.check()
     lanes = [lane for level in stack._levels for lane in (level.loads, level.stores)]
-    assert sum(lane.num_alive for lane in lanes) <= len(stack.tiers) * (stack.settings.threads + 1)
+    assert sum(len(lane._alive) for lane in lanes) <= len(stack.tiers) * (
+        stack.settings.threads + 1
+    )
     stack.close()
-    assert [lane.num_alive for lane in lanes] == [0] * len(lanes)
+    assert [len(lane._alive) for lane in lanes] == [0] * len(lanes)
 
 
 pytestmark = pytest.mark.slow

@@ -103,7 +103,7 @@ def test_a_prefetch_that_is_cancelled_leaves_nothing_in_flight():
         begun.cancel()
         assert begun.done
         stacked.lanes.sleep(2)
-        assert stack._reader.num_in_flight == len(stack._prefetching.active) == 0
+        assert sum(map(len, stack._reader._flights)) == len(stack._prefetching.active) == 0
 
     stacked.run(scenario)
 

@@ -103,7 +103,7 @@ def test_threads_over_a_small_host_and_a_disk_read_right_bytes(tmp_path, seed):
         for prefetch in (each for owner in owners for each in owner.prefetches):
             prefetch.cancel()
         wait_until(lambda: not stack._shared.deletions._rises, "what is read is read")
-        wait_until(lambda: not stack._reader.num_in_flight, "what is read is delivered")
+        wait_until(lambda: not sum(map(len, stack._reader._flights)), "what is read is delivered")
         assert not any(shelf.index.num_reserved for shelf in host._arena.shelves.values())
         assert not any(slab.pins or slab.leaving for slab in disk._records.slabs.values())
 

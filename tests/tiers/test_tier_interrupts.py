@@ -142,7 +142,7 @@ def test_a_lane_does_the_next_job_after_one_that_was_cut_off(has_thread):
         assert len(told) <= 1
         in_time(lane.close)
         assert in_time(lambda lane=lane: lane.ended.wait(TIMEOUT_S)), f"cut at {at}"
-        assert not lane.num_alive
+        assert not lane._alive
 
 
 def test_a_lane_ends_when_closing_it_was_cut_off_and_is_done_again():

@@ -30,16 +30,6 @@ class Usage(msgspec.Struct, frozen=True):
     free: int
     active: int
     cached: int
-    span: int
-    """The highest held id + 1: the pool could end there without moving a block."""
-    references: int
-    """Entries in the tables of open sequences."""
-    shared_blocks: int
-    """Blocks that stand in the tables of two or more open sequences."""
-    used_tokens: int
-    """Computed tokens of open sequences."""
-    room_tokens: int
-    """Tokens that their tables have room for."""
 
     @property
     def utilisation(self) -> float:
@@ -48,24 +38,10 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def usage(manager: CacheManager, group: int = 0) -> Usage:
-    """Return the occupancy and sharing of a group. Raises `ConfigError`."""
+    """Return the occupancy of a group. Raises `ConfigError`."""
     check_group(group, len(manager.pools))
     pool = manager.pools[group]
-    running = [seq for seq in manager.sequences.values() if seq.state == "open"]
-    tables = [seq.block_ids(group) for seq in running]
-    entries = np.concatenate([*tables, np.zeros(0, np.int32)])
-    _, counts = np.unique(entries[entries != GAP], return_counts=True)
-    return Usage(
-        num_blocks=pool.num_blocks,
-        free=pool.num_free,
-        active=pool.num_active,
-        cached=pool.num_cached,
-        span=int(_held(pool, pool.num_blocks).nonzero()[0].max(initial=-1)) + 1,
-        references=int(counts.sum()),
-        shared_blocks=int((counts > 1).sum()),
-        used_tokens=sum(seq.computed for seq in running),
-        room_tokens=sum(seq.num_blocks for seq in running) * manager.block_size,
-    )
+    return Usage(pool.num_blocks, pool.num_free, pool.num_active, pool.num_cached)
 
 
 @mutating

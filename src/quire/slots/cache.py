@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+import msgspec
+
 from quire.config import check_count
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 from quire.errors import CommitError, CopyError, SlotError, StaleSlot, TokensError, TruncateError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 from quire.media import MediaItem
 from quire.scope import Scope, check_scope
-from quire.slots.contents import NO_SCOPE, Overwritten, SlotContents
+from quire.slots.contents import NO_SCOPE, SlotContents
 from quire.slots.copies import SlotCopy
 from quire.slots.handles import SlotHandle, SlotMatch, SlotPin
 from quire.slots.order import SlotOrder
@@ -52,7 +54,6 @@ class SlotCache(Interruptible):
         self.handles: list[SlotHandle | None] = [None] * self.num_slots
         self.contents = SlotContents(self.num_slots, generation)
         self.order = SlotOrder(self.contents)
-        self.overwritten = Overwritten(self.num_slots)
         self.media = SlotMedia()
         self.counts = SlotStats()
 
@@ -69,7 +70,7 @@ class SlotCache(Interruptible):
     @property
     def stats(self) -> SlotStats:
         """Counters since the cache was made, as they are now."""
-        return self.counts.copy()
+        return msgspec.structs.replace(self.counts)
 
     def is_free(self, slot: int) -> bool:
         """Whether no request holds a slot. Raises `SlotError` for an unknown one."""
@@ -124,12 +125,11 @@ class SlotCache(Interruptible):
         if media:
             raw_prompt = key_of(tokens).tobytes()
             prompts = [handle.known for handle in self.handles if handle is not None]
-            self.media.forget([*self.contents.keys, *self.overwritten.contents.keys, *prompts])
+            self.media.forget([*self.contents.keys, *prompts])
             key = self.media.encode(memoryview(raw_prompt), media)
-        gone = 0
-        if num_cached < prompt_len - 1:
-            gone = self.overwritten.contents.find(where, key[:-TOKEN_BYTES]).num_tokens
-        self.counts.opened(prompt_len, num_cached, gone)
+        self.counts.num_requests += 1
+        self.counts.prompt_tokens += prompt_len
+        self.counts.hit_tokens += num_cached
         if slot in found.slots:
             self._note_loss(slot, num_cached)
             self.contents.cut(slot, num_cached)
@@ -262,7 +262,6 @@ class SlotCache(Interruptible):
     @mutating
     def clear(self) -> None:
         """Forget the contents of all free slots, except pinned ones."""
-        self.overwritten.forget()
         for slot, handle in enumerate(self.handles):
             if handle is None:
                 self._forget(slot)
@@ -375,11 +374,8 @@ class SlotCache(Interruptible):
             self.order.used[slot] = 0
 
     def _note_loss(self, slot: int, num_tokens: int) -> None:
-        """Remember what no slot holds any more when a slot keeps so many tokens."""
-        lost = self.contents.lost(slot, num_tokens)
-        if lost > 0:
-            self.counts.evicted_tokens += lost
-            self.overwritten.remember(self.contents.keys[slot], self.contents.scopes[slot])
+        """Count what no slot holds any more when a slot keeps so many tokens."""
+        self.counts.evicted_tokens += max(self.contents.lost(slot, num_tokens), 0)
 
     def __repr__(self) -> str:
         lengths = [self.contents.length(slot) for slot in range(self.num_slots)]

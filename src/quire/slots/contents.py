@@ -104,27 +104,3 @@ class SlotContents:
             contents.check()
         if self.alone[[not key for key in self.keys]].any():
             raise InvariantError("a slot without content holds tokens alone")
-
-
-class Overwritten:
-    """The contents that were overwritten last, so that a later miss can say why.
-
-    As many as there are slots; tokens only, no KV.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        self.contents = SlotContents(num_slots)
-        self._next = 0
-
-    def remember(self, key: bytearray, scope: Scope) -> None:
-        """Note a content that is about to be overwritten; the oldest one noted is forgotten."""
-        contents = self.contents
-        contents.clear(self._next, scope)
-        with memoryview(key) as view:
-            contents.append(self._next, view)
-        self._next = (self._next + 1) % len(contents.keys)
-
-    def forget(self) -> None:
-        """Forget all of them."""
-        for number in range(len(self.contents.keys)):
-            self.contents.clear(number, NO_SCOPE)

@@ -107,12 +107,6 @@ class TierLane:
         with self._lock:
             return sum(len(jobs) for _, jobs in self._turns)
 
-    @property
-    def num_alive(self) -> int:
-        """Threads, idle ones included."""
-        with self._lock:
-            return len(self._alive)
-
     def submit(self, owner: object, run: Work, drop: Work) -> None:
         """Call `run` at its owner's turn, or `drop` if the lane is closed or no thread can be had.
 

@@ -38,12 +38,6 @@ class Reader:
         self._keep = keep
         self._flights: list[dict[bytes, tuple[ReadBatch, int]]] = [{} for _ in levels]
 
-    @property
-    def num_in_flight(self) -> int:
-        """Keys that are waiting or being read."""
-        with self._shared.lock:
-            return sum(map(len, self._flights))
-
     def read(self, fetch: Fetch, levels: Sequence[int]) -> None:
         """Read each key from the tier that `levels` names, or else from slower ones; -1 is a miss."""
         by_level: dict[int, list[int]] = {}
