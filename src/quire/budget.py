@@ -35,7 +35,8 @@ def split_budget(
     the first groups that have a use for it. Raises `ConfigError` when no sequence of a single
     block fits, with what that takes.
     """
-    expected = _ceil(check_count("expected_tokens", expected_tokens), block_size) * block_size
+    expected = check_count("expected_tokens", expected_tokens)
+    expected += -expected % block_size
     least = _cost(sizes, block_size, block_size)
     if capacity_bytes < least:
         needs = ", ".join(
@@ -81,7 +82,3 @@ def _cost(sizes: Items[GroupSize], num_tokens: int, block_size: int) -> int:
     return sum(
         size.kind.blocks_for(num_tokens, block_size) * size.bytes_per_block for size in sizes
     )
-
-
-def _ceil(value: int, unit: int) -> int:
-    return -(-value // unit)

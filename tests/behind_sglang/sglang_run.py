@@ -72,11 +72,11 @@ def host_pool(kind, layout, dtype=torch.bfloat16, seed=0):
     return pool
 
 
-def backend(place, pool, *, v1=True, config=None, **extra):
+def backend(place, pool, *, config=None, **extra):
     """Make the backend as `--hicache-storage-backend dynamic` does."""
     options = {
         "backend_name": "quire", "module_path": "quire.engines.sglang", "class_name": "QuireStorage",
-        "interface_v1": int(v1), "weights": "one", "tiers": [f"disk:{place}/{{rank}}?capacity=32MiB"],
+        "interface_v1": 1, "weights": "one", "tiers": [f"disk:{place}/{{rank}}?capacity=32MiB"],
         "settings": {"busy_share": 1.0, "close_timeout_s": 60.0, "lookup_timeout_s": 30.0, "load_timeout_s": 30.0}, **extra,
     }  # fmt: skip
     fields = {
@@ -131,46 +131,46 @@ def pages_of(pool, pages):
     return [pool.get_data_page(page * PAGE, flat=True).clone() for page in pages]
 
 
-def under_controller(storage, pool, *, v1):
+def under_controller(storage, pool):
     """Return what SGLang's controller looks at when it reads and writes pages."""
     double = SimpleNamespace(storage_backend=storage, storage_host_pool=pool, page_size=PAGE)
     bound = {
         name: getattr(CONTROLLER, name).__get__(double)
-        for name in ("_generic_page_get", "_generic_page_set", "_page_get_zero_copy", "_page_set_zero_copy")
-    }  # fmt: skip
-    double.page_get_func = bound["_page_get_zero_copy" if v1 else "_generic_page_get"]
-    double.page_set_func = bound["_page_set_zero_copy" if v1 else "_generic_page_set"]
+        for name in ("_page_get_zero_copy", "_page_set_zero_copy")
+    }
+    double.page_get_func = bound["_page_get_zero_copy"]
+    double.page_set_func = bound["_page_set_zero_copy"]
     return double
 
 
 def check_pages_come_back_after_a_restart(place):
-    """Stored pages are found by the next process, in other pages, in every layout and interface."""
+    """Stored pages are found by the next process, in other pages, in every layout."""
     kinds = (MHATokenToKVPoolHost, MLATokenToKVPoolHost)
-    for number, (kind, layout, v1) in enumerate(itertools.product(kinds, LAYOUTS, (True, False))):
+    for number, (kind, layout) in enumerate(itertools.product(kinds, LAYOUTS)):
         chance = random.Random(number)
         folder = place / f"{number}"
         names = hashes(chance.choices(range(1000), k=6 * PAGE))
         pool = host_pool(kind, layout, seed=number)
         here = chance.sample(range(PAGES), 6)
         expected = pages_of(pool, here)
-        storage = backend(folder, pool, v1=v1)
+        storage = backend(folder, pool)
         assert storage.batch_exists(names) == 0
-        assert under_controller(storage, pool, v1=v1).page_set_func(names, slots(here))
+        assert under_controller(storage, pool).page_set_func(names, slots(here))
         storage.close()
 
         other = host_pool(kind, layout, seed=100 + number)
         there = chance.sample(range(PAGES), 6)
         rest = [page for page in range(PAGES) if page not in there]
         before = pages_of(other, rest)
-        storage = backend(folder, other, v1=v1)
+        storage = backend(folder, other)
         assert storage.batch_exists(names) == 6
         assert storage.batch_exists([*names, "another"]) == 6
         assert storage.batch_exists(["another", *names]) == 0
         operation = SimpleNamespace(request_id="r", is_terminated=lambda: False)
-        got = under_controller(storage, other, v1=v1).page_get_func(operation, names, slots(there))
-        assert got == 6, (kind, layout, v1, got)
-        assert all(map(torch.equal, pages_of(other, there), expected)), (kind, layout, v1)
-        assert all(map(torch.equal, pages_of(other, rest), before)), (kind, layout, v1)
+        got = under_controller(storage, other).page_get_func(operation, names, slots(there))
+        assert got == 6, (kind, layout, got)
+        assert all(map(torch.equal, pages_of(other, there), expected)), (kind, layout)
+        assert all(map(torch.equal, pages_of(other, rest), before)), (kind, layout)
         storage.close()
 
 
@@ -311,6 +311,7 @@ def check_wrong_options_are_refused(place):
         ({"tiers": []}, 'give "tiers"'),
         ({"tiers": "disk:/kv"}, 'give "tiers"'),
         ({"tires": 1}, "tires"),
+        ({"interface_v1": 0}, 'give "interface_v1": 1'),
         ({"tiers": ["floppy:1MiB"]}, "floppy"),
     ):
         assert said in refusal(partial(backend, place, pool, **extra)), extra

@@ -250,17 +250,6 @@ def test_hits_are_counted_by_tokens():
     assert (cache.stats.num_requests, cache.stats.prompt_tokens) == (5, 110)
 
 
-def test_a_rejected_speculation_is_no_eviction():
-    cache = SlotCache(2, 64)
-    handle = prefill(cache, text(0, 20))
-    cache.truncate(handle, 10)
-    assert cache.stats.evicted_tokens == 0
-    cache.close(handle)
-    cache.allocate()
-    cache.allocate()
-    assert cache.stats.evicted_tokens == 10
-
-
 def test_the_representation_says_who_has_the_slots():
     cache = SlotCache(4, 64)
     serve(cache, text(1000, 10))

@@ -77,7 +77,6 @@ def test_random_conversations_over_few_slots_give_the_tokens_of_generate(num_tur
         prompt = torch.cat([text[:, :keep], tail], dim=1)[:, :160]
         texts.append(same(model, cache, prompt))
     stats = cache.stats
-    assert stats.evicted_tokens > 0
     assert stats.copied_slots > 0
     assert stats.reoccupied_slots > 0
 

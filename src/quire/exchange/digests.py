@@ -90,13 +90,15 @@ class Digests(Watcher):
     def _compute(self, node: Node) -> None:
         known = self._known(node)
         if node.parent is None:
-            known.append(self.root(self._scope(node)))
+            known.append(self.root(self.scope_of(node)))
             return
         done = len(known) * self._tree.block_bytes
         parent = known[-1] if known else self._known(node.parent)[-1]
         known += self.beyond(parent, node.key[done:])
 
-    def _scope(self, root: Node) -> Scope:
+    def scope_of(self, node: Node) -> Scope:
+        """Return the scope that a node is of."""
+        root = node.holding(-1)
         return next(scope for scope, each in self._tree.roots.items() if each is root)
 
 

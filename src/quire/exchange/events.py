@@ -111,8 +111,7 @@ class EventLog(Watcher):
     def _changed(self, group: int, node: Node, places: Items[int], is_there: bool) -> None:
         """A sparse group has blocks of a node again, or no more, while the node stays."""
         if is_there:
-            root = node.holding(-1)
-            scope = next(scope for scope, each in self._tree.roots.items() if each is root)
+            scope = self._digests.scope_of(node)
             for run in runs_of(places):
                 self._store(node, run, scope, group)
         else:

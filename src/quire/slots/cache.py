@@ -131,13 +131,12 @@ class SlotCache(Interruptible):
         self.counts.prompt_tokens += prompt_len
         self.counts.hit_tokens += num_cached
         if slot in found.slots:
-            self._note_loss(slot, num_cached)
             self.contents.cut(slot, num_cached)
             self.counts.reoccupied_slots += 1
         elif num_cached:
             self._copy(found.slots[0], slot, num_cached)
         else:
-            self._empty(slot, where)
+            self.contents.clear(slot, where)
         handle = self._hold(slot, num_cached)
         handle.prompt_len = prompt_len
         handle.known, handle.known_start = bytes(key[num_cached * TOKEN_BYTES :]), num_cached
@@ -153,7 +152,7 @@ class SlotCache(Interruptible):
         if scope is not None:
             check_scope(scope)
         slot = self.order.victim("allocate")
-        self._empty(slot, scope or NO_SCOPE)
+        self.contents.clear(slot, scope or NO_SCOPE)
         return self._hold(slot, 0)
 
     @mutating
@@ -186,7 +185,7 @@ class SlotCache(Interruptible):
         if contents.keys[source]:
             self._copy(source, slot, contents.length(source))
         else:
-            self._empty(slot, contents.scopes[source])
+            self.contents.clear(slot, contents.scopes[source])
         twin = self._hold(slot, handle.num_cached)
         twin.prompt_len, twin.raw_prompt = handle.prompt_len, handle.raw_prompt
         twin.known, twin.known_start = handle.known, handle.known_start
@@ -355,16 +354,10 @@ class SlotCache(Interruptible):
         contents = self.contents
         with memoryview(contents.keys[source]) as key, key[: num_tokens * TOKEN_BYTES] as head:
             there = contents.common(slot, contents.scopes[source], head)
-        self._note_loss(slot, there)
         contents.copy(slot, source, num_tokens, there)
         self.order.use(source)
         self.counts.copied_slots += 1
         self.counts.copied_tokens += num_tokens - there
-
-    def _empty(self, slot: int, scope: Scope) -> None:
-        """Make a slot ready for a request of a scope that starts from nothing."""
-        self._note_loss(slot, 0)
-        self.contents.clear(slot, scope)
 
     def _forget(self, slot: int) -> None:
         """Forget the tokens of a slot that no pin keeps."""
@@ -372,10 +365,6 @@ class SlotCache(Interruptible):
         self.contents.cut(slot, kept)
         if not kept:
             self.order.used[slot] = 0
-
-    def _note_loss(self, slot: int, num_tokens: int) -> None:
-        """Count what no slot holds any more when a slot keeps so many tokens."""
-        self.counts.evicted_tokens += max(self.contents.lost(slot, num_tokens), 0)
 
     def __repr__(self) -> str:
         lengths = [self.contents.length(slot) for slot in range(self.num_slots)]

@@ -13,7 +13,6 @@ class SlotStats(msgspec.Struct):
     `reoccupied_slots`  requests that took over a free slot which held their prefix: no copy
     `copied_slots`      requests and forks that got their prefix, or part of it, by a copy
     `copied_tokens`     tokens planned to be copied
-    `evicted_tokens`    tokens overwritten or cut that no other slot held
     """
 
     num_requests: int = 0
@@ -23,7 +22,6 @@ class SlotStats(msgspec.Struct):
     reoccupied_slots: int = 0
     copied_slots: int = 0
     copied_tokens: int = 0
-    evicted_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:

@@ -226,7 +226,10 @@ class Purgeable(ABC):
         Puts of the tag that are under way land before it is done or not at all; those that begin meanwhile are
         left out. Raises `ConfigError` for a tag that is none; a tier that fails is `is_complete=False`, with the reason.
         """
-        check_tag(tag)
+        if type(tag) is not bytes or len(tag) != TAG_BYTES:
+            raise ConfigError(
+                f"a tenant tag is {TAG_BYTES} bytes, as quire.exchange.tenant_tag returns them, got {tag!r:.80}"
+            )
         handled = sys.exc_info()[1]
         purge, bar = Purge(tag, timeout_s), Bar(tag)
         try:
@@ -381,11 +384,3 @@ def owned(keys: NDArray[np.uint8], tag: bytes) -> NDArray[np.bool_]:
 def mark_name(tag: bytes) -> str:
     """Return the name of the mark of a tag, which does not show the tag itself."""
     return sha256(b"quire-purged-1" + tag).hexdigest()[:32]
-
-
-def check_tag(tag: object) -> None:
-    """Raise `ConfigError` for anything that is no tenant tag."""
-    if not isinstance(tag, bytes) or len(tag) != TAG_BYTES:
-        raise ConfigError(
-            f"a tenant tag is {TAG_BYTES} bytes, as quire.exchange.tenant_tag returns them, got {tag!r:.80}"
-        )

@@ -96,6 +96,11 @@ class QuireStorage(HiCacheStorage):
             raise ConfigError(
                 f"quire knows no options {unknown} in hicache-storage-backend-extra-config; it has {', '.join(OURS)}"
             )
+        if extra.get("interface_v1") != 1:
+            raise ConfigError(
+                'give "interface_v1": 1 in hicache-storage-backend-extra-config: SGLang makes a tensor of each page '
+                f"without, which quire does not take; got {extra.get('interface_v1')!r}"
+            )
         lines = extra.get("tiers")
         if not isinstance(lines, list) or not lines:
             raise ConfigError(
@@ -106,7 +111,6 @@ class QuireStorage(HiCacheStorage):
         self._salt = ""
         self._pools: dict[str, tuple[HostPages, PageRecords]] = {}
         self._host_pools: dict[str, Any] = {}
-        self._plain: dict[int, PageRecords] = {}
         self._name()
         self._stack = PageStack(
             [_ranked(line, storage_config) for line in lines], extra.get("settings")
@@ -125,9 +129,7 @@ class QuireStorage(HiCacheStorage):
     def _register(self, name: str, pool: Any) -> None:
         pages = HostPages(pool, name)
         self._host_pools[name] = pool
-        self._pools[name] = pages, self._records(name, pages.num_bytes, pages.form)
-        if name == KV:
-            self._plain.clear()
+        self._pools[name] = pages, self._records(name, pages)
 
     # Pages of host pools
 
@@ -206,61 +208,15 @@ class QuireStorage(HiCacheStorage):
 
         return self._stack.store(records, keys, fill)
 
-    # Plain tensors
+    # Plain tensors, which the controller asks for without `interface_v1`
 
     def exists(self, key: str) -> bool:
-        self._rename()
-        return self._stack.found(self._of_size(0), [key], contiguous=True) == [True]
+        return self.batch_exists([key]) == 1
 
-    def get(
-        self, key: str, target_location: Any = None, target_sizes: Any = None
-    ) -> torch.Tensor | None:
-        return self.batch_get([key], [target_location])[0]
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("quire reads and writes pages of host pools, not tensors")
 
-    def batch_get(
-        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
-    ) -> list[torch.Tensor | None]:
-        self._rename()
-        got: list[torch.Tensor | None] = []
-        for key, target in zip(keys, target_locations or [None] * len(keys), strict=True):
-            if target is None:
-                raise ConfigError("quire reads a page into a tensor: give target_location")
-            into = target if target.is_contiguous() else torch.empty_like(target).contiguous()
-            memory = into.flatten().view(torch.uint8).numpy().data
-
-            def fill(payloads: Sequence[memoryview | None], memory: memoryview = memory) -> None:
-                if payloads[0] is not None:
-                    memory[:] = payloads[0]
-
-            (came,) = self._stack.load(self._of_size(len(memory)), [key], fill)
-            if came and into is not target:
-                target.copy_(into)
-            got.append(target if came else None)
-        return got
-
-    def set(
-        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
-    ) -> bool:
-        return self.batch_set([key], [value])
-
-    def batch_set(
-        self,
-        keys: list[str],
-        values: Any = None,
-        target_locations: Any = None,
-        target_sizes: Any = None,
-    ) -> bool:
-        self._rename()
-        for key, value in zip(keys, values, strict=True):
-            memory = value.contiguous().flatten().view(torch.uint8).numpy().data
-
-            def fill(_: Sequence[int], into: list[memoryview], memory: memoryview = memory) -> None:
-                for each in into:
-                    each[:] = memory
-
-            if self._stack.store(self._of_size(len(memory)), [key], fill) != [True]:
-                return False
-        return True
+    get = batch_get = set = batch_set = _refuse
 
     # Life
 
@@ -289,17 +245,16 @@ class QuireStorage(HiCacheStorage):
             "sglang": _version(),
             "salt": self._salt,
         }
-        self._plain.clear()
         for name, (pages, _) in list(self._pools.items()):
-            self._pools[name] = pages, self._records(name, pages.num_bytes, pages.form)
+            self._pools[name] = pages, self._records(name, pages)
 
     def _rename(self) -> None:
         """Name records anew where SGLang has loaded other weights since."""
         if _arguments() != self._arguments:
             self._name()
 
-    def _records(self, name: str, num_bytes: int, form: str) -> PageRecords:
-        config, pool = self._config, self._host_pools.get(name)
+    def _records(self, name: str, pages: HostPages) -> PageRecords:
+        config, pool = self._config, self._host_pools[name]
         shape = {each: repr(getattr(pool, each, None)) for each in SHAPE}
         ranks = [config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size]
         ranks += [config.dcp_rank, config.dcp_size]
@@ -309,24 +264,16 @@ class QuireStorage(HiCacheStorage):
             **self._facts,
             "pool": type(pool).__name__,
             "shape": shape,
-            "form": form,
+            "form": pages.form,
             "ranks": ranks,
         }
         page_size = int(getattr(pool, "page_size", 0) or 1)
         dtype = str(getattr(pool, "dtype", "bytes")).removeprefix("torch.")
-        return PageRecords(name, num_bytes, page_size, dtype, facts)
+        return PageRecords(name, pages.num_bytes, page_size, dtype, facts)
 
     def _of(self, name: str) -> PageRecords:
         self._rename()
-        if name == KV and not self._extra.get("interface_v1"):
-            return self._of_size(0)
         return self._pools[name][1]
-
-    def _of_size(self, num_bytes: int) -> PageRecords:
-        """Return the records of plain pages of so many bytes; keys are those of any size."""
-        if num_bytes not in self._plain:
-            self._plain[num_bytes] = self._records(KV, num_bytes, "plain")
-        return self._plain[num_bytes]
 
 
 def _asked(transfer: Any) -> tuple[list[str], torch.Tensor | None]:

@@ -38,7 +38,7 @@ class Slab:
     def __init__(self, slabs: Slabs, record_bytes: int) -> None:
         files, flags = slabs.files, slabs.flags
         self.record_bytes = record_bytes
-        self.path = slabs.slab_path(record_bytes)
+        self.path = slabs.directory / f"slab-{record_bytes}.quire"
         self.pins: dict[int, int] = {}
         self.leaving: set[int] = set()
         self.moved: dict[int, int] = {}
@@ -313,10 +313,6 @@ class Slabs(dict[int, Slab]):
             self.lock.check_file()
         if self.get(slab.record_bytes) is not slab or slab.is_removed():
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(slab.path))
-
-    def slab_path(self, record_bytes: int) -> Path:
-        """Return where a slab is."""
-        return self.directory / f"slab-{record_bytes}.quire"
 
     def index_path(self, record_bytes: int) -> Path:
         """Return where the index of a slab is."""
