@@ -28,6 +28,10 @@ def prometheus() -> str | None:
     return _on_path("prometheus")
 
 
+def chromium() -> str | None:
+    return _on_path("chromium", "chromium-browser", "google-chrome")
+
+
 def openssl() -> str | None:
     return _on_path("openssl")
 
@@ -53,6 +57,7 @@ def real(name: str) -> str | None:
 NEEDS = {
     "redis-server": (redis_server, "redis-server"),
     "prometheus": (prometheus, "prometheus"),
+    "chromium": (chromium, "chromium"),
     "openssl": (openssl, "openssl"),
     "g++": (compiler, "g++"),
     "mooncake": (mooncake, "libibverbs1 libnuma1 libcurl4"),

@@ -20,6 +20,7 @@ from quire.errors import (
     RequestFailed,
     TokensError,
 )
+from quire.foresight import Trail
 
 PROMPT = tuple(range(10, 30))
 
@@ -259,6 +260,21 @@ def test_a_request_says_when_its_turn_came(model):
         times |= {each.request_id: each.metrics for each in engine.step()}
     assert (times[first].arrival_time, times[first].scheduled_ts) == (0.0, 1.0)
     assert times[first].last_token_ts <= times[second].scheduled_ts <= times[second].first_token_ts
+
+
+def test_a_request_says_why_its_hit_ended_and_how_often_it_was_preempted(model):
+    engine = Engine(model, num_blocks=20, block_size=4, watchers=[Trail()])
+    reasons = []
+    for prompt in (PROMPT, PROMPT, range(35, 95), PROMPT):
+        (output,) = engine.generate([tuple(prompt)], GREEDY)
+        reasons.append((output.metrics.missed.reason, output.metrics.num_preemptions))
+    assert [reasons[0], reasons[-1]] == [("cold", 0), ("evicted", 0)]
+    assert output.num_cached_tokens + output.metrics.missed.num_tokens < len(PROMPT)
+    params = SamplingParams(temperature=0, max_tokens=26, ignore_eos=True)
+    prompts = [tuple(range(start, start + 30)) for start in (3, 50)]
+    small = Engine(model, num_blocks=18, block_size=4)
+    told = [each.metrics.num_preemptions for each in small.generate(prompts, params)]
+    assert sum(told) == small.stats().preemptions > 0
 
 
 def test_a_request_that_waited_for_its_longest_ends_and_those_that_run_go_on(model):

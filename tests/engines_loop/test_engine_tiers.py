@@ -78,6 +78,21 @@ def test_evicted_blocks_come_back_from_a_tier():
         assert answer(engine) == (len(PROMPT) - 4, plain_answer(model, PROMPT, 8))
 
 
+def test_a_request_says_how_many_tokens_each_tier_brought_it_and_for_how_long_it_waited(directory):
+    model = tiny_model("llama")
+    first = directory(model)
+    (output,) = first.generate([PROMPT], GREEDY)
+    assert output.metrics.loaded_tokens == {}
+    first.close()
+    second = directory(model)
+    (output,) = second.generate([PROMPT], GREEDY)
+    times = output.metrics
+    assert times.loaded_tokens == {"disk": len(PROMPT) - 4}
+    assert 0 < times.load_s <= times.first_token_ts - times.scheduled_ts
+    assert output.num_cached_tokens == len(PROMPT) - 4
+    second.close()
+
+
 LONG = pytest.mark.long
 
 

@@ -129,18 +129,21 @@ class RequestLog:
             async for output in engine.generate(prompt):
                 told(0, output)
 
-    tenants  names, the most important first: `MAX_CLASSES` of them have a class of their own, for as long as the log
-             lives, so no counter ever falls; requests without a tenant are in the class ""
-    clock    seconds, rising
+    tenants      names, the most important first: `max_classes` of them have a class of their own, for as long as the log
+                 lives, so no counter ever falls; requests without a tenant are in the class ""
+    clock        seconds, rising
 
     One thread tells and reads it: plain numbers take a tenth of the time of prometheus_client's metrics.
     """
 
     def __init__(
-        self, tenants: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        tenants: Iterable[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        max_classes: int = MAX_CLASSES,
     ) -> None:
         self._clock = clock
-        self.classes = {name: ClassFigures() for name in islice(tenants, MAX_CLASSES)}
+        self.classes = {name: ClassFigures() for name in islice(tenants, max_classes)}
         if not self.classes:
             self.classes[""] = ClassFigures()
         self._live: dict[int, Followed] = {}

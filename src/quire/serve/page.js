@@ -59,8 +59,8 @@ async function asked(path) {
 }
 async function poll() {
   try {
-    const state = await asked("v1/cache?since=" + (samples.length ? samples.at(-1).at : 0));
-    samples = samples.concat(state.samples).slice(-MOST_SAMPLES);
+    const last = samples.length ? samples.at(-1).at : 0, state = await asked("v1/cache?since=" + last);
+    samples = samples.concat(state.samples.filter(each => each.at > last)).slice(-MOST_SAMPLES);
     show(state);
     every = 1000 * state.every_s;
     if (Date.now() >= treeDue) {

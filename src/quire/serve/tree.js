@@ -1,4 +1,4 @@
-const ROW = 40, MOST_ROWS = 24, FIRST = 6;
+const ROW = 44, MOST_ROWS = 24, FIRST = 6;
 const turned = new Map(); // branches that were opened or closed by hand, and those whose colder ones were asked for
 /* The prefix tree, left to right: a block is a run of tokens, as high as all that goes on from it; hot to cold. */
 function showTree(place, scopes) {

@@ -41,9 +41,10 @@ class EngineTiers(EngineCompanion):
         self._forward.copy()
         begun_s, request = perf_counter(), cast("Answer", job).request
         tokens = self.store.onboard(job.known(), job.scope).tokens
-        load_s = request.metrics.load_s + perf_counter() - begun_s
-        loaded = Counter(request.metrics.loaded_tokens) + Counter(tokens)
-        request.metrics = replace(request.metrics, load_s=load_s, loaded_tokens=loaded)
+        if (told := request.metrics).first_token_ts is None:  # later it is part of decoding
+            load_s = told.load_s + perf_counter() - begun_s
+            tokens = Counter(told.loaded_tokens) + Counter(tokens)
+            request.metrics = replace(told, load_s=load_s, loaded_tokens=tokens)
 
     def keep(self, job: Job) -> None:
         """Start to offload a job's published blocks before they are given back.
