@@ -131,7 +131,7 @@ async def load(service, num_running, seconds):
     for _ in range(num_running + 8):
         begin(long, (4, 60, 200))
     for _ in range(600):
-        if len(service.running.engine.scheduler.decoding) >= num_running:
+        if service.running.engine.stats().running >= num_running:
             break
         await asyncio.sleep(0.1)
     return tasks
@@ -176,7 +176,7 @@ def measure(service, url, num_refreshes):
         "cpu_ms_per_refresh": 1000 * spent / num_refreshes,
         "engine_ms_state": 1000 * seen,
         "engine_ms_tree": 1000 * tree,
-        "running": len(service.running.engine.scheduler.decoding),
+        "running": service.running.engine.stats().running,
         "state_bytes": len(httpx.get(f"{url}/v1/cache", headers=HEAD).content),
         "tree_bytes": len(httpx.get(f"{url}/v1/cache/tree", headers=HEAD).content),
         "metrics_bytes": len(httpx.get(f"{url}/metrics", headers=HEAD).content),

@@ -13,6 +13,7 @@ from quire.core.stats import MISS_REASONS, Missed
 from quire.engines.loop import EngineStats, RequestMetrics
 from quire.errors import QueueTimeout
 from quire.observe.requests import MAX_CLASSES, MAX_RECENT, OTHER, RequestLog, misses
+from quire.scheduling import Job, Scheduler
 
 ENDS = ("stop", "length", "abort")
 
@@ -29,18 +30,18 @@ def output(num_tokens, reason=None, cached=0, **times):
 
 
 def engine(manager=None, running=(), waiting=(), **counts):
-    """An engine as metrics see it, with jobs of these tenants, each preempted once."""
-
-    def jobs(tenants):
-        return [
-            SimpleNamespace(scope=Scope(tenant=each) if each else None, num_preempted=1)
-            for each in tenants
-        ]
-
+    """An engine as metrics see it, with jobs of these tenants in a real scheduler, each preempted once."""
+    scheduler = Scheduler(CacheManager(256, 4))
+    for at, tenant in enumerate([*running, *waiting]):
+        scope = None if tenant is None else Scope(tenant=tenant)
+        scheduler.add(job := Job([at] * 3, 1, scope=scope))
+        job.num_preempted = 1
+        if at + 1 == len(running):
+            scheduler.plan()
     stats = EngineStats(running=len(running), waiting=len(waiting), **counts)
-    scheduler = SimpleNamespace(prefilling=jobs(running), decoding=[], waiting=jobs(waiting))
-    manager = manager or CacheManager(8, 4)
-    return SimpleNamespace(manager=manager, tiers=None, scheduler=scheduler, stats=lambda: stats)
+    return SimpleNamespace(
+        manager=manager or CacheManager(8, 4), tiers=None, scheduler=scheduler, stats=lambda: stats
+    )
 
 
 def scraped(log, of=None):
