@@ -76,9 +76,7 @@ def test_random_conversations_over_few_slots_give_the_tokens_of_generate(num_tur
         tail = torch.randint(3, vocab, (1, 7), generator=generator)
         prompt = torch.cat([text[:, :keep], tail], dim=1)[:, :160]
         texts.append(same(model, cache, prompt))
-    stats = cache.stats
-    assert stats.copied_slots > 0
-    assert stats.reoccupied_slots > 0
+    assert 0 < cache.stats.copied_tokens < cache.stats.hit_tokens  # some by a copy, some without
 
 
 def test_requests_that_run_at_the_same_time_copy_what_they_share():

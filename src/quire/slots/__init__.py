@@ -12,16 +12,14 @@ contents   tokens, scopes and generations of the slots
 sorted     the contents of one scope, findable by prefix
 prompts    prompts as keys: tokens, scopes and media of callers, checked
 copies     copies planned between slots
-handles    matches, handles of running requests, pins
-stats      counters
+handles    matches, handles of running requests, pins, counters
 checks     a cache's state recounted, and as data
 """
 
 from quire.slots.cache import SlotCache
 from quire.slots.checks import check, snapshot
 from quire.slots.copies import SlotCopy
-from quire.slots.handles import SlotHandle, SlotMatch, SlotPin
-from quire.slots.stats import SlotStats
+from quire.slots.handles import SlotHandle, SlotMatch, SlotPin, SlotStats
 
 __all__ = [
     "SlotCache",

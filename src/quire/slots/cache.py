@@ -11,13 +11,12 @@ from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, key_of
 from quire.errors import CommitError, CopyError, SlotError, StaleSlot, TokensError, TruncateError
 from quire.interrupts import Interruptible, bar, mutating, unbar
 from quire.media import MediaItem
-from quire.scope import Scope, check_scope
-from quire.slots.contents import NO_SCOPE, SlotContents
+from quire.scope import NO_SCOPE, Scope, check_scope
+from quire.slots.contents import SlotContents
 from quire.slots.copies import SlotCopy
-from quire.slots.handles import SlotHandle, SlotMatch, SlotPin
+from quire.slots.handles import SlotHandle, SlotMatch, SlotPin, SlotStats
 from quire.slots.order import SlotOrder
 from quire.slots.prompts import SlotMedia
-from quire.slots.stats import SlotStats
 
 
 class SlotCache(Interruptible):
@@ -132,7 +131,6 @@ class SlotCache(Interruptible):
         self.counts.hit_tokens += num_cached
         if slot in found.slots:
             self.contents.cut(slot, num_cached)
-            self.counts.reoccupied_slots += 1
         elif num_cached:
             self._copy(found.slots[0], slot, num_cached)
         else:
@@ -207,13 +205,9 @@ class SlotCache(Interruptible):
         `CopyError` when a planned copy of the slot was not taken, `SlotError` for a handle
         that is closed, `TokensError`.
         """
-        key = self._checked(handle, token_ids)
+        key = self.check_commit(handle, token_ids)
         self.contents.append(handle.slot, key)
         self.counts.computed_tokens += len(key) // TOKEN_BYTES
-
-    def check_commit(self, handle: SlotHandle, token_ids: TokenIds) -> None:
-        """Raise the exception that `commit` would; for engines that want to know before they compute."""
-        self._checked(handle, token_ids)
 
     @mutating
     def truncate(self, handle: SlotHandle, num_tokens: int) -> None:
@@ -306,8 +300,11 @@ class SlotCache(Interruptible):
             self.cut_off("reset", error)
             raise
 
-    def _checked(self, handle: SlotHandle, token_ids: TokenIds) -> Key:
-        """Return the key to store for tokens to commit; raise if they are refused."""
+    def check_commit(self, handle: SlotHandle, token_ids: TokenIds) -> Key:
+        """Raise the exception that `commit` would, for engines that want to know before they compute.
+
+        Returns the key to store.
+        """
         slot = self._held(handle)
         key = key_of(token_ids)
         computed = self.contents.length(slot)
@@ -356,7 +353,6 @@ class SlotCache(Interruptible):
             there = contents.common(slot, contents.scopes[source], head)
         contents.copy(slot, source, num_tokens, there)
         self.order.use(source)
-        self.counts.copied_slots += 1
         self.counts.copied_tokens += num_tokens - there
 
     def _forget(self, slot: int) -> None:

@@ -6,11 +6,9 @@ import numpy as np
 
 from quire.core.tokens import INT32, TOKEN_BYTES, IntArray, Key
 from quire.errors import InvariantError
-from quire.scope import Scope
+from quire.scope import NO_SCOPE, Scope
 from quire.slots.copies import SlotCopy, SlotCopyPlan
 from quire.slots.sorted import Sharers, SortedContents, common_tokens
-
-NO_SCOPE = Scope()
 
 
 class SlotContents:

@@ -1,4 +1,4 @@
-"""Matches, handles of running requests, and pins: the objects that `SlotCache` returns."""
+"""Matches, handles of running requests, pins and counters: the objects that `SlotCache` returns."""
 
 from __future__ import annotations
 
@@ -130,3 +130,23 @@ class SlotPin:
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
         return f"<SlotPin {self.num_tokens} tokens of slot {self.slot}, {state}>"
+
+
+class SlotStats(msgspec.Struct):
+    """Counters since the cache was made. Tokens unless the name says otherwise.
+
+    hit rate = hit_tokens / prompt_tokens: token-weighted, counted once per request, at `open`.
+
+    `copied_tokens`  tokens planned to be copied
+    """
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    computed_tokens: int = 0
+    copied_tokens: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens found, 0 to 1; 0 before the first request."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -8,8 +8,7 @@ from quire.core.media import MediaTable
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds, array_of, check_sign, key_of
 from quire.errors import TokensError
 from quire.media import MediaItem, check_media
-from quire.scope import Scope, check_scope
-from quire.slots.contents import NO_SCOPE
+from quire.scope import NO_SCOPE, Scope, check_scope
 
 MAX_SLOT_MEDIA = 1024
 """Beyond so many media contents, those that no slot holds any more are forgotten."""

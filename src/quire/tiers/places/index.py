@@ -240,7 +240,7 @@ class PlaceIndex:
         None is leased beyond `now`, and all have stamps below `before`. Of very many places it may be a few less.
         """
         stamps = self.stamps
-        self._end_leases_until(now)
+        self._leases = {place: until for place, until in self._leases.items() if until > now}
         if self._leases:
             stamps = stamps.copy()
             stamps[list(self._leases)] = 0
@@ -388,9 +388,6 @@ class PlaceIndex:
         table = filled_table(self._words[places, 0], places, len(self._stamps))
         view: memoryview[Any] = table.data
         self._table, self._table_view, self._mask = table, view, len(view) - 1
-
-    def _end_leases_until(self, now: float) -> None:
-        self._leases = {place: until for place, until in self._leases.items() if until > now}
 
     def _check_published(self, place: int) -> None:
         if not 0 <= place < self.num_places or not self._stamp_view[place]:
