@@ -12,6 +12,7 @@ from quire.kernels.attention import AttentionPlan, Scoring, attend
 from quire.kernels.attention.compiled import Reading, attention_pass
 from quire.kernels.compiling import Program
 from quire.kernels.norms import normed
+from quire.kernels.product_streamed import STREAMED
 from quire.kernels.products import operands, product
 from quire.kernels.tiles import TILES
 from quire.kernels.vectors import HAS_PAIRS
@@ -24,6 +25,12 @@ SHAPES = (
     (6, 30, 63),
     (7, 34, 65),
     (12, 258, 130),
+    # Weights that are streamed: the last row and one more, parts of panels, room for rows.
+    (3, 96, 33),
+    (4, 1536, 100),
+    (48, 64, 31),
+    (49, 64, 129),
+    (40, 3328, 17),
     (385, 126, 96),
     (770, 300, 33),
     (70, 1030, 66),
@@ -172,3 +179,26 @@ def test_a_plan_of_some_rows_attends_as_that_of_all(window, rows):
     assert torch.equal(some.slots, plan.slots[rows])
     found = attend(some, pools, q[rows], (new[0][rows], new[1][rows]), Scoring(0.3))
     torch.testing.assert_close(found, right[rows], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("become", ["plain", "added", "gated"])
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.skipif(TILES, reason="tiles multiply all rows")
+def test_a_row_of_few_is_the_same_whatever_rows_are_computed_beside_it(dtype, become, threads):
+    torch.manual_seed(3)
+    modules = [torch.nn.Linear(96, 100, dtype=dtype) for _ in range(2)]
+    given, before = torch.randn(STREAMED, 96).to(dtype), torch.randn(STREAMED, 100).to(dtype)
+
+    def multiplied(*numbers):
+        count = len(numbers)
+        rows, found = as_operands(given[[*numbers]]), before[[*numbers]].clone()
+        if become == "gated":
+            found = operands(count, 100, dtype)
+        asked = modules if become == "gated" else modules[:1]
+        with torch.inference_mode():
+            Program([product(rows, asked, found, threads, become=become)]).run()
+        return found
+
+    alone = torch.cat([multiplied(row) for row in range(STREAMED)])
+    for count in range(2, STREAMED + 1):
+        assert torch.equal(multiplied(*range(count)), alone[:count])

@@ -36,6 +36,25 @@ _ROUGH_POWER = (5.517166954e-02, 2.426111254e-01, 6.932609857e-01, 9.999280733e-
 """The same, relative error 8e-5 (of degree 3): a 26th of what rounding to bfloat16 may take."""
 
 
+def _within(lanes: Sequence[int]) -> list[int]:
+    """Return the same lanes of each quarter of two vectors."""
+    return [4 * quarter + lane for quarter in range(4) for lane in lanes]
+
+
+def _whole(quarters: Sequence[int]) -> list[int]:
+    """Return whole quarters of two vectors."""
+    return [4 * quarter + lane for quarter in quarters for lane in range(4)]
+
+
+_ADDED = {
+    2: (_within([0, 16, 1, 17]), _within([2, 18, 3, 19])),
+    4: (_within([0, 1, 16, 17]), _within([2, 3, 18, 19])),
+    8: (_whole([0, 2, 4, 6]), _whole([1, 3, 5, 7])),
+    16: (_whole([0, 2, 4, 6]), _whole([1, 3, 5, 7])),
+}
+"""The lanes of two vectors that are added, by the number of vectors whose sums these hold."""
+
+
 class Variable:
     """A value that changes while the code runs."""
 
@@ -275,6 +294,22 @@ class Code:
         for distance in (8, 4, 2, 1):
             vector = join(vector, vector.picked([i ^ distance for i in range(LANES)]))
         return vector
+
+    def sums_by_lane(
+        self, vectors: Callable[[int], list[Number]], first: int = 0, count: int = LANES
+    ) -> list[Number]:
+        """Return vectors whose lane i has the sum over the lanes of `vectors(i)`, of each that this returns.
+
+        They are added in a tree, two vectors into one, so that few of them are held at once.
+        """
+        if count == 1:
+            return vectors(first)
+        half = count // 2
+        left, right = _ADDED[count]
+        both = zip(
+            *(self.sums_by_lane(vectors, first + i * half, half) for i in range(2)), strict=True
+        )
+        return [a.picked(left, b) + a.picked(right, b) for a, b in both]
 
     def halves(self, words: Number) -> list[Number]:
         """Return the bfloat16s of 16 words as two vectors of floats."""

@@ -3,7 +3,8 @@
 Panels of 64 columns of the result take turns with chunks of rows: the weights of a panel are laid out column beside
 column (K. Goto and R. van de Geijn, Anatomy of high-performance matrix multiplication, 2008,
 https://doi.org/10.1145/1356052.1356053), a part of their depth at a time, and `ROWS` rows of sums stay in registers.
-Where tiles multiply, few rows are laid out instead (`product_few`).
+Where tiles multiply, few rows are laid out instead (`product_few`); elsewhere few rows read the weights where they
+stand (`product_streamed`).
 """
 
 # pyright: basic
@@ -17,11 +18,21 @@ from quire.kernels import tiles
 from quire.kernels.code import Code, Variable
 from quire.kernels.product_few import ROOM, are_few, multiply_few
 from quire.kernels.product_inputs import COLUMNS, LINE, Panel, ProductInputs, Share
-from quire.kernels.vectors import FLOAT, FLOATS, HALF, LANES, LOG2_E, WORD, Number
+from quire.kernels.product_streamed import (
+    PARTS,
+    STEP,
+    STREAMED,
+    Streamed,
+    lay_streamed,
+    multiply_streamed,
+)
+from quire.kernels.vectors import FLOAT, FLOATS, HALF, LANES, LOG2_E, WIDE, WORD, Number
 
 ROWS = 6
 """Rows whose sums are held at once: with four vectors of columns, 24 of a core's 32 registers."""
 
+_VECTORS_AT_ONCE = 4 if WIDE else 1
+"""Vectors of columns whose sums are held at once: of narrow registers, 12 of 16."""
 _ROWS_BESIDE_TILES = 4
 """The same of what tiles leave: a divisor of a block of them."""
 DEPTH = {False: 256, True: 512}
@@ -52,28 +63,31 @@ class ProductCode(Code):
         """Bytes of what becomes an operand of the weights."""
         self.given = ProductInputs(*self.numbers(self.arguments[0], ProductInputs))
         self.num_rows = self.number(self.given.count, 0)
+        self.form = Streamed(self.operand, self.widened)
         self.is_gated = become == "gated"
+        self.result_size = 2 if bfloat16 and not (self.is_gated and self.widened) else 4
         self.width = COLUMNS // 2 if self.is_gated else COLUMNS
         self.part = DEPTH[self.tiled]
 
     def write(self) -> None:
         given, step = self.given, tiles.ROWS if self.tiled else ROWS
-        most_laid = ROOM if self.tiled else self.part * COLUMNS
-        laid, sums = self.room(4 * most_laid), self.room((MOST_ROWS + step) * LINE)
+        laid, sums = self.room(4 * ROOM), self.room((MOST_ROWS + step) * LINE)
         bias, row_of_its_own = self.room(LINE), self.room(LINE)
         chunk_laid = Variable(self, self.constant(-1))
         # As few chunks as give each thread some of equal length.
         fewest = self._parted(given.longest).max(given.chunks)
         chunk = (self._parted(fewest) + (step - 1)) // step * step
+        streamed = self._is_streamed()
+        chunk, parts = chunk.where(streamed < 1, STREAMED), streamed * (PARTS - 1) + 1
         chunks = self._parted(chunk)
+        num_shares = given.num_panels * parts
         with (
             tiles.configured(self) if self.tiled else nullcontext(),
-            self.claims(self.arguments[0], given.num_panels * chunks) as claimed,
+            self.claims(self.arguments[0], num_shares * chunks) as claimed,
         ):
-            place_of_chunk = claimed.divided(given.num_panels)
-            at = claimed - place_of_chunk * given.num_panels
-            place = given.panels + at * (8 * len(Panel._fields))
-            panel = Panel(*self.numbers(place, Panel))
+            place_of_chunk = claimed.divided(num_shares)
+            at = claimed - place_of_chunk * num_shares
+            panel = self._panel(at.divided(parts), at - at.divided(parts) * parts, parts)
             self._lay_biases(panel, bias)
             first = place_of_chunk * chunk
             out = given.out + first * given.out_bytes + panel.place
@@ -84,20 +98,58 @@ class ProductCode(Code):
             def finish(row: Number, sums: Number) -> None:
                 self._finish(sums, bias, panel.columns, out + row * given.out_bytes, row_of_its_own)
 
-            if not self.tiled:
-                self._write_many(share, laid, sums, finish)
-            else:
-                full = panel.columns > self.width - 1
-                with self.either(full & are_few(self, share)) as (few, many):
-                    with few:
-                        is_new = place_of_chunk.compared("!=", chunk_laid.now)
+            full = panel.columns > self.width - 1
+            is_few = full & are_few(self, share) if self.tiled else streamed > 0
+            with self.either(is_few) as (few, many):
+                with few:
+                    is_new = place_of_chunk.compared("!=", chunk_laid.now)
+                    if self.tiled:
                         multiply_few(self, share, (laid, is_new), sums, is_gated=self.is_gated)
-                        chunk_laid.now = place_of_chunk
-                        with self.loop(0, num_rows) as row:
-                            finish(row, sums + row * LINE)
-                    with many:
-                        self._write_many(share, laid, sums, finish)
-                        chunk_laid.now = self.constant(-1)
+                    else:
+                        self._stream(share, (laid, is_new), sums)
+                    chunk_laid.now = place_of_chunk
+                    with self.loop(0, num_rows) as row:
+                        finish(row, sums + row * LINE)
+                with many:
+                    self._write_many(share, laid, sums, finish)
+                    chunk_laid.now = self.constant(-1)
+
+    def _panel(self, number: Number, part: Number, parts: Number) -> Panel:
+        """Return a panel, or one of its parts."""
+        given = self.given
+        place = given.panels + number * (8 * len(Panel._fields))
+        panel = Panel(*self.numbers(place, Panel))
+        first = part * (self.width // PARTS)
+        most = self.constant(self.width // PARTS).where(parts > 1, self.width)
+        ahead, beside = first * given.depth * self.size, first * (2 if self.bfloat16 else 4)
+        return Panel(
+            panel.weight + ahead,
+            panel.second + ahead,
+            (panel.bias + beside).where(panel.bias > 0, 0),
+            (panel.second_bias + beside).where(panel.second_bias > 0, 0),
+            panel.place + first * self.result_size,
+            (panel.columns - first).min(most).max(0),
+        )
+
+    def _is_streamed(self) -> Number:
+        """Return whether rows are so few that weights are read where they stand: 1 or 0."""
+        if self.tiled:
+            return self.constant(0)
+        depth, form = self.given.depth, self.form
+        fits = (self.num_rows < STREAMED + 1) & (depth % (STEP // form.size) < 1)
+        if form.widened:
+            fits &= self.num_rows * depth < ROOM + 1
+        return self.constant(1).where(fits, 0)
+
+    def _stream(self, share: Share, laid: tuple[Number, Number], sums: Number) -> None:
+        """Write the sums of few rows; laid out where they have to be, at an address, if not done before."""
+        operands = share.rows, share.row_bytes
+        if self.form.widened:
+            with self.when(laid[1]):
+                lay_streamed(self, share, laid[0])
+            operands = laid[0], share.depth * 4
+        to = (sums, sums + LINE // 2) if self.is_gated else (sums,)
+        multiply_streamed(self, share, self.form, operands, to)
 
     def _write_many(self, share: Share, laid: Number, sums: Number, finish: Finish) -> None:
         """Lay the panel's weights out, and multiply rows where they stand with them."""
@@ -215,7 +267,9 @@ class ProductCode(Code):
         at_once = _ROWS_BESIDE_TILES if self.tiled else ROWS
         with self.when(depth > done), self.loop(0, count, at_once) as row:
             left = [first + (row + i).min(count - 1) * self.given.row_bytes for i in range(at_once)]
-            self._multiply_rows(left, laid, (done, depth), to + row * LINE, start + done > 0)
+            with self.loop(0, LINE, _VECTOR * _VECTORS_AT_ONCE) as column:
+                place, adds = to + row * LINE + column, start + done > 0
+                self._multiply_rows(left, laid + column, (done, depth), place, adds)
 
     def _multiply_rows(
         self,
@@ -226,7 +280,8 @@ class ProductCode(Code):
         goes_on: Number,
     ) -> None:
         """Add products of rows to their sums, from one operand to another, or begin these at 0."""
-        places = [to + i * LINE + v * _VECTOR for i in range(len(left)) for v in _VECTORS]
+        vectors = range(_VECTORS_AT_ONCE)
+        places = [to + i * LINE + v * _VECTOR for i in range(len(left)) for v in vectors]
         sums = self.zeros(len(places))
         with self.when(goes_on):
             for each, place in zip(sums, places, strict=True):
@@ -234,7 +289,7 @@ class ProductCode(Code):
         with self.loop(*span) as at:
             columns = [
                 self.load(laid + at * LINE + v * _VECTOR, ir.VectorType(self.operand, LANES))
-                for v in _VECTORS
+                for v in vectors
             ]
             for i, row in enumerate(left):
                 element = self.load(row + at * 4, self.operand).spread()
@@ -260,7 +315,7 @@ class ProductCode(Code):
         self, sums: Number, bias: Number, columns: Number, to: Number, part: Number
     ) -> None:
         """Make a row of a panel's sums what they become; of a panel that is not full, in room of its own."""
-        size = 2 if self.bfloat16 and not (self.is_gated and self.widened) else 4
+        size = self.result_size
         kind = HALF if size == 2 else WORD
         with self.either(columns > self.width - 1) as (full, partly):
             with full:

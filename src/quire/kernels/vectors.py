@@ -38,6 +38,9 @@ PAIRED = HAS_PAIRS and binding.get_host_cpu_name().startswith("znver")
 Zen 4 and later do; Intel's take four times as long for a vector (Emerald Rapids: 84 GFLOP/s instead of 171 a core).
 """
 
+WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
+"""Whether a register has 16 lanes, of 32 registers; where not, two of 16 hold a vector."""
+
 LOG2_E = 1.4426950408889634
 
 
