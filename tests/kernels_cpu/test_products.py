@@ -202,3 +202,20 @@ def test_a_row_of_few_is_the_same_whatever_rows_are_computed_beside_it(dtype, be
     alone = torch.cat([multiplied(row) for row in range(STREAMED)])
     for count in range(2, STREAMED + 1):
         assert torch.equal(multiplied(*range(count)), alone[:count])
+
+
+def test_a_pass_reads_all_that_the_threads_of_the_pass_before_have_written(threads):
+    torch.manual_seed(0)
+    modules = [torch.nn.Linear(256, 256, bias=False) for _ in range(40)]
+    rows = [operands(3, 256, torch.float32).normal_() for _ in range(41)]
+    with torch.inference_mode():
+        steps = zip(rows, modules, rows[1:], strict=False)
+        program = Program(
+            [product(before, (each,), after, threads) for before, each, after in steps]
+        )
+        right = torch.nn.Sequential(*modules)(rows[0])
+        for _ in range(20):
+            for each in rows[1:]:
+                each.zero_()
+            program.run()
+            torch.testing.assert_close(rows[-1], right, rtol=1e-3, atol=1e-6)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 
 from quire.kernels.vectors import (
     FLOAT,
@@ -53,6 +53,9 @@ _ADDED = {
     16: (_whole([0, 2, 4, 6]), _whole([1, 3, 5, 7])),
 }
 """The lanes of two vectors that are added, by the number of vectors whose sums these hold."""
+
+
+_IS_X86 = binding.get_default_triple().startswith(("x86", "i686"))
 
 
 class Variable:
@@ -198,7 +201,7 @@ class Code:
     def loop(self, start: Number | int, stop: Number | int, step: int = 1) -> Generator[Number]:
         """Do what is written inside for start, start + step, ... below stop."""
         at = Variable(self, start if isinstance(start, Number) else self.constant(start))
-        with self._while(lambda: at.now < stop):
+        with self.as_long_as(lambda: at.now < stop):
             now = at.now
             yield now
             at.now = now + step
@@ -212,7 +215,7 @@ class Code:
             return Number(self.builder, self.builder.atomic_rmw("add", place, INT(1), "monotonic"))
 
         at = Variable(self, claim())
-        with self._while(lambda: at.now < count):
+        with self.as_long_as(lambda: at.now < count):
             yield at.now
             at.now = claim()
 
@@ -225,7 +228,8 @@ class Code:
         return [self.number(address, i) for i in range(len(kind._fields))]
 
     @contextmanager
-    def _while(self, condition: Callable[[], Number]) -> Generator[None]:
+    def as_long_as(self, condition: Callable[[], Number]) -> Generator[None]:
+        """Do what is written inside while a condition holds, which is computed each time."""
         head, inside, after = (self.builder.append_basic_block() for _ in range(3))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -312,13 +316,16 @@ class Code:
         return [a.picked(left, b) + a.picked(right, b) for a, b in both]
 
     def halves(self, words: Number) -> list[Number]:
-        """Return the bfloat16s of 16 words as two vectors of floats."""
-        elements, none = words.seen_as(HALVES), self.constant(0, HALVES)
-        found = []
-        for first in (0, LANES):
-            places = [each for i in range(LANES) for each in (2 * LANES, first + i)]
-            found.append(elements.picked(places, none).seen_as(FLOATS))
-        return found
+        """Return the bfloat16s of 16 words as two vectors of floats: the even ones, and the odd ones."""
+        return [each.seen_as(FLOATS) for each in (words << 16, words & -0x10000)]
+
+    def in_order(self, halves: Sequence[Number]) -> list[Number]:
+        """Return vectors of elements that follow each other, from those of even ones and of odd ones in turn."""
+        return [
+            even.picked([place for i in range(LANES // 2) for place in (f + i, LANES + f + i)], odd)
+            for even, odd in zip(halves[::2], halves[1::2], strict=True)
+            for f in (0, LANES // 2)
+        ]
 
     def interleaved(self, first: Number, second: Number) -> list[Number]:
         """Return words of two bfloat16 each: an element of one vector of words and the same of another."""
@@ -330,11 +337,29 @@ class Code:
             for f in (0, LANES)
         ]
 
-    def call_at(self, address: Number, *values: Number) -> None:
-        """Call a function at an address."""
-        kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+    def call_at(self, address: Number, *values: Number, result: Any = None) -> Any:
+        """Call a function at an address; return its result, of a type, if it has one."""
+        kind = ir.FunctionType(result or ir.VoidType(), [value.type for value in values])
         place = self.builder.inttoptr(address.value, kind.as_pointer())
-        self.builder.call(place, [value.value for value in values])
+        found = self.builder.call(place, [value.value for value in values])
+        return result and Number(self.builder, found)
+
+    def counted_up(self, counter: Number, by: int) -> Number:
+        """Count a counter up, and return what it was; who sees it sees what this thread has written before."""
+        place = self._pointer(counter, INT)
+        return Number(self.builder, self.builder.atomic_rmw("add", place, INT(by), "seq_cst"))
+
+    def counted(self, counter: Number) -> Number:
+        """Return a counter that other threads count up."""
+        found = self.builder.load_atomic(self._pointer(counter, INT), "seq_cst", 8)
+        return Number(self.builder, found)
+
+    def pause(self) -> None:
+        """Let the other thread of this core go first, where an instruction says so."""
+        if _IS_X86:
+            kind, module = ir.FunctionType(ir.VoidType(), []), self.function.module
+            name = "llvm.x86.sse2.pause"
+            self.builder.call(module.globals.get(name) or ir.Function(module, kind, name), [])
 
     def end(self) -> None:
         self.builder.ret_void()

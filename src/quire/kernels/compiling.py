@@ -3,8 +3,9 @@
 It takes a second, once for each CPU (`code_cache`), and needs no compiler on the machine.
 """
 
-# pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
+import platform
 from collections.abc import Callable, Sequence
 from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
 from functools import cache
@@ -15,9 +16,9 @@ import llvmlite
 import numpy as np
 from llvmlite import binding, ir
 
-from quire.kernels.code import Code
+from quire.kernels.code import Code, Variable
 from quire.kernels.code_cache import MachineCode, machine_code
-from quire.kernels.vectors import HAS_PAIRS, INT, WORD
+from quire.kernels.vectors import HAS_PAIRS, INT, WORD, Number
 
 
 class Pass(NamedTuple):
@@ -44,22 +45,24 @@ class Program:
     def __init__(self, passes: Sequence[Pass]) -> None:
         inputs = [np.array(each.inputs, np.int64) for each in passes]
         calls = [
-            (function, address, address + 8 * i, each.threads)
+            (function, address, address + 8 * i)
             for each, address in zip(passes, (each.ctypes.data for each in inputs), strict=True)
             for i, function in enumerate(each.functions)
         ]
         self.last = inputs[-1]
         self._calls = np.array(calls, np.int64)
         self._starts = np.cumsum([0, *(len(each.functions) for each in passes)]).tolist()
+        self._threads = max(each.threads for each in passes)
         self._held = passes, inputs
 
     def run(self, first: int = 0, stop: int | None = None) -> None:
-        """Run the passes, or those of some places."""
+        """Run the passes, or those of some places, with one team of threads."""
         start, end = self._starts[first], self._starts[-1 if stop is None else stop]
-        _runner()(self._calls.ctypes.data + start * _CALL, end - start, _fork())
+        calls = self._calls.ctypes.data + start * _CALL, end - start
+        _runner()(*calls, self._threads if _team()[0] else 1, *_team())
 
 
-_CALL = 4 * 8
+_CALL = 3 * 8
 """Bytes of a call."""
 
 
@@ -104,24 +107,97 @@ def this_cpu() -> Cpu:
 
 @cache
 def _runner() -> Any:
-    """Return `run(calls, count, fork)` for int64 `[count, 4]`: a function, what it takes, where it claims, and threads."""
-    (address,) = functions(_run)
-    return CFUNCTYPE(None, c_int64, c_int64, c_int64)(address)
+    """Return `run(calls, count, threads, *team)` for int64 `[count, 3]`: a function, its argument, and where it claims."""
+    run, _ = functions(_run)
+    return CFUNCTYPE(None, *[c_int64] * 7)(run)
+
+
+class _TeamInputs(NamedTuple):
+    """Inputs of each thread of a team.
+
+    arrived   how often threads have come to the end of a call
+    finished  the calls that all threads have come to the end of
+    asleep    threads that wait for the others and sleep
+    size      the address of omp_get_num_threads
+    system    the address of `syscall`, and `futex` the number of that call
+    """
+
+    calls: Any
+    count: Any
+    arrived: Any
+    finished: Any
+    asleep: Any
+    size: Any
+    system: Any
+    futex: Any
+
+
+_SPINS = 2000
+"""Looks at a counter before a thread sleeps: most passes take less time than to sleep and to be woken."""
+_WAIT, _WAKE = 128, 129
+"""Operations of futex, within a process."""
 
 
 def _run(module: ir.Module) -> Sequence[Code]:
-    code = Code(module, "run", 3)
-    calls, count, fork = code.arguments
-    with code.loop(0, count) as at:
-        place = calls + at * _CALL
-        function, inputs, claimed, threads = (code.load(place + i * 8, INT) for i in range(4))
-        code.store(code.constant(0), claimed)
-        with code.either((threads.min(fork)) > 1) as (forked, alone):
-            with forked:
-                code.call_at(fork, function, inputs, threads.narrowed(), code.constant(0, WORD))
-            with alone:
-                code.call_at(function, inputs)
-    return [code]
+    run, work = Code(module, "run", 7), Code(module, "work", 1)
+    calls, count, threads, fork, *system = run.arguments
+    none = run.constant(0)
+    with run.loop(0, count) as at:
+        run.store(none, run.number(calls + at * _CALL, 2))
+    with run.either(threads > 1) as (forked, alone):
+        with forked:
+            given = run.room(8 * len(_TeamInputs._fields))
+            for i, each in enumerate(_TeamInputs(calls, count, none, none, none, *system)):
+                run.store(each, given + 8 * i)
+            place = Number(run.builder, run.builder.ptrtoint(work.function, INT))
+            run.call_at(fork, place, given, threads.narrowed(), run.constant(0, WORD))
+        with alone, run.loop(0, count) as at:
+            _call(run, calls, at)
+    _work(work)
+    return [run, work]
+
+
+def _work(code: Code) -> None:
+    """Write what a thread of a team does: all calls, and to wait for the others behind each.
+
+    OpenMP's own threads sleep between two parallel regions where the process has more of them than there are cores, as
+    servers do: to wake them takes as long as many a pass.
+    """
+    given = _TeamInputs(*code.numbers(code.arguments[0], _TeamInputs))
+    threads = code.call_at(given.size, result=WORD).sign_extended()
+    arrived, finished, asleep = (
+        code.arguments[0] + 8 * _TeamInputs._fields.index(name)
+        for name in ("arrived", "finished", "asleep")
+    )
+
+    def futex(operation: int, number: Number) -> None:
+        numbers = map(code.constant, (operation, 0, 0, 0))
+        kind, *rest = numbers
+        code.call_at(given.system, given.futex, finished, kind, number, *rest, result=INT)
+
+    with code.loop(0, given.count) as at:
+        _call(code, given.calls, at)
+        is_last = code.counted_up(arrived, 1).compared("==", (at + 1) * threads - 1)
+        with code.either(is_last) as (last, early):
+            with last:
+                code.counted_up(finished, 1)
+                with code.when(code.counted(asleep) > 0):
+                    futex(_WAKE, threads)
+            with early:
+                spins = Variable(code, code.constant(0))
+                with code.as_long_as(lambda: (code.counted(finished) <= at) & (spins.now < _SPINS)):
+                    code.pause()
+                    spins.now += 1
+                with code.as_long_as(lambda: code.counted(finished) <= at):
+                    code.counted_up(asleep, 1)
+                    with code.when(code.counted(finished) <= at):
+                        futex(_WAIT, at)
+                    code.counted_up(asleep, -1)
+
+
+def _call(code: Code, calls: Number, at: Number) -> None:
+    function, inputs = (code.number(calls + at * _CALL, i) for i in range(2))
+    code.call_at(function, inputs)
 
 
 def _machine(cpu: Cpu) -> Any:
@@ -151,9 +227,21 @@ def _compiled(cpu: Cpu, write: Callable[..., Sequence[Code]], given: Sequence[An
     return MachineCode([code.function.name for code in codes], machine.emit_object(parsed))
 
 
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+"""The number of a system call, by machine."""
+
+
 @cache
-def _fork() -> int:
-    """Return the address of GOMP_parallel of the OpenMP that torch runs on, whose threads are awake; 0: none."""
+def _team() -> tuple[int, int, int, int]:
+    """Return what forks a team of the OpenMP that torch runs on, whose threads are awake.
+
+    These are the addresses of GOMP_parallel, omp_get_num_threads and `syscall`, and the number of `futex`; 0 without.
+    """
     found = find_spec("torch._C")
     held = CDLL(found and found.origin)  # a symbol is looked for in all that the library needs, too
-    return cast(held.GOMP_parallel, c_void_p).value or 0 if hasattr(held, "GOMP_parallel") else 0
+    names = "GOMP_parallel", "omp_get_num_threads", "syscall"
+    futex = _FUTEX.get(platform.machine(), 0)
+    if not futex or not all(hasattr(held, name) for name in names):
+        return 0, 0, 0, 0
+    fork, size, system = (cast(getattr(held, name), c_void_p).value or 0 for name in names)
+    return fork, size, system, futex

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from quire.kernels.code import Code
 from quire.kernels.product_inputs import LINE, Share
-from quire.kernels.vectors import FLOATS, LANES, WIDE, WORDS, Number
+from quire.kernels.vectors import LANES, WIDE, WORDS, Number
 
 STREAMED = 4 if WIDE else 48
 """Rows up to which weights are streamed: above it, weights that are laid out cost less."""
@@ -96,8 +96,7 @@ def _multiplied(
     with code.loop(0, column_bytes, STEP) as at:
         code.fetch(column + at + _AHEAD, STEP)
         if form.widened:
-            words = code.load(column + at, WORDS)
-            weights = [each.seen_as(FLOATS) for each in (words << 16, words & -0x10000)]
+            weights = code.halves(code.load(column + at, WORDS))
         else:
             weights = [code.load(column + at, ir.VectorType(form.operand, LANES))]
         for each, row in zip(sums, rows, strict=True):

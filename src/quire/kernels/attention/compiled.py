@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.kernels.attention.few import MOST_TOGETHER
 from quire.kernels.attention.kernel import phases
 from quire.kernels.attention.layer import LayerInputs, Shape, StepInputs
 from quire.kernels.attention.plan import AttentionPlan
@@ -97,7 +98,8 @@ def attention_pass(
         *numbers.tolist(),
     )
     is_bfloat16, wide = q.dtype == torch.bfloat16, out.dtype != q.dtype
-    shape = Shape(depth, width, 2 - group % 2, k.shape[1], is_bfloat16, wide)
+    together = max(count for count in range(1, MOST_TOGETHER + 1) if group % count == 0)
+    shape = Shape(depth, width, together, k.shape[1], is_bfloat16, wide)
     held = reading, sinks, rotary, q, new, out
     return Pass(functions(phases, shape), layer, reading.threads, held)
 

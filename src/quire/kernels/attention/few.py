@@ -1,4 +1,4 @@
-"""Attention of the few queries of a task, one or two at a time, against 16 keys at a time."""
+"""Attention of the few queries of a task, up to four of a row at once."""
 
 # pyright: basic
 
@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 from quire.kernels.attention.layer import LOWEST, UNSEEN, LayerCode, Task
 from quire.kernels.code import Variable
-from quire.kernels.vectors import FLOATS, LANES, Number
+from quire.kernels.vectors import FLOATS, LANES, WIDE, Number
 
 KEYS = 256
 """Keys that are scored before any of them is weighed: what is read next does not wait for what was."""
+MOST_TOGETHER = 4
+"""Queries of a row that are attended together at most: keys and values are read and widened once for these."""
+
+_SUMS = 24 if WIDE else 6
+"""Vectors of weighted values that are added to at once: as many as a core keeps in registers."""
 
 
 def attend_few(code: LayerCode, task: Task) -> None:
@@ -57,15 +62,19 @@ def attend_few(code: LayerCode, task: Task) -> None:
                     # Rounded ones take half the room, of what has been read.
                     to = scores[i] + (place // 2 if code.paired else place)
                     code.store(code.rounded(weight) if code.paired else weight, to)
-            with code.loop(first, end, LANES) as at:
-                size = 2 if code.paired else 4
-                slots = code.near_slots(task, at, end)
-                for j, values in enumerate(code.values(slots)):
-                    for i in together:
-                        place = scores[i] + (at - first) * size + 4 * j
-                        weight = code.load(place, code.operand).spread()
-                        for each, value in zip(sums[i], values, strict=True):
-                            each.now = code.multiply_add(weight, value, each.now)
+            at_once = max(_SUMS // len(together), 1)
+            for part in range(0, code.width // LANES, at_once):
+                with code.loop(first, end, LANES) as at:
+                    size = 2 if code.paired else 4
+                    slots = code.near_slots(task, at, end)
+                    for j, values in enumerate(code.values(slots)):
+                        for i in together:
+                            place = scores[i] + (at - first) * size + 4 * j
+                            weight = code.load(place, code.operand).spread()
+                            for each, value in list(zip(sums[i], values, strict=True))[
+                                part : part + at_once
+                            ]:
+                                each.now = code.multiply_add(weight, value, each.now)
         for i in together:
             sums_now = [each.now for each in sums[i]]
             total_now = code.across(total[i].now, Number.__add__)
@@ -74,40 +83,14 @@ def attend_few(code: LayerCode, task: Task) -> None:
 
 
 def _scores(code: LayerCode, queries: list[list[Number]], slots: Sequence[Number]) -> list[Number]:
-    """Return the products of each query with 16 keys, a key in each lane.
+    """Return the products of each query with 16 keys, a key in each lane."""
 
-    Products are added across lanes in a tree, two vectors into one, so that few of them are held at once.
-    """
-    if len(slots) == 1:
-        key = code.key(slots[0])
+    def products(at: int) -> list[Number]:
+        key = code.key(slots[at])
         found = [code.constant(0, FLOATS)] * len(queries)
         for i, query in enumerate(queries):
             for one, other in zip(query, key, strict=True):
                 found[i] = code.multiply_add(one, other, found[i])
         return found
-    half = len(slots) // 2
-    first, second = (_scores(code, queries, part) for part in (slots[:half], slots[half:]))
-    left, right = _ADDED[len(slots)]
-    return [a.picked(left, b) + a.picked(right, b) for a, b in zip(first, second, strict=True)]
 
-
-def _within(lanes: Sequence[int]) -> list[int]:
-    """Return the same lanes of each quarter of two vectors."""
-    return [4 * quarter + lane for quarter in range(4) for lane in lanes]
-
-
-def _whole(quarters: Sequence[int]) -> list[int]:
-    """Return whole quarters of two vectors."""
-    return [4 * quarter + lane for quarter in quarters for lane in range(4)]
-
-
-_ADDED = {
-    2: (_within([0, 16, 1, 17]), _within([2, 18, 3, 19])),
-    4: (_within([0, 1, 16, 17]), _within([2, 3, 18, 19])),
-    8: (_whole([0, 2, 4, 6]), _whole([1, 3, 5, 7])),
-    16: (_whole([0, 2, 4, 6]), _whole([1, 3, 5, 7])),
-}
-"""The lanes of two vectors that are added, by the number of keys whose sums these hold.
-
-Behind the last step, lane i holds the sum of key i.
-"""
+    return code.sums_by_lane(products)

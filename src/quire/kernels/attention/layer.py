@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     """The constants that attention code is compiled for.
 
     depth, width  elements of a key, and of a value
-    together      queries of one row that few queries are attended by: 1 or 2
+    together      queries of one row that few queries are attended by
     bfloat16      whether q, k, v and the output are that, or float32
     wide          whether the output has room for floats where it is bfloat16
     paired        whether the CPU multiplies pairs of bfloat16; where not, they are widened to float32
@@ -124,7 +124,8 @@ class LayerCode(Code):
     """A function of the address of a `LayerInputs` that is being written, which any number of threads call.
 
     Products take operands: elements, or pairs of bfloat16. Rows of these have zeros behind them, up to whole
-    vectors: `depth` operands of a key, `width` columns of values.
+    vectors: `depth` operands of a key, `width` columns of values. Of 32 bfloat16s that are widened the even ones stand
+    before the odd ones, in sums of values too.
     """
 
     def __init__(self, module: ir.Module, name: str, shape: Shape) -> None:
@@ -217,6 +218,8 @@ class LayerCode(Code):
         highest, total, sums  vectors, of the first two with the same number in each lane
         """
         row, head, partial = place
+        if self.widened:
+            sums = self.in_order(sums)
         with self.either(self.is_merged(row)) as (merged, alone):
             with merged:
                 to = self.partial(partial, head)

@@ -11,12 +11,12 @@ from quire.kernels import tiles
 from quire.kernels.attention import tiled
 from quire.kernels.attention.layer import LOWEST, UNSEEN, LayerCode, Task
 from quire.kernels.code import Variable
-from quire.kernels.vectors import FLOAT, FLOATS, LANES, WORDS, Number
+from quire.kernels.vectors import FLOAT, FLOATS, LANES, WIDE, WORDS, Number
 
 KEYS = 64
 """Keys that are scored before any of them is weighed."""
 
-SUMS = 16
+SUMS = 16 if WIDE else 4
 """Vectors of a product: as many as a core keeps in registers."""
 
 _VECTOR = 4 * LANES
@@ -62,8 +62,9 @@ def attend_many(code: LayerCode, task: Task, side_by_side: int) -> None:
     if in_tiles:
         begin = begin // tiles.HALF * tiles.HALF
     with code.loop(begin, stop, KEYS) as start:
-        # Of the last keys, those that any query sees, up to whole rows of a product.
-        num_keys = ((stop - start + (at_once - 1)) // at_once * at_once).min(KEYS)
+        # Of the last keys, those that any query sees, up to whole rows of a product, and pairs.
+        whole = max(at_once, 2)
+        num_keys = ((stop - start + (whole - 1)) // whole * whole).min(KEYS)
         if in_tiles:
             these = tiled.Keys(task, start, num_keys, stop)
             tiled.lay_values(code, these, values, 2 * KEYS)
