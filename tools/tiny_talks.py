@@ -4,13 +4,14 @@ Written for quire, under its licence. The questions of `quire demo` are among th
 in which it asks; a name in a question (`it`) means what the question before was about.
 """
 
+import re
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, cycle
 
 import numpy as np
 from tiny_text import ASSISTANT, BOS, EOS, SYSTEM, USER
 
-from quire.cli.talks import NOTES, QUESTIONS, RULES, SAMPLED_QUESTION, system_text
+from quire.cli.talks import TINY_TALKS
 
 Talk = tuple[tuple[str, str], ...]
 
@@ -112,12 +113,26 @@ CLASS = (
     "It names a kind of object and what it can do.",
     "With a class you make your own type of object.",
 )
-ASK_CLASS = (SAMPLED_QUESTION, "What is a class?", "Tell me about a class.")
+ASK_CLASS = (
+    "Please describe a class in your own words.",
+    "What is a class?",
+    "Tell me about a class.",
+)
 OTHER_WAYS = ("What is {}?", "Tell me about {}.", "Can you explain {}?", "Please describe {}.")
 UNKNOWN = "I do not know. Ask me about lists or functions."
 BRIEF = "Answer briefly. "
 
-assert tuple(tuple(question for question, _ in talk) for talk in ASKED) == QUESTIONS
+assert [[question for question, _ in talk] for talk in ASKED] == TINY_TALKS.questions
+
+
+def system_text(num_bytes: int) -> str:
+    """Return a system prompt of at least so many bytes, whole sentences of the notes, which start again at their end."""
+    text = TINY_TALKS.rules + "\n\n"
+    for sentence in cycle(re.findall(r"[^.]+\.\s+", TINY_TALKS.notes + "\n")):
+        if len(text) >= num_bytes:
+            break
+        text += sentence
+    return text.rstrip()
 
 
 class Talks:
@@ -162,14 +177,16 @@ class Talks:
     def _system(self, room: int) -> str:
         kind = self._rng.random()
         if room < 400:
-            return "" if kind < 0.6 else RULES if kind < 0.8 else BRIEF * int(room // 16)
+            return "" if kind < 0.6 else TINY_TALKS.rules if kind < 0.8 else BRIEF * int(room // 16)
         wanted = int(self._rng.integers(room // 2, room - 250))
         if kind < 0.1:
             return BRIEF * int(wanted // 16)
         if kind < 0.7:
-            return system_text(wanted, len)
-        notes = self._rng.permutation(np.array(NOTES.strip().split("\n\n"))).tolist()
-        return "\n\n".join(chain([RULES], notes, notes))[:wanted].rpartition(".")[0] + "."
+            return system_text(wanted)
+        notes = self._rng.permutation(np.array(TINY_TALKS.notes.strip().split("\n\n"))).tolist()
+        return (
+            "\n\n".join(chain([TINY_TALKS.rules], notes, notes))[:wanted].rpartition(".")[0] + "."
+        )
 
     def _pick(self, options: Sequence[str]) -> str:
         return options[self._rng.integers(len(options))]

@@ -41,13 +41,10 @@ READS = [
     ("generate", "--lora", "@", "hi"),
     ("generate", "--model", "@", "hi"),
     ("demo", "--model", "@"),
-    ("demo", "--engine", "transformers", "--tier-file", "@"),
     ("cache", "verify", "@"),
     ("cache", "evict", "@", "--all"),
 ]
 WRITES = [
-    ("demo", "--engine", "transformers", "--save"),
-    ("demo", "--engine", "transformers", "--record"),
     ("generate", "hi", "--save"),
     ("generate", "hi", "--record"),
     ("replay", TRACE, "--csv"),
@@ -58,11 +55,9 @@ WRITES = [
     ("trace", "make", "chat"),
 ]
 REFUSED = [
-    ("demo", "--block-size", "0"),
-    ("demo", "--block-size", "-5"),
+    ("generate", "hi", "--block-size", "-5"),
     ("demo", "--kv-memory", "much"),
-    ("demo", "--num-turns", "99"),
-    ("demo", "--engine", "transformers", "--tier", "host:1XB"),
+    ("generate", "hi", "--tier", "host:1XB"),
     ("generate", "hi", "--block-size", "0"),
     ("replay", TRACE, "--block-size", "0"),
     ("replay", TRACE, "--report", "page.pdf"),
@@ -85,8 +80,8 @@ def run(tmp_path, monkeypatch):
         pytest.fail("a model was loaded before the options were checked")
 
     monkeypatch.chdir(tmp_path)
-    for module in (demo, generate):
-        monkeypatch.setattr(module, "load", too_late)
+    monkeypatch.setattr(generate, "load", too_late)
+    monkeypatch.setattr(demo, "source_of", too_late)
     return cli_help.run
 
 
@@ -164,7 +159,7 @@ def test_with_json_an_error_is_one_document_and_the_code_the_same(run, words):
 
 def test_a_recording_never_replaces_a_file(run, tmp_path):
     (tmp_path / "there.jsonl").write_text("kept")
-    assert "there already" in refused(run("demo", "--record", "there.jsonl"))
+    assert "there already" in refused(run("generate", "hi", "--record", "there.jsonl"))
     assert (tmp_path / "there.jsonl").read_text() == "kept"
 
 

@@ -1,24 +1,14 @@
-"""Messages to token ids, and the stamp of the first token."""
+"""Messages to token ids."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from quire.bench.timing import Stamp
 from quire.chat.conversation import laid_out
 from quire.errors import ConfigError, TokensError
 from quire.extras import lacking
 
 Messages = list[dict[str, Any]]
-
-
-class Timed(NamedTuple):
-    """One call of a `generate`: its new token ids, one list per row, and its times."""
-
-    new_ids: list[list[int]]
-    ttft_s: float
-    total_s: float
 
 
 def message(role: str, content: str, images: Sequence[Any] = ()) -> dict[str, Any]:
@@ -79,20 +69,3 @@ def prompt_inputs(reader: Any, messages: Messages) -> dict[str, Any]:
 def reply_text(tokenizer: Any, new_ids: list[int]) -> str:
     """Return new tokens as text, special tokens left out."""
     return tokenizer.decode(new_ids, skip_special_tokens=True)
-
-
-def timed(generate: Callable[..., Any], ids: Any, streamer: Any = None, **arguments: Any) -> Timed:
-    """Call `model.generate` or `PrefixCache.generate`, and time the first token and the whole.
-
-    Both are timed the same way: from the call to the first new token that generate gives to a
-    streamer, and to the call's return. `streamer` is given all that generate streams.
-    """
-    import torch
-
-    mask = torch.ones_like(ids)
-    stamp = Stamp(streamer)
-    output = generate(input_ids=ids, attention_mask=mask, streamer=stamp, **arguments)
-    ended = time.perf_counter()
-    first = stamp.first_at or ended
-    new_ids = output[:, ids.shape[1] :].tolist()
-    return Timed(new_ids, first - stamp.started, ended - stamp.started)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from quire.bench.timing import Stamp
 from quire.cli import chat, options, output
 from quire.cli.files import check_new, check_writable, read_text
 from quire.cli.models import TINY, load
@@ -135,25 +137,30 @@ def _turn(
     inputs = {name: value.to(device) for name, value in chat.prompt_inputs(reader, talk).items()}
     ids = inputs.pop("input_ids")
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    made = chat.timed(cache.generate, ids, streamer if streams else None, **arguments, **inputs)
+    stamp = Stamp(streamer if streams else None)
+    mask = torch.ones_like(ids)
+    output_ids = cache.generate(ids, attention_mask=mask, streamer=stamp, **arguments, **inputs)
+    ended = time.perf_counter()
+    ttft_s = (stamp.first_at or ended) - stamp.started
+    new_ids = output_ids[0, ids.shape[1] :].tolist()
     report = cache.last
     if streams:
         output.stderr().print(
             f"[{report.cached_tokens:,} cached{in_words(report.tier_tokens)} + {report.computed_tokens:,} computed prompt "
-            f"tokens, first token after {output.milliseconds(made.ttft_s)} ms]",
+            f"tokens, first token after {output.milliseconds(ttft_s)} ms]",
             style="dim cyan",
             markup=False,
             highlight=False,
         )
     return {
-        "text": chat.reply_text(tokenizer, made.new_ids[0]),
+        "text": chat.reply_text(tokenizer, new_ids),
         "prompt_tokens": report.prompt_tokens,
         "cached_tokens": report.cached_tokens,
         "tier_tokens": report.tier_tokens,
         "computed_tokens": report.computed_tokens,
-        "new_tokens": len(made.new_ids[0]),
-        "ttft_ms": made.ttft_s * 1e3,
-        "total_ms": made.total_s * 1e3,
+        "new_tokens": len(new_ids),
+        "ttft_ms": ttft_s * 1e3,
+        "total_ms": (ended - stamp.started) * 1e3,
     }
 
 

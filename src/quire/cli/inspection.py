@@ -49,7 +49,7 @@ def inspect(
 ) -> None:
     """The state of a cache: pools, prefix tree, sequences, and why prompts missed.
 
-    Reads what quire demo --save wrote, or the JSON of a quire.ops.snapshot(manager) of
+    Reads what quire generate --save wrote, or the JSON of a quire.ops.snapshot(manager) of
     yours. Without a file it shows a small demonstration, which needs no torch.
 
     Of a tier (a directory that --tier made, or the same address) it shows what is stored: by model and
@@ -59,7 +59,7 @@ def inspect(
     [bold]Examples[/bold]
 
       quire inspect
-      quire demo --save run.json && quire inspect run.json
+      quire generate "Hello" --save run.json && quire inspect run.json
       quire inspect run.json --json
       quire inspect /var/cache/quire --top 3
       quire inspect redis://localhost
@@ -248,4 +248,4 @@ def _scope_name(scope: str) -> str:
 
 
 def _not_a_snapshot(path: Path | None, reason: str) -> str:
-    return f"{str(path)!r} is no snapshot of a CacheManager ({reason}); quire demo --save makes one"
+    return f"{str(path)!r} is no snapshot of a CacheManager ({reason}); quire generate --save makes one"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.assets import demo_model
+from quire.cli.assistant import ASSISTANT, assistant_model
 from quire.errors import ConfigError
 from quire.extras import require
 from quire.plugins import load_offered, names_offered
@@ -104,6 +105,8 @@ def source_of(name: str) -> str | Path:
     """Return the source of a model: a folder or a GGUF file that exists, or a hub id."""
     if name == TINY:
         return demo_model()
+    if name == ASSISTANT:
+        return assistant_model()
     if (folder := load_offered(GROUP, name)) is not None:
         return folder()
     path = Path(name).expanduser()
@@ -122,7 +125,7 @@ def source_of(name: str) -> str | Path:
 def name_of(model: str) -> str:
     """Return the name to serve a model under: the last part of a path, else the name itself."""
     path = Path(model).expanduser()
-    if model in {TINY, *names_offered(GROUP)} or not path.exists():
+    if model in {TINY, ASSISTANT, *names_offered(GROUP)} or not path.exists():
         return model
     return path.resolve().name.removesuffix(GGUF)
 
