@@ -14,7 +14,7 @@ import quire.cli.demo as command
 import real_models
 from quire.cli import served_demo
 from quire.cli.app import app
-from quire.cli.served_demo import Reply, call, figures
+from quire.cli.served_demo import DemoReply, call, figures
 from quire.cli.server_process import HOST, ServerProcess
 
 SMALL = ("demo", "--model", "quire-tiny", "--kv-memory", "16MiB")
@@ -138,8 +138,8 @@ def compared(num_conversations, num_turns, wrong=()):
     for turn in range(1, num_turns + 1):
         for label in ascii_uppercase[:num_conversations]:
             cached = 12_000 if turns else 0
-            after = Reply("Yes.", 12_345 * turn, cached, 0.02 if turns else 2.1, 0.5)
-            before = Reply(
+            after = DemoReply("Yes.", 12_345 * turn, cached, 0.02 if turns else 2.1, 0.5)
+            before = DemoReply(
                 "No." if f"{label}{turn}" in wrong else "Yes.", 12_345 * turn, 0, 2.0, 2.5
             )
             turns.append(call(label, turn, before, after, "Is it?"))

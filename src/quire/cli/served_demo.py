@@ -22,7 +22,7 @@ Call: TypeAlias = dict[str, Any]
 """One prompt and its reply: `before` without quire's reuse, `after` with it; times in ms."""
 
 
-class Reply(NamedTuple):
+class DemoReply(NamedTuple):
     """A reply of the server, and what its prompt cost."""
 
     text: str
@@ -58,7 +58,7 @@ class DemoServer:
         for is_reusing in (True, False):
             self.ask(talk, is_reusing=is_reusing)
 
-    def ask(self, talk: Messages, *, is_reusing: bool) -> Reply:
+    def ask(self, talk: Messages, *, is_reusing: bool) -> DemoReply:
         """Return the likeliest reply; one without reuse finds nothing, and leaves nothing to be found."""
         more = {} if is_reusing else {"cache_salt": uuid.uuid4().hex, "reuse": "never"}
         usage: Any = None
@@ -76,7 +76,7 @@ class DemoServer:
                     text += choice.delta.content
         total_s = time.perf_counter() - began_s
         counts = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
-        return Reply(text.strip(), *counts, ttft_s or total_s, total_s)
+        return DemoReply(text.strip(), *counts, ttft_s or total_s, total_s)
 
     def state(self) -> dict[str, Any]:
         """Return the pool and the counters of the cache."""
@@ -84,7 +84,7 @@ class DemoServer:
         return {"pool": state["groups"][0], "stats": state["stats"]}
 
 
-def call(label: str, turn: int, before: Reply, after: Reply, question: str) -> Call:
+def call(label: str, turn: int, before: DemoReply, after: DemoReply, question: str) -> Call:
     """Return a prompt that was asked twice, as plain data."""
     return {
         "conversation": label,
