@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from cli_help import refusal, told
 from quire.errors import ConfigError
 from quire_sim.bench import serve_http, serve_picture, serve_rows, serve_systems
+from quire_sim.bench.serve_alone import OneAtATime
 from quire_sim.bench.serve_http import OpenLoop
 from quire_sim.bench.serve_loads import LONGEST, ServeLoad, ServeRequest, TrafficLoad, waves
 from quire_sim.bench.serve_rows import ServeChoice
@@ -201,6 +202,36 @@ def test_requests_come_at_their_times_and_a_turn_waits_for_the_one_before(server
 
 
 @pytest.mark.ci
+def test_one_at_a_time_counts_the_last_request_and_the_medians_of_rounds(server, monkeypatch):
+    asked = []
+
+    async def streamed(port, prompt, num_new):
+        asked.append(prompt)
+        seconds = len(asked)
+        return serve_http.Heard(seconds, seconds + 4.0, num_new, 0)
+
+    load = ServeLoad(2, 1, 30, 8, 3)
+    row = OneAtATime().row(server, load, 1)
+    assert row["ttft_ms_median"] > 0 < row["itl_ms_median"]
+    monkeypatch.setattr("quire_sim.bench.serve_alone.streamed", streamed)
+    rows = [OneAtATime().row(server, load, seed) for seed in (1, 2, 3)]
+    assert asked == [prompt for seed in (1, 2, 3) for prompt in prompts_of(load, seed)]
+    assert [row["ttft_ms_median"] for row in rows] == [2e3, 4e3, 6e3]
+    assert OneAtATime().counted(rows) == {"ttft_ms_median": 4e3, "itl_ms_median": 2e3}
+
+
+def test_a_missing_llama_server_is_refused_by_name_and_else_left_out(tmp_path):
+    way = OneAtATime(tmp_path)
+    with pytest.raises(ConfigError, match="llama_server"):
+        serve_rows.rows(ServeChoice(systems=["llama"], way=way, folder=tmp_path))
+    assert serve_rows._wanted_systems(ServeChoice(way=way)) == [("quire", "")]
+    (tmp_path / "llama-server").touch()
+    assert serve_rows._wanted_systems(ServeChoice(way=way)) == list(way.systems)
+    for options, wrong in (([], "config.json"), (["--open-loop"], "one request at a time")):
+        assert wrong in refusal("bench", "serve", "--model", str(tmp_path), *options)
+
+
+@pytest.mark.ci
 def test_half_of_what_vllm_answers_is_the_rate_unless_one_is_given(server, monkeypatch):
     rates = iter([30.0, 20.0, 2.0, 30.0, 10.0, 2.0] * 2)
 
@@ -238,7 +269,7 @@ def test_an_open_loop_takes_the_times_of_a_trace(tmp_path, monkeypatch):
 @pytest.mark.ci
 def test_an_answer_that_is_no_stream_is_told(server):
     with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*may have 8192"):
-        asyncio.run(serve_http._streamed(server.port, [5] * 9000, 3))
+        asyncio.run(serve_http.streamed(server.port, [5] * 9000, 3))
 
     async def cut_short():
         async def answer(reader, writer):
@@ -247,7 +278,7 @@ def test_an_answer_that_is_no_stream_is_told(server):
             writer.close()
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as short:
-            await serve_http._streamed(short.sockets[0].getsockname()[1], [5], 3)
+            await serve_http.streamed(short.sockets[0].getsockname()[1], [5], 3)
 
     with pytest.raises(ConfigError, match="did not stream 3 tokens"):
         asyncio.run(cut_short())

