@@ -68,12 +68,12 @@ def main():
             engine.add_request(prefixes[number % 2] + random.choices(range(256), k=OWN), params)
         parts, whole, num_steps = Counter(), 0.0, 0
         while engine.has_unfinished():
-            before = len(scheduler.decoding)
+            before = len(scheduler.queues.decoding)
             clock.seconds.clear()
             start = perf_counter()
             engine.step()
             taken = perf_counter() - start
-            if before == len(scheduler.decoding) == args.requests:
+            if before == len(scheduler.queues.decoding) == args.requests:
                 parts, whole, num_steps = parts + clock.seconds, whole + taken, num_steps + 1
         parts["all else"] = whole - parts.total()
         share = sum(parts[name] for name in CONTROL_PLANE) / whole

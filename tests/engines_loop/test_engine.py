@@ -253,7 +253,7 @@ def test_a_request_past_its_deadline_is_given_up(model):
 def test_a_request_says_when_its_turn_came(model):
     now = [0.0]
     engine = Engine(model, num_blocks=50, block_size=4, max_running=1, clock=lambda: now[0])
-    first, second = (engine.add_request(each, GREEDY) for each in (PROMPT, PROMPT[:9]))
+    first, second = (engine.add_request(each, GREEDY) for each in (PROMPT[:9], PROMPT))
     times = {}
     while engine.has_unfinished():
         now[0] += 1.0
@@ -281,7 +281,7 @@ def test_a_request_that_waited_for_its_longest_ends_and_those_that_run_go_on(mod
     now = [0.0]
     engine = Engine(model, num_blocks=50, block_size=4, max_running=1, clock=lambda: now[0])
     first = engine.add_request(PROMPT, GREEDY, max_wait_s=5)
-    second = engine.add_request(PROMPT[:9], GREEDY, max_wait_s=5)
+    second = engine.add_request(PROMPT[::-1], GREEDY, max_wait_s=5)
     engine.step()
     now[0] = 6.0
     outputs = {each.request_id: each for each in steps(engine)}

@@ -8,7 +8,7 @@ Every request draws one of each of these, and some at once with others:
               same of the model's window or chunk, once and twice; the longest that the engine takes
     answer    length; n; tokens guessed ahead; ended by length, the model's end, a stop token, an abort before or
               within the prompt or the answer, a deadline, or an exception in the forward
-    rank      priority
+    rank      priority; tenant
     choice    greedy, beside the plain model; drawn, with every rule there is, beside the same request alone in an
               engine with room for it
     cache     scope; how much is stored; a hint; pinned, and dropped, by others
@@ -18,7 +18,7 @@ Every request draws one of each of these, and some at once with others:
 and every engine:
 
     blocks    size; so many that all fit, or that two or three requests fill them, and are preempted
-    step      requests at once, from 1; tokens, from one more than these; tokens of one prompt, from 1
+    step      requests at once, from 1; tokens, from one more than these; tokens of one prompt, from 1; its time
 
 What must hold: an answer is the plain one, whatever ended it (`loop_help.ties`); it grows from output to output; an
 error is only told to whom it happened; and at the end nothing is held.
@@ -48,6 +48,8 @@ SCOPES = (
     Scope(salt="a"),
     Scope(salt="b"),
     Scope(salt="b", tenant="a"),
+    Scope(salt="c", tenant="a"),
+    Scope(tenant="b"),
 )
 HINTS = (Hint(), Hint(), Hint("never"), Hint("session", session_id="s"))
 KEPT_TEXTS = 12
@@ -123,6 +125,7 @@ class Traffic:
             "max_running": running,
             "max_step_tokens": running + pick((1, 3, 17, 30, 200)),
             "max_prefill_tokens": pick((None, None, 1, 5, 9)),
+            "max_inter_token_s": self._waits.choice((None, None, 1e-4, 1.0)),
             "policy": pick(("lru", "lru", "fifo", "lfu")),
         }
         engine = Engine(self.model, debug_nan=True, clock=lambda: self.now, **drawn | options)

@@ -172,7 +172,7 @@ class PretendLoop:
             return None
         limits = self.scheduler.limits
         assert len(step.tokens) <= limits.max_step_tokens
-        assert self.scheduler.num_running <= limits.max_running
+        assert self.scheduler.queues.num_running <= limits.max_running
         results = sample(step, self.model.forward(step))
         self.scheduler.complete(step, results)
         self.check()

@@ -20,11 +20,12 @@ def test_the_last_of_the_lowest_priority_is_preempted_and_comes_back_before_thos
     low = loop.add([1] * 9, 16, priority=-1)
     high = [loop.add([n] * 9, 16) for n in (2, 3)]
     loop.step()
-    loop.add([4] * 25, 1, priority=-1)
+    behind = loop.add([4] * 25, 1, priority=-1)
     loop.run()
     assert low.num_preempted > 0
     assert high[0].num_preempted == 0
-    assert low.patience == loop.scheduler.limits.max_passed - len(high)
+    assert loop.finished == [*high, low, behind]
+    assert 0 < low.patience <= loop.scheduler.limits.max_passed - len(high)
     loop.check_empty()
 
 
@@ -58,11 +59,11 @@ def test_a_job_whose_deadline_passed_is_given_up_wherever_it_is():
     loop = PretendLoop(limits=Limits(2, 6))
     decoding = loop.add([1], 30, deadline=3.0)
     prefilling = loop.add(range(30), 30, deadline=4.0)
-    waiting = loop.add([2], 1, deadline=5.0)
+    waiting = loop.add([2], 1, deadline=5.0, priority=-1)
     loop.step(now=1.0)
     assert [job.state for job in (decoding, prefilling, waiting)] == ["running"] * 2 + ["waiting"]
     assert loop.step(now=3.0).jobs[0] is prefilling
-    other = loop.add([3], 2, deadline=100.0)
+    other = loop.add([3], 2, deadline=100.0, priority=-1)
     assert loop.step(now=5.0).jobs == [other]
     assert [job for job, _ in loop.scheduler.given_up] == [decoding, waiting, prefilling]
     assert all(isinstance(error, DeadlinePassed) for _, error in loop.scheduler.given_up)
@@ -104,7 +105,7 @@ def test_twins_of_a_job_that_has_begun_wait_as_long_as_it_takes():
     loop = PretendLoop(limits=Limits(2, 40))
     job = loop.add([1, 2], 3, num_twins=3, start_by=1.0)
     loop.step(now=0.0)
-    twins = job.twins or [*loop.scheduler.waiting]
+    twins = job.twins or [*loop.scheduler.queues.waiting]
     while len(loop.scheduler):
         loop.step(now=5.0)
     assert twins
@@ -140,13 +141,13 @@ def test_blocks_for_the_rest_of_a_half_computed_prompt_are_promised_to_it():
 
 def test_prompts_without_room_are_preempted_from_the_last_to_the_first():
     loop = PretendLoop(num_blocks=20, limits=Limits(4, 40, max_prefill_tokens=4))
-    first, second = loop.add([7] * 36, 1), loop.add([8] * 24, 1)
+    last, first = loop.add([7] * 36, 1), loop.add([8] * 24, 1)
     loop.step()
     loop.step()
     outside = loop.manager.open([9] * 64)
     loop.manager.reserve(outside, 64)
     assert loop.step().jobs == [first]
-    assert (second.state, second.num_preempted) == ("waiting", 1)
+    assert (last.state, last.num_preempted) == ("waiting", 1)
     loop.manager.close(outside)
     loop.run()
     loop.check_empty()

@@ -25,7 +25,7 @@ def test_twins_share_a_prompt_that_was_computed_once():
 def test_each_twin_goes_on_from_a_first_token_of_its_own():
     loop = PretendLoop(limits=Limits(4, 40))
     job = loop.add(range(18), 6, num_twins=2)
-    other = loop.add([40, 41], 2)
+    other = loop.add([40, 41], 2, priority=-1)
     twins = job.twins
     step = loop.scheduler.plan()
     assert step.samples.tolist() == [0, 0, 0, 1]
@@ -128,11 +128,21 @@ def test_a_step_that_repeats_is_the_one_before_a_token_further():
 
 def refused(loop, error, match, call, *args):
     """Check that a call raises and leaves the schedule as it was."""
-    before = repr([loop.scheduler.waiting, loop.scheduler.prefilling, loop.scheduler.decoding])
+    before = repr(
+        [
+            loop.scheduler.queues.waiting,
+            loop.scheduler.queues.prefilling,
+            loop.scheduler.queues.decoding,
+        ]
+    )
     with pytest.raises(error, match=match):
         call(*args)
     loop.check()
-    places = [loop.scheduler.waiting, loop.scheduler.prefilling, loop.scheduler.decoding]
+    places = [
+        loop.scheduler.queues.waiting,
+        loop.scheduler.queues.prefilling,
+        loop.scheduler.queues.decoding,
+    ]
     assert repr(places) == before
 
 

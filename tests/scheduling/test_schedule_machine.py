@@ -22,7 +22,13 @@ from quire.groups import ChunkedAttention, SlidingWindow
 from quire.scheduling import Limits
 from turns import drawn, few
 
-SCOPES = [None, None, None, Scope(salt="1"), Scope(salt="2")]
+SCOPES = [
+    None,
+    None,
+    Scope(salt="1"),
+    Scope(salt="2"),
+    *(Scope(salt=salt, tenant=tenant) for salt, tenant in (("3", "a"), ("4", "a"), ("5", "b"))),
+]
 FAMILIES = [np.random.default_rng(seed).integers(0, VOCAB, 40).tolist() for seed in range(3)]
 
 LAYERS = [
@@ -91,7 +97,7 @@ class JobLife:
             self.look()
 
     def step_with_drafts(self):
-        for job in self.scheduler.decoding:
+        for job in self.scheduler.queues.decoding:
             prompt, at = job.tokens[: job.prompt_len], job.num_tokens
             right = self.random.randrange(4)
             drafts = expected(prompt, job.num_generated + right, job.scope)[at:]
@@ -165,9 +171,14 @@ class JobLife:
             self.alive += [twin for twin in self.leaders.pop(job) if twin.state != "new"]
         self.alive = [job for job in self.alive if job.state != "finished"]
         self.begun |= {job for job in self.alive if job.num_computed or job.num_preempted}
-        assert all(job.ends_by > self.now or job.state == "running" for job in self.alive)
+        assert all(self.may_be_here(job) for job in self.alive)
         assert len(self.alive) == len(self.scheduler)
         assert all(0 <= job.patience <= self.scheduler.limits.max_passed for job in self.alive)
+
+    def may_be_here(self, job):
+        """Whether a job's time is not over, or it was held back for one that computes its prefix."""
+        has_time = job.state == "running" or job.start_by > self.now or job.behind is not None
+        return has_time and job.deadline > self.now
 
     def end_well(self):
         while self.outside:

@@ -33,6 +33,7 @@ def test_jobs_that_share_nothing_pass_those_that_wait():
 def test_a_job_waits_only_until_its_shared_part_is_computed():
     loop = PretendLoop(limits=Limits(4, 20, max_prefill_tokens=10))
     long = loop.add([*PREFIX, *range(30, 50)], 2)
+    loop.scheduler.plan()
     short = loop.add([*PREFIX[:8], 49, 48], 2)
     loop.step()
     assert long.num_computed >= 8

@@ -71,7 +71,7 @@ def test_the_tenant_goes_while_anothers_stream_goes_on(server, folder):
     threads = [threading.Thread(target=each) for each in (stream, fails)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: streamed and server.service.running.engine.scheduler.num_running == 2)
+    wait_for(lambda: streamed and server.service.running.engine.scheduler.queues.num_running == 2)
     tag = tenant_tag(Scope(tenant="ann"))
     answer = server.post("/v1/cache/purge", {"tenant": "ann"}, headers=OPERATOR)
     assert answer.status_code == 200

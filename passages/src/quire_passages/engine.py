@@ -141,7 +141,7 @@ class EnginePassages(EngineCompanion):
 
     def before_step(self, scheduler: Scheduler) -> None:
         """Capture a passage while no request waits."""
-        if not scheduler.waiting:
+        if not scheduler.queues.num_waiting:
             self.capture_next()
 
     def before_forward(self) -> None:

@@ -26,9 +26,10 @@ def check_fits(manager: CacheManager, job: Job) -> None:
             raise pool.shortage(what, needed, mend)
 
 
-def has_room(manager: CacheManager, job: Job, prefilling: Items[Job], watermark: float) -> bool:
-    """Whether all known tokens of a waiting job find room beside what those that are computed still need.
+def lacking(manager: CacheManager, job: Job, prefilling: Items[Job], watermark: float) -> int:
+    """Return the blocks that lack for all known tokens of a waiting job, beside what those that are computed still need.
 
+    0 or less where there is room; of several groups that of the one that lacks most.
     Of a group with a window no more is asked than a sequence holds at a time.
     """
     kernel = manager.kernel
@@ -38,7 +39,7 @@ def has_room(manager: CacheManager, job: Job, prefilling: Items[Job], watermark:
         taken = [*map(int.__add__, taken, promised)]
     fit = fits(manager, job.seq or job.known(), None, job.scope)
     needed = map(min, fit.needed, least(kernel, job.num_tokens))
-    return all(n + t <= r for n, t, r in zip(needed, taken, fit.room, strict=True))
+    return max(n + t - r for n, t, r in zip(needed, taken, fit.room, strict=True))
 
 
 def granted(manager: CacheManager, job: Job, num_tokens: int) -> int:

@@ -18,7 +18,7 @@ from quire.core.stats import Missed
 from quire.core.terms import RequestTerms
 from quire.core.tokens import INT32, IntArray, TokenIds, check_sign, key_of
 from quire.errors import ConfigError, TokensError
-from quire.scope import check_scope
+from quire.scope import ScopePart, check_scope
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -28,7 +28,8 @@ class Limits(msgspec.Struct, frozen=True):
     `max_step_tokens`  tokens that a step computes: one of each job that decodes, the rest of prompts
     `max_prefill_tokens`        tokens of one prompt in a step; None for as many as the step has left
     `watermark`        share of the blocks that an admission leaves free while others run
-    `max_passed`       so many jobs that came later are admitted before one that waits; then nobody passes it
+    `max_passed`       so many jobs that came later are admitted before one that waits; then nobody passes it. Those of
+                       other tenants count only for a tenant that has no more running jobs than they
     """
 
     max_running: int = 64
@@ -56,7 +57,7 @@ class Job:
 
     `max_tokens`  new tokens at most: the scheduler has room for so many, its caller ends the job
     `scope`       who may share its blocks
-    `priority`    higher ones are admitted first and preempted last
+    `priority`    higher ones are served first: one that waits takes the place of a lower one that runs
     `deadline`    on the scheduler's clock, in seconds: then it is given up; None for never
     `terms`       of `CacheManager.open`
 
@@ -70,7 +71,10 @@ class Job:
     `seq`         its sequence, open while it runs
     `number`      of the scheduler's jobs, in order of arrival
     `num_found`   tokens that were found at its first admission; `missed`: why no more
+    `num_preempted`, `num_yielded`  how often it was preempted, and how often of these for another job that waited
     `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
+    `due`         its place among its tenant's jobs of one priority: tokens that are computed until it is, if all wait
+    `back_at`     the step before which it does not come back, where it was preempted for another one
     Raises `TokensError`, `ScopeError`, `ConfigError`.
     """
 
@@ -107,6 +111,7 @@ class Job:
         self.state: Literal["new", "waiting", "running", "finished"] = "new"
         self.number = self.num_found = self.num_preempted = 0
         self.missed: Missed | None = None
+        self.num_yielded = self.due = self.back_at = 0
         self.patience = 1
         self.behind: tuple[Job, int] | None = None
 
@@ -141,9 +146,16 @@ class Job:
         return min(self.deadline, self.start_by)
 
     @property
-    def rank(self) -> tuple[bool, int, int]:
-        """Its place among jobs, lowest first: who is urgent, by priority, by arrival."""
-        return (self.patience > 0, -self.priority if self.patience else 0, self.number)
+    def tenant(self) -> ScopePart:
+        """The tenant of its scope, whose jobs share what a schedule has with those of others."""
+        return self.scope.tenant if self.scope is not None else None
+
+    @property
+    def rank(self) -> tuple[bool, int, int, int]:
+        """Its place among its tenant's jobs, lowest first: who is urgent, by priority, by what is left, by arrival."""
+        if not self.patience:
+            return (False, 0, 0, self.number)
+        return (True, -self.priority, self.due, self.number)
 
     def known(self, start: int = 0, stop: int | None = None) -> IntArray:
         """Return known tokens [start, stop), int32, as a copy."""
@@ -156,4 +168,4 @@ class Job:
         )
 
 
-BY_RANK: Callable[[Job], tuple[bool, int, int]] = attrgetter("rank")
+BY_RANK: Callable[[Job], tuple[bool, int, int, int]] = attrgetter("rank")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from itertools import chain
 from math import inf
-from typing import TypeAlias
+from operator import attrgetter
 
 import numpy as np
 
-from quire.core import CacheManager, DecodeBatch
+from quire.core import CacheManager
+from quire.core.room import least
 from quire.core.terms import terms_of
 from quire.core.tokens import IntArray
 from quire.errors import (
@@ -21,28 +20,31 @@ from quire.errors import (
     InvariantError,
     OutOfBlocks,
     QueueTimeout,
-    QuireError,
     SequenceError,
 )
-from quire.ops import fits
-from quire.scheduling.admission import check_fits, granted, has_leader, has_room
+from quire.scheduling.admission import check_fits, has_leader, lacking
+from quire.scheduling.fairness import divided, yielding
 from quire.scheduling.job import BY_RANK, Job, Limits
+from quire.scheduling.queues import Tenant
+from quire.scheduling.room import Hook, Room
 from quire.scheduling.step import Step
 
 LOOK_AHEAD = 8
 """So many waiting jobs that find no room are looked at before admission ends."""
 
-Hook: TypeAlias = Callable[[Job], None]
+MAX_BACK = 6
+"""2 to the power of this: the most steps that a job which yielded to another one stays away."""
 
 
-class Scheduler:
+class Scheduler(Room):
     """Plans each step: admission, parts of prompts, preemption.
 
     `bring_up`  called before a job's blocks are looked up, so that tiers can restore some
     `opened`    called when a job's sequence was opened, or resumed; K and V that it commits are not computed
     `keep`      called before a job's sequence gives its blocks back, so that tiers can store some
 
-    Every job of it is in one of three lists, the first two by rank; in the last two its sequence is open:
+    Jobs are divided by tenant, and each of them is in one of three lists, the first two by rank; in the last two its
+    sequence is open:
 
         waiting -- plan --> prefilling -- complete --> decoding -- finish --> finished
            ▲                    │                         │
@@ -50,6 +52,7 @@ class Scheduler:
 
         plan(now) -> step; manager.take_copies(), done; the forward; complete(step, sampled); finish(job) ...
 
+    `prompt_tokens`  most tokens of prompts in a step, from 1, within the limits: set before it is planned
     `given_up`  jobs that ended by themselves and why: `DeadlinePassed`, or `OutOfBlocks` though nothing else ran;
                 the caller takes them away
     It has no clock and no random numbers: the same calls make the same steps. `plan` begins anew when a step was not
@@ -65,28 +68,16 @@ class Scheduler:
         opened: Hook | None = None,
         keep: Hook | None = None,
     ) -> None:
-        self.manager = manager
-        self.limits = limits or Limits()
-        self.waiting: list[Job] = []
-        self.prefilling: list[Job] = []
-        self.decoding: list[Job] = []
-        self.given_up: list[tuple[Job, QuireError]] = []
-        self._bring_up, self._opened, self._keep = bring_up, opened, keep
-        self._num_jobs = 0
+        super().__init__(manager, limits or Limits(), keep)
+        self.prompt_tokens = self.limits.max_step_tokens
+        self._bring_up, self._opened = bring_up, opened
+        self._num_jobs = self._num_steps = 0
         self._next_deadline, self._now = inf, 0.0
-        self._batch: DecodeBatch | None = None
-        self._appends: list[Callable[[int], None]] = []  # of the tokens of those in the batch
         self._step: Step | None = None
-        self._next: Step | None = None
-        self._room_seen: list[int] | None = None  # by jobs that wait still; None: to be looked at
-
-    @property
-    def num_running(self) -> int:
-        return len(self.prefilling) + len(self.decoding)
 
     def __len__(self) -> int:
         """Jobs that are not finished."""
-        return len(self.waiting) + self.num_running
+        return self.queues.num_waiting + self.queues.num_running
 
     def add(self, job: Job) -> None:
         """Queue a job.
@@ -103,34 +94,30 @@ class Scheduler:
         check_fits(self.manager, job)
         self._enter(job)
 
-    def finish(self, job: Job) -> None:
-        """End a job at whatever point it is. Raises `SequenceError` if it is none of the jobs here."""
-        self._leave(job)
-        if job.seq is not None:
-            self.manager.close(job.seq)
-        job.seq, job.state = None, "finished"
-
     def plan(self, now: float = 0.0) -> Step | None:
         """Return the next step, with room reserved for all of it; None without work.
 
         `now`  seconds on the clock of the deadlines
         """
         self._step, self._now = None, now
-        if now >= self._next_deadline:
-            self._give_up_late(now)
+        if is_late := now >= self._next_deadline:
+            self._end_late()
+        queues, most = self.queues, self.limits.max_step_tokens
         self._reserve_decodes()
-        budget = self.limits.max_step_tokens - len(self.decoding)
+        if queues.num_waiting:
+            self._admit(min(most - len(queues.decoding), self.prompt_tokens))
+        if is_late:
+            self._end_waits()
+        budget = most - len(queues.decoding)
         drafts = self._take_drafts(budget)
-        budget -= sum(map(len, drafts.values()))
         parts: dict[Job, int] = {}
-        for job in self.prefilling.copy():
-            budget -= self._cut(job, budget, parts)
-        if self.waiting:
-            self._admit(budget, parts)
+        if queues.num_prefilling:
+            budget -= sum(map(len, drafts.values()))
+            self._divide(min(budget, self.prompt_tokens), parts)
         if self._next is not None and not drafts and not parts:
             self._step = self._next
-        elif self.decoding or parts:
-            self._step = Step(self.decoding, drafts, parts)
+        elif queues.decoding or parts:
+            self._step = Step(queues.decoding, drafts, parts)
         return self._step
 
     def complete(self, step: Step, sampled: Items[IntArray] | IntArray) -> None:
@@ -145,6 +132,7 @@ class Scheduler:
         if self.manager.kernel.copies:
             raise CopyError("blocks wait for copies; take_copies() and do them before the forward")
         self._step = self._next = None
+        self._num_steps += 1
         num_batched = 0
         if isinstance(new, np.ndarray):
             tokens: list[int] = new.tolist()
@@ -170,8 +158,10 @@ class Scheduler:
         end = start + (len(new) if is_decoding else int(step.lengths[at]))
         job.tokens.extend(new)
         self.manager.commit(job.open_seq, job.known(start, end))
+        if not is_decoding:
+            self.queues.tenant(job).num_prefilled += end - start
         if new and not is_decoding:
-            self.prefilling.remove(job)
+            self.queues.take(job)
             self._begin_decoding(job)
             for twin in job.twins:
                 twin.tokens.extend(results[twin])
@@ -182,111 +172,129 @@ class Scheduler:
         """Have a twin share the blocks of a job that begins to decode; where it finds no slot, it waits."""
         twin.num_found, twin.start_by = job.num_found, inf
         self._enter(twin)
-        if self.num_running < self.limits.max_running:
+        if self.queues.num_running < self.limits.max_running:
             with suppress(OutOfBlocks):
                 twin.seq = self.manager.fork(job.open_seq)
-                self.waiting.remove(twin)
+                self.queues.take(twin)
                 self._begin_decoding(twin)
 
-    def _begin_decoding(self, job: Job) -> None:
-        job.state = "running"
-        self.decoding.append(job)
-        self._batch = self._next = None
+    # -- prompts ---------------------------------------------------------------------------
 
-    # -- room ------------------------------------------------------------------------------
+    def _divide(self, budget: int, parts: dict[Job, int]) -> None:
+        """Divide the tokens of a step among prompts: by priority, then by tenant as evenly as can be, then by rank.
 
-    def _reserve_decodes(self) -> None:
-        """Reserve a token for every job that decodes; where there is no room, the last ones are preempted."""
-        while self.decoding:
-            if self._batch is None:
-                self._batch = self.manager.batch([job.open_seq for job in self.decoding])
-                self._appends = [job.tokens.append for job in self.decoding]
-            try:
-                self.manager.reserve_step(self._batch)
-                break
-            except OutOfBlocks as error:
-                self._make_way(error)
-
-    def _take_drafts(self, budget: int) -> dict[Job, IntArray]:
-        """Reserve room for drafts, as far as there is any; those that find none are left out."""
-        taken: dict[Job, IntArray] = {}
-        for job in self.decoding:
-            if job.drafts is None:
-                continue
-            most = min(len(job.drafts), budget, job.max_tokens - job.num_generated - 1)
-            drafts, job.drafts = job.drafts[: max(most, 0)], None
-            if len(drafts) and fits(self.manager, job.open_seq, 1 + len(drafts)):
-                self.manager.reserve(job.open_seq, 1 + len(drafts))
-                taken[job] = drafts
-                budget -= len(drafts)
-        return taken
-
-    def _cut(self, job: Job, budget: int, parts: dict[Job, int]) -> int:
-        """Reserve as much of a prompt as this step has budget and room for, and return how many tokens that is.
-
-        Where the step would compute nothing at all otherwise, the last jobs are preempted for it.
+        A tenant's share has the tokens of its jobs that decode in it; what one leaves goes to the others.
         """
-        wanted = min(budget, self.limits.max_prefill_tokens or budget, job.num_left)
-        while budget > 0 and job.state == "running":
-            num_tokens = granted(self.manager, job, wanted)
-            if not num_tokens and (parts or self.decoding):
-                break
-            try:
-                self.manager.reserve(job.open_seq, num_tokens or 1)
-            except OutOfBlocks as error:
-                self._make_way(error)
-            else:
-                parts[job] = num_tokens
-                return num_tokens
-        return 0
+        queues: dict[int, dict[Tenant, list[Job]]] = {}
+        tenants = self.queues.tenants.values()
+        for tenant in sorted(tenants, key=attrgetter("num_prefilled")):
+            for priority, job in tenant.by_priority():  # from the last one, which is popped last
+                queues.setdefault(priority, {}).setdefault(tenant, []).append(job)
+        spent = {tenant: tenant.num_decoding for tenant in tenants}
+        for priority in sorted(queues, reverse=True):
+            left = queues[priority]
+            while left and budget > 0:
+                shares = divided(budget, [spent[tenant] for tenant in left])
+                for (tenant, jobs), share in zip([*left.items()], shares, strict=True):
+                    used = self._cut_each(jobs, share, parts)
+                    budget -= used
+                    spent[tenant] += used
+                    if not jobs:
+                        del left[tenant]
 
-    def _make_way(self, error: OutOfBlocks) -> None:
-        """Preempt the job that ranks last; if it is the only one, it is given up."""
-        job = max(chain(self.prefilling, self.decoding), key=BY_RANK)
-        if self.num_running == 1:
-            self._give_up(job, error)
-            return
-        self._leave(job)
-        self.manager.suspend(job.open_seq)
-        job.state = "waiting"
-        job.num_preempted += 1
-        insort(self.waiting, job, key=BY_RANK)
+    def _cut_each(self, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
+        """Give a tenant's prompts tokens of this step in their order; take away those that can use no more, and return how many."""
+        used = 0
+        while jobs and used < share:
+            used += self._cut(jobs[-1], share - used, parts)
+            if used < share:
+                jobs.pop()
+        return used
 
     # -- admission -------------------------------------------------------------------------
 
-    def _admit(self, budget: int, parts: dict[Job, int]) -> None:
-        """Admit waiting jobs in order of rank; those that find no room, or wait for a prefix, are passed.
+    def _admit(self, budget: int) -> None:
+        """Admit waiting jobs: by priority, then of the tenant with the fewest that run, then by rank.
 
-        Nobody is looked at again before a job came, went or was computed further, or blocks became free.
+        Those that find no room, or wait for a prefix, are passed; so are those behind prompts that use up their tenant's
+        share. Nobody is looked at again before a job came, went or was computed further, or blocks became free.
         """
         room = [pool.num_available for pool in self.manager.pools]
         seen, self._room_seen = self._room_seen, room
-        if seen is not None and self.num_running and not any(map(int.__gt__, room, seen)):
+        tenants = self.queues.tenants.values()
+        if seen is not None and self.queues.num_running and not any(map(int.__gt__, room, seen)):
             return
-        at, look = 0, LOOK_AHEAD
-        while at < len(self.waiting) and look and self.num_running < self.limits.max_running:
-            if budget <= 0:
+        share = budget / sum(bool(tenant.waiting or tenant.prefilling) for tenant in tenants)
+        places, look = {tenant: 0 for tenant in tenants if tenant.waiting}, LOOK_AHEAD
+        is_overdue = False
+        while places and look:
+            tenant = min(places, key=lambda each: each.turn(places[each]))
+            at = places[tenant] if tenant.waiting[0].patience else 0
+            job = tenant.waiting[at]
+            if self._num_steps < job.back_at and self.queues.num_running:
                 self._room_seen = None
-                break
-            if not self.waiting[0].patience:
-                at = 0
-            job = self.waiting[at]
-            if has_leader(self.manager, job, self.prefilling) or not self._has_room(job):
-                if not job.patience:
-                    break
-                look -= job.behind is None
                 at += 1
-                continue
-            self._start(job)
-            budget -= self._cut(job, budget, parts)
+            elif self._is_behind(tenant, job, share):
+                self._room_seen = None
+                at = len(tenant.waiting)
+            elif is_overdue and not self._is_in_share(tenant, job):
+                at = len(tenant.waiting)
+            elif not has_leader(self.manager, job, tenant.prefilling) and self._makes_room(job):
+                self._start(tenant, job)
+            else:
+                look -= job.behind is None
+                is_overdue |= not tenant.patience
+                at = at + 1 if job.patience and tenant.patience else len(tenant.waiting)
+            places[tenant] = at
+            if at >= len(tenant.waiting):
+                del places[tenant]
+        if self._batch is None:
+            self._reserve_decodes()
 
-    def _has_room(self, job: Job) -> bool:
-        """Whether all its known tokens find room beside what is promised; where nothing runs there is nothing to wait for."""
-        share = self.limits.watermark
-        return not self.num_running or has_room(self.manager, job, self.prefilling, share)
+    def _is_behind(self, tenant: Tenant, job: Job, share: float) -> bool:
+        """Whether a waiting job would compute nothing yet, as those before it need its tenant's share of a step."""
+        most = self.limits.max_prefill_tokens or self.limits.max_step_tokens
+        before = (each for each in tenant.prefilling if BY_RANK(each) < BY_RANK(job))
+        return sum(min(each.num_left, most) for each in before) >= share
 
-    def _start(self, job: Job) -> None:
-        """Begin to compute a waiting job; who came before it and waits loses patience, and at last ranks first."""
+    def _is_in_share(self, tenant: Tenant, job: Job) -> bool:
+        """Whether a tenant has no more than its part of all blocks and places with a waiting job."""
+        pools, num = self.manager.pools, len(self.queues.tenants)
+        blocks = [0] * len(pools)
+        for each in (job, *(each for each in self.queues.running if each.tenant == job.tenant)):
+            blocks = [*map(int.__add__, blocks, least(self.manager.kernel, each.num_tokens))]
+        has_slot = (tenant.num_running + 1) * num <= self.limits.max_running
+        return has_slot and all(
+            n * num <= pool.num_blocks for n, pool in zip(blocks, pools, strict=True)
+        )
+
+    def _makes_room(self, job: Job) -> bool:
+        """Whether a waiting job finds a place and room, once running ones that yield to it were preempted.
+
+        Where nothing runs there is nothing to wait for.
+        """
+        queues = self.queues
+        while queues.num_running:
+            slots = queues.num_running + 1 - self.limits.max_running
+            blocks = lacking(self.manager, job, queues.prefilling, self.limits.watermark)
+            if slots <= 0 and blocks <= 0:
+                break
+            victims = yielding(job, queues.running, slots, blocks, self.manager.block_size)
+            if not victims:
+                return False
+            victim = victims[
+                0
+            ]  # the others, if blocks are lacking still: some of its own may be shared
+            self._preempt(victim)
+            victim.num_yielded += 1
+            victim.back_at = self._num_steps + 2 ** min(victim.num_yielded, MAX_BACK)
+        return True
+
+    def _start(self, tenant: Tenant, job: Job) -> None:
+        """Begin to compute a waiting job; who came before it and waits loses patience, and at last ranks first.
+
+        So do tenants that have no more running jobs.
+        """
         if self._bring_up is not None:
             self._bring_up(job)
         if job.seq is not None:
@@ -295,69 +303,59 @@ class Scheduler:
             job.seq = self.manager.open(job.known(), job.scope, **job.terms)
             job.num_found = min(job.seq.num_cached, job.prompt_len)
             job.missed = job.seq.pending and job.seq.pending.missed
-        self.waiting.remove(job)
         job.start_by = inf
         job.started = self._now if job.started is None else job.started
-        passed = [other for other in self.waiting if other.number < job.number]
+        self.queues.take(job)
+        self.queues.compute(job)
+        passed = [other for other in tenant.waiting if other.number < job.number and other.patience]
         for other in passed:
             other.patience -= 1
         if not all(other.patience for other in passed):
-            self.waiting.sort(key=BY_RANK)
-        job.state = "running"
-        insort(self.prefilling, job, key=BY_RANK)
+            tenant.waiting.sort(key=BY_RANK)
+        for other in self.queues.tenants.values():
+            if other is not tenant and other.waiting and other.num_running < tenant.num_running:
+                other.patience = max(other.patience - 1, 0)
+        tenant.patience = self.limits.max_passed
         if self._opened is not None:
             self._opened(job)
 
     # -- ends ------------------------------------------------------------------------------
 
-    def _give_up_late(self, now: float) -> None:
-        jobs = [*self.waiting, *self.prefilling, *self.decoding]
-        for job in jobs:
-            if job.deadline <= now:
+    def _end_late(self) -> None:
+        """Give up the jobs whose deadlines have passed."""
+        for job in [*self.queues.waiting, *self.queues.running]:
+            if job.deadline <= self._now:
                 late = f"{job.num_generated} of {job.max_tokens} tokens were there at the deadline"
                 self._give_up(job, DeadlinePassed(f"{late}; allow more time, or send less at once"))
-            elif job.start_by <= now:
-                late = f"it waited behind {self.num_running} that run, and its turn had not come"
+
+    def _end_waits(self) -> None:
+        """Give up the jobs that have waited too long, but those that are held back for one that computes their prefix."""
+        for job in self.queues.waiting:
+            prefilling = self.queues.tenant(job).prefilling
+            if job.start_by <= self._now and not has_leader(self.manager, job, prefilling):
+                late = f"it waited behind {self.queues.num_running} that run, and its turn had not come"
                 self._give_up(job, QueueTimeout(f"{late}; ask again later"))
-        self._next_deadline = min((job.ends_by for job in jobs if job.ends_by > now), default=inf)
-
-    def _give_up(self, job: Job, error: QuireError) -> None:
-        self.finish(job)
-        self.given_up.append((job, error))
-
-    def _leave(self, job: Job) -> None:
-        """Take a job out of where it is; the sequence of one that runs is still open."""
-        places = (self.waiting, self.prefilling, self.decoding)
-        place = next((jobs for jobs in places if job in jobs), None)
-        if place is None:
-            raise SequenceError(f"{job!r} is none of the jobs here")
-        if place is not self.waiting:
-            if self._keep is not None:
-                self._keep(job)
-            self._batch = self._next = None
-        place.remove(job)
-        self._room_seen = None
-
-    # -- more ------------------------------------------------------------------------------
+        jobs = [*self.queues.waiting, *self.queues.running]
+        self._next_deadline = min((job.ends_by for job in jobs), default=inf)
 
     def _enter(self, job: Job) -> None:
-        """Number a job and queue it."""
+        """Number a job and queue it: a short one before those of its tenant that have more left to compute.
+
+        It is due when as many tokens of the tenant's prompts as it has left were computed. So short ones that come
+        meanwhile pass a long one, and those that come after that do not.
+        """
         self._num_jobs += 1
-        job.number, job.patience, job.state = self._num_jobs, self.limits.max_passed, "waiting"
-        insort(self.waiting, job, key=BY_RANK)
+        job.number, job.patience = self._num_jobs, self.limits.max_passed
+        found = self.manager.probe(job.known(), job.scope).num_tokens
+        job.due = self.queues.tenant(job).num_prefilled + job.num_tokens - found
+        self.queues.wait(job)
         self._room_seen = None
         self._next_deadline = min(self._next_deadline, job.ends_by)
 
     def check(self) -> None:
         """Raise `InvariantError` unless every job is in one queue, in order, with its sequence in the right state."""
-        for jobs, state in ((self.waiting, "waiting"), (self.prefilling, "running")):
-            if jobs != sorted(jobs, key=BY_RANK) or any(job.state != state for job in jobs):
-                raise InvariantError(f"jobs out of order, or in another state than {state}: {jobs}")
-        for job in self.decoding:
-            if job.state != "running" or job.num_left != 1:
-                raise InvariantError(f"{job!r} decodes with {job.num_left} tokens to compute")
-        for job in self.waiting:
-            if job.seq is not None and job.seq.state != "suspended":
-                raise InvariantError(f"{job!r} waits with an open sequence")
-        if self._batch is not None and [job.seq for job in self.decoding] != [*self._batch.seqs]:
+        self.queues.check()
+        if self._batch is not None and [job.seq for job in self.queues.decoding] != [
+            *self._batch.seqs
+        ]:
             raise InvariantError("the batch is not of the jobs that decode")

@@ -43,11 +43,11 @@ class Scheduled(Replica):
 
     @property
     def num_waiting(self) -> int:
-        return len(self._scheduler.waiting)
+        return self._scheduler.queues.num_waiting
 
     @property
     def num_running(self) -> int:
-        return self._scheduler.num_running
+        return self._scheduler.queues.num_running
 
     def submit(self, request: LiveRequest, now: float) -> None:
         trace = request.trace

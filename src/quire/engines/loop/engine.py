@@ -20,6 +20,7 @@ from quire.engines.loop.answers import (
     RequestOutput,
 )
 from quire.engines.loop.computing import Forward
+from quire.engines.loop.pace import StepPace
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.requests import (
     Prompt,
@@ -83,6 +84,8 @@ class Engine(PurgeableEngine):
 
                 fingerprint = self._bound.identity.fingerprint
                 self._companions.append(EngineTiers(self.tiers, self._forward, fingerprint))
+            if settings.max_inter_token_s is not None:
+                self._companions.append(StepPace(settings.max_inter_token_s))
             if passages is not None:
                 self._companions.append(passages.in_engine(self._forward, self._bound, self._guard))
             for each in self._companions:
@@ -191,8 +194,8 @@ class Engine(PurgeableEngine):
 
     def stats(self) -> EngineStats:
         """Return a copy of the counters."""
-        scheduler = self.scheduler
-        return replace(self._stats, running=scheduler.num_running, waiting=len(scheduler.waiting))
+        queues = self.scheduler.queues
+        return replace(self._stats, running=queues.num_running, waiting=queues.num_waiting)
 
     def scope(self, scope: Scope | None = None) -> Scope:
         """Return a scope as the manager knows it, bound to the present model. Raises `ScopeError`, `ConfigError`."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from quire.config import check_count, format_bytes, parse_bytes
+from quire.config import check_count, check_seconds, format_bytes, parse_bytes
 from quire.core import FullAttention, LayerGroup, Watcher
 from quire.core.policy import PolicyFactory
 from quire.engines.companions import PassageSettings
@@ -24,6 +24,8 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     num_blocks     blocks of each layer group
     block_size     tokens per block
     max_model_len  tokens of a prompt and its answer; None: what the model and the memory allow
+    max_inter_token_s  seconds that a step may take, so that answers under way get their next tokens; prompts are cut
+                   by what was measured. None: no bound but the `Limits`
     policy         what is evicted first, see `CacheManager`
     watchers       of the manager
     tiers          where KV goes that outlives the pools, as `PrefixCache` takes it; then `close` the engine
@@ -36,6 +38,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     num_blocks: int | None = None
     block_size: int = 16
     max_model_len: int | None = None
+    max_inter_token_s: float | None = None
     policy: str | PolicyFactory = "lru"
     watchers: Sequence[Watcher] = ()
     tiers: "Tiers | None" = None
@@ -45,6 +48,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_seconds("max_inter_token_s", self.max_inter_token_s)
         if not callable(self.clock):
             raise ConfigError(f"clock is a function that returns seconds, got {self.clock!r}")
 

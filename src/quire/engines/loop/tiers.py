@@ -57,9 +57,9 @@ class EngineTiers(EngineCompanion):
     def before_step(self, scheduler: Scheduler) -> None:
         """Finish offload copies whose blocks the next step may need."""
         num_tokens = scheduler.limits.max_step_tokens
-        if scheduler.waiting:
-            num_tokens = max(num_tokens, scheduler.waiting[0].num_tokens)
-        num_blocks = -(-num_tokens // self.store.manager.block_size) + scheduler.num_running
+        if scheduler.queues.num_waiting:
+            num_tokens = max(num_tokens, scheduler.queues.waiting[0].num_tokens)
+        num_blocks = -(-num_tokens // self.store.manager.block_size) + scheduler.queues.num_running
         self.store.offloading.settle_for(num_blocks)
 
     def observe(self, step: Step, seconds: float) -> None:

@@ -1,0 +1,155 @@
+"""Queues: the jobs of a schedule that are not finished, by tenant."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Generator
+from typing import Literal
+
+from quire.errors import InvariantError, SequenceError
+from quire.scheduling.job import BY_RANK, Job
+from quire.scope import ScopePart
+
+
+class Tenant:
+    """The jobs of one tenant that wait or have prompts to compute, by rank; jobs without a tenant have one together.
+
+    `num_decoding`   its jobs that decode
+    `num_prefilled`  tokens of prompts that were computed for it
+    `patience`       so many jobs of tenants with no fewer running ones are admitted while it waits; then it is next
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.waiting: list[Job] = []
+        self.prefilling: list[Job] = []
+        self.num_decoding = self.num_prefilled = 0
+        self.patience = patience
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + self.num_decoding
+
+    def turn(self, at: int) -> tuple[bool, int, int, int]:
+        """Return its place among tenants with waiting jobs, lowest first, by that of these which is looked at.
+
+        An urgent job has the highest priority of those that it holds up.
+        """
+        job = self.waiting[at]
+        priority = job.priority if job.patience else max(each.priority for each in self.waiting)
+        return (self.patience > 0, -priority, self.num_running, self.num_prefilled)
+
+    def by_priority(self) -> Generator[tuple[int, Job]]:
+        """Yield its prompts, last first, each with its priority or that of one that it holds up."""
+        highest: int | None = None
+        for job in reversed(self.prefilling):
+            highest = job.priority if highest is None else max(highest, job.priority)
+            yield highest, job
+
+
+class Queues:
+    """All jobs that are not finished: of each tenant those that wait and those with prompts, and all that decode.
+
+    The scheduler alone changes them.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.tenants: dict[ScopePart, Tenant] = {}
+        self.decoding: list[Job] = []
+        self.num_waiting = self.num_prefilling = 0
+        self._patience = patience
+
+    @property
+    def waiting(self) -> list[Job]:
+        """Jobs that wait, tenant by tenant, as a new list."""
+        return [job for tenant in self.tenants.values() for job in tenant.waiting]
+
+    @property
+    def prefilling(self) -> list[Job]:
+        """Jobs whose prompts are computed, tenant by tenant, as a new list."""
+        return [job for tenant in self.tenants.values() for job in tenant.prefilling]
+
+    @property
+    def running(self) -> list[Job]:
+        """Jobs that run, as a new list."""
+        return [*self.prefilling, *self.decoding]
+
+    @property
+    def num_running(self) -> int:
+        return self.num_prefilling + len(self.decoding)
+
+    def tenant(self, job: Job) -> Tenant:
+        """Return the tenant of a job, a new one where it has no other."""
+        if (tenant := self.tenants.get(job.tenant)) is None:
+            tenant = self.tenants[job.tenant] = Tenant(self._patience)
+        return tenant
+
+    def wait(self, job: Job) -> None:
+        """Put a job among those that wait."""
+        job.state = "waiting"
+        insort(self.tenant(job).waiting, job, key=BY_RANK)
+        self.num_waiting += 1
+
+    def compute(self, job: Job) -> None:
+        """Put a job among those with prompts."""
+        job.state = "running"
+        insort(self.tenant(job).prefilling, job, key=BY_RANK)
+        self.num_prefilling += 1
+
+    def decode(self, job: Job) -> None:
+        """Put a job among those that decode."""
+        job.state = "running"
+        self.decoding.append(job)
+        self.tenant(job).num_decoding += 1
+
+    def place(self, job: Job) -> Literal["waiting", "prefilling", "decoding"]:
+        """Return where a job is. Raises `SequenceError` for one that is nowhere."""
+        tenant = self.tenants.get(job.tenant)
+        if tenant is not None and job in tenant.waiting:
+            return "waiting"
+        if tenant is not None and job in tenant.prefilling:
+            return "prefilling"
+        if job in self.decoding:
+            return "decoding"
+        raise SequenceError(f"{job!r} is none of the jobs here")
+
+    def take(self, job: Job) -> None:
+        """Take a job out of where it is. Raises `SequenceError` for one that is nowhere."""
+        place, tenant = self.place(job), self.tenant(job)
+        if place == "waiting":
+            tenant.waiting.remove(job)
+            self.num_waiting -= 1
+        elif place == "prefilling":
+            tenant.prefilling.remove(job)
+            self.num_prefilling -= 1
+        else:
+            self.decoding.remove(job)
+            tenant.num_decoding -= 1
+
+    def forget(self, job: Job) -> None:
+        """Forget the tenant of a finished job if it has no other."""
+        tenant = self.tenants.get(job.tenant)
+        if tenant is not None and not (tenant.waiting or tenant.num_running):
+            del self.tenants[job.tenant]
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless every job is in one queue, in order, with its sequence in the right state."""
+        decoding = Counter(job.tenant for job in self.decoding)
+        for name, tenant in self.tenants.items():
+            for jobs, state in ((tenant.waiting, "waiting"), (tenant.prefilling, "running")):
+                if jobs != sorted(jobs, key=BY_RANK) or any(job.state != state for job in jobs):
+                    raise InvariantError(f"jobs out of order, or not {state}: {jobs}")
+            if tenant.num_decoding != decoding[name] or not (tenant.waiting or tenant.num_running):
+                raise InvariantError(
+                    f"{decoding[name]} jobs of {name!r} decode, it counts {vars(tenant)}"
+                )
+        for job in self.decoding:
+            if job.state != "running" or job.num_left != 1:
+                raise InvariantError(f"{job!r} decodes with {job.num_left} tokens to compute")
+        for job in self.waiting:
+            if job.seq is not None and job.seq.state != "suspended":
+                raise InvariantError(f"{job!r} waits with an open sequence")
+        if (self.num_waiting, self.num_prefilling) != (len(self.waiting), len(self.prefilling)):
+            raise InvariantError(
+                f"{self.num_waiting} wait and {self.num_prefilling} prefill by count"
+            )

@@ -1,0 +1,121 @@
+"""Room: the blocks that running jobs get for a step, and the jobs that are preempted where blocks are short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from quire.core import CacheManager, DecodeBatch
+from quire.core.tokens import IntArray
+from quire.errors import OutOfBlocks, QuireError
+from quire.ops import fits
+from quire.scheduling.admission import granted
+from quire.scheduling.fairness import last_of
+from quire.scheduling.job import Job, Limits
+from quire.scheduling.queues import Queues
+from quire.scheduling.step import Step
+
+Hook: TypeAlias = Callable[[Job], None]
+
+
+class Room:
+    """The jobs of a schedule, with the blocks of those that run."""
+
+    def __init__(self, manager: CacheManager, limits: Limits, keep: Hook | None) -> None:
+        self.manager, self.limits = manager, limits
+        self.queues = Queues(limits.max_passed)
+        self.given_up: list[tuple[Job, QuireError]] = []
+        self._keep = keep
+        self._batch: DecodeBatch | None = None
+        self._appends: list[Callable[[int], None]] = []  # of the tokens of those in the batch
+        self._next: Step | None = None
+        self._room_seen: list[int] | None = None  # by jobs that wait still; None: to be looked at
+
+    def finish(self, job: Job) -> None:
+        """End a job at whatever point it is. Raises `SequenceError` if it is none of the jobs here."""
+        self._leave(job)
+        self.queues.forget(job)
+        if job.seq is not None:
+            self.manager.close(job.seq)
+        job.seq, job.state = None, "finished"
+
+    # -- within ----------------------------------------------------------------------------
+
+    def _begin_decoding(self, job: Job) -> None:
+        self.queues.decode(job)
+        self._batch = self._next = None
+
+    def _reserve_decodes(self) -> None:
+        """Reserve a token for every job that decodes; where there is no room, the last ones are preempted."""
+        while self.queues.decoding:
+            if self._batch is None:
+                self._batch = self.manager.batch([job.open_seq for job in self.queues.decoding])
+                self._appends = [job.tokens.append for job in self.queues.decoding]
+            try:
+                self.manager.reserve_step(self._batch)
+                break
+            except OutOfBlocks as error:
+                self._make_way(error)
+
+    def _take_drafts(self, budget: int) -> dict[Job, IntArray]:
+        """Reserve room for drafts, as far as there is any; those that find none are left out."""
+        taken: dict[Job, IntArray] = {}
+        for job in self.queues.decoding:
+            if job.drafts is None:
+                continue
+            most = min(len(job.drafts), budget, job.max_tokens - job.num_generated - 1)
+            drafts, job.drafts = job.drafts[: max(most, 0)], None
+            if len(drafts) and fits(self.manager, job.open_seq, 1 + len(drafts)):
+                self.manager.reserve(job.open_seq, 1 + len(drafts))
+                taken[job] = drafts
+                budget -= len(drafts)
+        return taken
+
+    def _cut(self, job: Job, budget: int, parts: dict[Job, int]) -> int:
+        """Reserve as much of a prompt as this step has budget and room for, and return how many tokens that is.
+
+        Where the step would compute nothing at all otherwise, the last jobs are preempted for it.
+        """
+        has = parts.get(job, 0)
+        wanted = min(has + budget, self.limits.max_prefill_tokens or job.num_left, job.num_left)
+        while wanted > has and job.state == "running":
+            num_tokens = granted(self.manager, job, wanted)
+            if num_tokens <= has and (parts or self.queues.decoding):
+                break
+            try:
+                self.manager.reserve(job.open_seq, num_tokens or 1)
+            except OutOfBlocks as error:
+                self._make_way(error)
+            else:
+                parts[job] = num_tokens
+                return num_tokens - has
+        return 0
+
+    def _make_way(self, error: OutOfBlocks) -> None:
+        """Preempt the job that is the last to be served; if it is the only one, it is given up."""
+        job = last_of(self.queues.running)
+        if self.queues.num_running == 1:
+            self._give_up(job, error)
+        else:
+            self._preempt(job)
+
+    def _preempt(self, job: Job) -> None:
+        """Take a running job back among those that wait."""
+        self._leave(job)
+        self.manager.suspend(job.open_seq)
+        job.num_preempted += 1
+        self.queues.wait(job)
+
+    def _give_up(self, job: Job, error: QuireError) -> None:
+        self.finish(job)
+        self.given_up.append((job, error))
+
+    def _leave(self, job: Job) -> None:
+        """Take a job out of where it is; the sequence of one that runs is still open."""
+        place = self.queues.place(job)
+        if place != "waiting":
+            if self._keep is not None:
+                self._keep(job)
+            self._batch = self._next = None
+        self.queues.take(job)
+        self._room_seen = None
