@@ -116,7 +116,7 @@ def slowdowns(seed, num_tenants, slots, tokens, room, **limits):
 
 
 @drawn(
-    60,
+    12,
     10_000,
     seed=st.integers(0, 2**32),
     num_tenants=st.integers(2, 4),

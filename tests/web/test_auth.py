@@ -1,6 +1,7 @@
 """API keys: the tenants that they stand for; no answer has a key in it."""
 
 import base64
+from functools import partial
 
 import pytest
 
@@ -155,3 +156,24 @@ def test_an_address_is_loopback_or_not_or_none():
     assert not is_loopback("10.0.0.1")
     with pytest.raises(ConfigError, match="--host"):
         is_loopback("example.org")
+
+
+def test_a_tenant_asks_for_priorities_up_to_its_own(tmp_path):
+    file = tmp_path / "keys.txt"
+    file.write_text("ann key-of-ann priority=5\nbob key-of-bob\nlow key-of-low priority=-10\n")
+    keys = read_keys(file, exposed=False)
+    allowed = [("ann", 5), ("ann", -100), ("bob", 0), ("low", -10), (None, 100)]
+    for each in allowed:
+        keys.check_priority(*each)
+    for each in (("ann", 6), ("bob", 1), ("low", 0)):
+        assert status(partial(keys.check_priority, *each)) == 400
+
+
+@pytest.mark.parametrize(
+    "more", ["priority", "priority=", "priority=x", "priority=101", "5", "a b"]
+)
+def test_a_line_of_keys_with_another_third_word_is_refused(tmp_path, more):
+    file = tmp_path / "keys.txt"
+    file.write_text(f"ann key-of-ann {more}\n")
+    with pytest.raises(ConfigError, match=r"line 1 .* a line is NAME KEY"):
+        read_keys(file, exposed=False)

@@ -37,7 +37,9 @@ MaybeGpu: TypeAlias = Annotated[str | None, typer.Option("--gpu", help=_GPU, sho
 Host: TypeAlias = Annotated[str, typer.Option("--host", help="The address to listen at.")]
 Keys: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--keys", help="API keys: a file of lines NAME KEY.", show_default=False),
+    typer.Option(
+        "--keys", help="API keys: a file of lines NAME KEY [priority=N].", show_default=False
+    ),
 ]
 KV_MEMORY = "Memory for cached K and V."
 KvMemory: TypeAlias = Annotated[str, typer.Option("--kv-memory", help=KV_MEMORY)]

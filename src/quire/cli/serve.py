@@ -62,6 +62,19 @@ def serve(
     ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens per step.")] = 2048,
+    max_inter_token: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds that a step may take, so that answers under way go on; long prompts are cut by it. 0: any.",
+        ),
+    ] = 0.25,
+    max_prefill_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of one prompt in a step.", show_default="what the step has left"
+        ),
+    ] = None,
     max_inflight: Annotated[
         int, typer.Option(min=1, help="Sequences that run or wait; more are told to come back.")
     ] = 256,
@@ -196,6 +209,8 @@ def serve(
             "block_size": block_size,
             "max_running": max_running,
             "max_step_tokens": max_step_tokens,
+            "max_inter_token_s": max_inter_token or None,
+            "max_prefill_tokens": max_prefill_tokens,
             "max_model_len": max_model_len,
             "passages": kept,
         },

@@ -22,11 +22,11 @@ class EngineView(NamedTuple):
     @classmethod
     def of(cls, engine: Any) -> EngineView:
         """Return the view of a `quire.engines.loop.Engine`."""
-        scheduler, counters = engine.scheduler, msgspec.to_builtins(engine.stats())
-        running, waiting = [*scheduler.prefilling, *scheduler.decoding], [*scheduler.waiting]
-        counters["preemptions"] += sum(job.num_preempted for job in (*running, *waiting))
-        return cls(_by_tenant(running), _by_tenant(waiting), counters)
-
-
-def _by_tenant(jobs: list[Any]) -> Counter[Any]:
-    return Counter(None if job.scope is None else job.scope.tenant for job in jobs)
+        queues, counters = engine.scheduler.queues, msgspec.to_builtins(engine.stats())
+        counters["preemptions"] += sum(
+            job.num_preempted for job in (*queues.running, *queues.waiting)
+        )
+        tenants = queues.tenants.items()
+        running = Counter({name: tenant.num_running for name, tenant in tenants})
+        waiting = Counter({name: len(tenant.waiting) for name, tenant in tenants})
+        return cls(running, waiting, counters)

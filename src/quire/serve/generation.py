@@ -27,6 +27,7 @@ async def answered(
     """Return the answer to a request of `request.state.tenant`. Raises `ApiError` and what the engine refuses."""
     tenant: str | None = request.state.tenant
     service.check_model(asked.model)
+    service.keys.check_priority(tenant, asked.priority)
     prompts = await service.ids(asked)
     params, tools = sampling_of(service, asked, prompts)
     reply = Reply(asked, service.model, service.reader.tokenizer, len(prompts), tools)

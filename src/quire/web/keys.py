@@ -20,6 +20,8 @@ KEY_ENV, OPERATOR_ENV = "QUIRE_API_KEY", "QUIRE_OPERATOR_KEY"
 MIN_KEY = 8
 LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 
+PRIORITY = re.compile(r"priority=(-?(?:100|\d{1,2}))")
+
 OPERATOR = "the operator"
 """The operator's name beside those of tenants, which are one word each."""
 
@@ -30,6 +32,7 @@ class ApiKeys:
     `tenants`    (name, key) pairs; several keys may stand for one tenant
     `operator`   the key for `/metrics`, `/v1/cache` and the page
     `exposed`    whether the server listens beyond loopback
+    `priorities` the highest priority that a tenant may ask for, where it is not 0
 
     `names`      of the tenants; `in_order`: as they were given
 
@@ -42,6 +45,7 @@ class ApiKeys:
         operator: str | None = None,
         *,
         exposed: bool = False,
+        priorities: Mapping[str, int] | None = None,
     ) -> None:
         keys = [*tenants, *([(OPERATOR, operator)] if operator else [])]
         for name, key in keys:
@@ -58,6 +62,7 @@ class ApiKeys:
                 f"a server beyond loopback needs keys: --keys FILE, or the environment's {KEY_ENV}"
             )
         self._exposed, self._has_operator = exposed, bool(operator)
+        self._priorities = dict(priorities or {})
         self.in_order = tuple(dict.fromkeys(name for name, _ in tenants))
         self.names = frozenset(self.in_order)
 
@@ -70,6 +75,17 @@ class ApiKeys:
         if owner not in self.names:
             raise _unknown("Bearer")
         return owner
+
+    def check_priority(self, tenant: str | None, priority: int) -> None:
+        """Raise `ApiError` for a priority above a tenant's; without keys any is taken."""
+        if tenant is not None and priority > (most := self._priorities.get(tenant, 0)):
+            raise ApiError(
+                400,
+                f"priority is {priority}; this key may ask for {most} at most: ask for less, or have the server's "
+                "file of keys allow more",
+                param="priority",
+                code="priority_too_high",
+            )
 
     def check_operator(self, headers: Mapping[str, str]) -> None:
         """Raise `ApiError` unless the operator asks, or anybody may: on loopback, without any key."""
@@ -95,23 +111,32 @@ class ApiKeys:
 
 
 def read_keys(file: Path | None, *, exposed: bool) -> ApiKeys:
-    """Return the keys of a file, `NAME KEY` a line, and of the environment. Raises `ConfigError`."""
+    """Return the keys of a file and of the environment. Raises `ConfigError`.
+
+    A line of it is `NAME KEY`, or `NAME KEY priority=N` for a tenant that may ask for priorities up to N.
+    """
     tenants: list[tuple[str, str]] = []
+    priorities: dict[str, int] = {}
     lines = read_bytes(file).decode("utf-8", "replace").splitlines() if file is not None else ()
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2:
+        more = PRIORITY.fullmatch(words[2]) if len(words) == 3 else None
+        if len(words) != 2 and more is None:
             raise ConfigError(
-                f"line {number} of {str(file)!r} has {len(words)} words; a line is NAME KEY"
+                f"line {number} of {str(file)!r} has {len(words)} words; a line is NAME KEY, or "
+                "NAME KEY priority=N with N from -100 to 100"
             )
         tenants.append((words[0], words[1]))
+        if more is not None:
+            priorities[words[0]] = int(more[1])
     if file is not None and not tenants:
         raise ConfigError(f"{str(file)!r} has no key; a line is NAME KEY")
     if own := os.environ.get(KEY_ENV):
         tenants.append(("default", own))
-    return ApiKeys(tenants, os.environ.get(OPERATOR_ENV) or None, exposed=exposed)
+    operator = os.environ.get(OPERATOR_ENV) or None
+    return ApiKeys(tenants, operator, exposed=exposed, priorities=priorities)
 
 
 def is_open_to_all(file: Path) -> bool:

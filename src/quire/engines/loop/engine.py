@@ -93,8 +93,7 @@ class Engine(PurgeableEngine):
             self._vocab_size = num_embeddings(model)
             self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
             self._settings, self._clock = settings, settings.clock
-            self._stats = EngineStats()
-            self._numbers = count()
+            self._stats, self._numbers = EngineStats(), count()
             self._is_closed = False
             self._begin()
             self._opened = opened.pop_all()
@@ -128,8 +127,8 @@ class Engine(PurgeableEngine):
         Raises `TokensError`, `ConfigError`, `ScopeError`, and `OutOfBlocks` for one that can never fit; as all
         that is asked of an engine, `CacheBusy` while another thread asks.
         """
-        bound = self.scope(options.get("scope"))
-        return self._add(prompt, params or SamplingParams(), bound, options, request_id)
+        given, bound = params or SamplingParams(), self.scope(options.get("scope"))
+        return self._add(prompt, given, bound, options, request_id)
 
     def _add(
         self,
@@ -194,8 +193,8 @@ class Engine(PurgeableEngine):
 
     def stats(self) -> EngineStats:
         """Return a copy of the counters."""
-        queues = self.scheduler.queues
-        return replace(self._stats, running=queues.num_running, waiting=queues.num_waiting)
+        now = self.scheduler.queues
+        return replace(self._stats, running=now.num_running, waiting=now.num_waiting)
 
     def scope(self, scope: Scope | None = None) -> Scope:
         """Return a scope as the manager knows it, bound to the present model. Raises `ScopeError`, `ConfigError`."""
