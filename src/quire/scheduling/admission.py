@@ -27,9 +27,9 @@ def check_fits(manager: CacheManager, job: Job) -> None:
 
 
 def lacking(manager: CacheManager, job: Job, prefilling: Items[Job], watermark: float) -> int:
-    """Return the blocks that lack for all known tokens of a waiting job, beside what those that are computed still need.
+    """Return the blocks that a waiting job's known tokens lack; 0 or less where there is room.
 
-    0 or less where there is room; of several groups that of the one that lacks most.
+    What prompts that are computed still need is promised to those. Of several groups the one that lacks most counts.
     Of a group with a window no more is asked than a sequence holds at a time.
     """
     kernel = manager.kernel

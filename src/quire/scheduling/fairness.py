@@ -27,9 +27,9 @@ def divided(budget: int, spent: Items[int]) -> list[int]:
 
 
 def last_of(running: Items[Job]) -> Job:
-    """Return the job that is preempted where blocks are short: the last of those by tenant that are of the lowest priority.
+    """Return the job that is preempted where blocks are short.
 
-    Of several the one whose tenant holds most.
+    It is a tenant's last one by rank: of the lowest priority, and then of the tenant that holds most tokens.
     """
     held, last = _held(running), {job.tenant: job for job in sorted(running, key=BY_RANK)}
     return max(last.values(), key=lambda job: (-job.priority, held[job.tenant]))

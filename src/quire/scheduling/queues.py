@@ -1,4 +1,4 @@
-"""Queues: the jobs of a schedule that are not finished, by tenant."""
+"""JobQueues: the jobs of a schedule that are not finished, by tenant."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from quire.scope import ScopePart
 
 
 class Tenant:
-    """The jobs of one tenant that wait or have prompts to compute, by rank; jobs without a tenant have one together.
+    """The jobs of one tenant that are not finished; those without a tenant have one together.
 
+    `waiting`        jobs that wait, by rank
+    `prefilling`     jobs whose prompts are computed, by rank
     `num_decoding`   its jobs that decode
     `num_prefilled`  tokens of prompts that were computed for it
     `patience`       so many jobs of tenants with no fewer running ones are admitted while it waits; then it is next
@@ -47,7 +49,7 @@ class Tenant:
             yield highest, job
 
 
-class Queues:
+class JobQueues:
     """All jobs that are not finished: of each tenant those that wait and those with prompts, and all that decode.
 
     The scheduler alone changes them.

@@ -12,7 +12,7 @@ from quire.ops import fits
 from quire.scheduling.admission import granted
 from quire.scheduling.fairness import last_of
 from quire.scheduling.job import Job, Limits
-from quire.scheduling.queues import Queues
+from quire.scheduling.queues import JobQueues
 from quire.scheduling.step import Step
 
 Hook: TypeAlias = Callable[[Job], None]
@@ -23,7 +23,7 @@ class Room:
 
     def __init__(self, manager: CacheManager, limits: Limits, keep: Hook | None) -> None:
         self.manager, self.limits = manager, limits
-        self.queues = Queues(limits.max_passed)
+        self.queues = JobQueues(limits.max_passed)
         self.given_up: list[tuple[Job, QuireError]] = []
         self._keep = keep
         self._batch: DecodeBatch | None = None

@@ -5,7 +5,7 @@ from math import sqrt
 from quire.engines.companions import EngineCompanion
 from quire.scheduling import Scheduler, Step
 from quire.scheduling.fit import CostFit
-from quire.scheduling.queues import Queues
+from quire.scheduling.queues import JobQueues
 
 FIRST = 64
 """Tokens of prompts in a step before the cost of any was measured."""
@@ -41,7 +41,7 @@ class StepPace(EngineCompanion):
         if queues.num_waiting or queues.num_prefilling:
             scheduler.prompt_tokens = self._affordable(queues) if self._largest else FIRST
 
-    def _affordable(self, queues: Queues) -> int:
+    def _affordable(self, queues: JobQueues) -> int:
         """Return the tokens of prompts for which there is time beside jobs that decode."""
         contexts = sum(job.num_computed for job in queues.decoding)
         base_s = self._fit.seconds((1, len(queues.decoding), contexts, 0, 0))
