@@ -231,6 +231,23 @@ def test_a_job_that_yields_again_and_again_stays_away_twice_as_long_each_time():
         clock.step()
 
 
+def test_an_urgent_job_that_yielded_comes_back_as_soon_as_there_is_room():
+    clock = Clockwork(2, 40, 1000, max_passed=1)
+    first, second = (clock.ask("a", 4, 20) for _ in range(2))
+    clock.step()
+    other = clock.ask("b", 4, 3)
+    clock.step()
+    assert (first.state, second.state, other.state) == ("running", "waiting", "running")
+    clock.scheduler.finish(first)
+    clock.ask("a", 4, 1, priority=-1)
+    clock.ask("a", 4, 1, priority=1)
+    clock.step()
+    assert second.patience == 0
+    while len(clock.scheduler):
+        clock.step()
+    assert clock.latencies[second] < 40
+
+
 def test_short_prompts_pass_a_long_one_until_as_much_was_computed_as_it_has():
     clock = Clockwork(8, 20, 1000)
     long = clock.ask(None, 200, 1)

@@ -38,7 +38,9 @@ Host: TypeAlias = Annotated[str, typer.Option("--host", help="The address to lis
 Keys: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--keys", help="API keys: a file of lines NAME KEY [priority=N].", show_default=False
+        "--keys",
+        help="API keys: a file of lines NAME KEY, or NAME KEY priority=N: the highest it may ask for, 0 without; higher goes first.",
+        show_default=False,
     ),
 ]
 KV_MEMORY = "Memory for cached K and V."

@@ -231,7 +231,7 @@ class Scheduler(Room):
             tenant = min(places, key=lambda each: each.turn(places[each]))
             at = places[tenant] if tenant.waiting[0].patience else 0
             job = tenant.waiting[at]
-            if self._num_steps < job.back_at and self.queues.num_running:
+            if job.patience and self._num_steps < job.back_at and self.queues.num_running:
                 self._room_seen = None
                 at += 1
             elif self._is_behind(tenant, job, share):
@@ -282,9 +282,7 @@ class Scheduler(Room):
             victims = yielding(job, queues.running, slots, blocks, self.manager.block_size)
             if not victims:
                 return False
-            victim = victims[
-                0
-            ]  # the others, if blocks are lacking still: some of its own may be shared
+            victim = victims[0]  # and then the next: others may read some of its blocks, too
             self._preempt(victim)
             victim.num_yielded += 1
             victim.back_at = self._num_steps + 2 ** min(victim.num_yielded, MAX_BACK)
