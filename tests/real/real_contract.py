@@ -70,7 +70,7 @@ class Preemptions:
         ]
         engine = Engine(
             lent(self.name)[0],
-            num_blocks=self.num_shared // 16 + 8,
+            num_blocks=self.num_shared // 16 + 5,
             block_size=16,
             max_step_tokens=192,
             debug_nan=True,
