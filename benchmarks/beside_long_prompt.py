@@ -108,7 +108,7 @@ def measured(url: str, length: int, seed: int) -> dict[str, float]:
     gap = quantiles(gaps, n=100)[-1] if len(gaps) > 1 else ended - begun
     return {
         "short alone": alone,
-        "short beside": max(short[:-1] or short),
+        "short beside": max(short),
         "gap": gap,
         "long": long[0],
     }

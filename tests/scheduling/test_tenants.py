@@ -248,16 +248,26 @@ def test_an_urgent_job_that_yielded_comes_back_as_soon_as_there_is_room():
     assert clock.latencies[second] < 40
 
 
-def test_short_prompts_pass_a_long_one_until_as_much_was_computed_as_it_has():
+def test_short_prompts_pass_a_long_one_which_keeps_half_of_each_step():
     clock = Clockwork(8, 20, 1000)
     long = clock.ask(None, 200, 1)
     clock.step()
-    order = []
+    shorts = []
     while long.state != "finished":
-        order.append(clock.ask(None, 10, 1))
+        shorts += [clock.ask(None, 5, 1) for _ in range(2)]
         clock.step()
-    assert all(clock.latencies[job] == 1 for job in order[:9])
-    assert clock.latencies[long] <= 25
+    assert all(clock.latencies[job] == 1 for job in shorts)
+    assert clock.latencies[long] == 19  # 20 tokens of the first step, 10 of each other one
+
+
+def test_a_long_prompt_goes_on_beside_more_short_ones_than_there_is_room_for():
+    clock = Clockwork(8, 20, 1000)
+    long = clock.ask(None, 200, 1)
+    while long.state != "finished":
+        for _ in range(3):
+            clock.ask(None, 10, 1)
+        clock.step()
+    assert clock.latencies[long] <= 40
 
 
 @drawn(50, 2000, budget=st.integers(0, 60), spent=st.lists(st.integers(0, 30), max_size=6))

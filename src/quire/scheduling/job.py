@@ -73,7 +73,7 @@ class Job:
     `num_found`   tokens that were found at its first admission; `missed`: why no more
     `num_preempted`, `num_yielded`  how often it was preempted, and how often of these for another job that waited
     `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
-    `due`         its place among its tenant's jobs of one priority: tokens that are computed until it is, if all wait
+    `num_due`     tokens that it had left to compute when it came
     `back_at`     the step before which it does not come back, where it was preempted for another one
     Raises `TokensError`, `ScopeError`, `ConfigError`.
     """
@@ -111,7 +111,7 @@ class Job:
         self.state: Literal["new", "waiting", "running", "finished"] = "new"
         self.number = self.num_found = self.num_preempted = 0
         self.missed: Missed | None = None
-        self.num_yielded = self.due = self.back_at = 0
+        self.num_yielded = self.num_due = self.back_at = 0
         self.patience = 1
         self.behind: tuple[Job, int] | None = None
 
@@ -155,7 +155,7 @@ class Job:
         """Its place among its tenant's jobs, lowest first: who is urgent, by priority, by what is left, by arrival."""
         if not self.patience:
             return (False, 0, 0, self.number)
-        return (True, -self.priority, self.due, self.number)
+        return (True, -self.priority, self.num_due, self.number)
 
     def known(self, start: int = 0, stop: int | None = None) -> IntArray:
         """Return known tokens [start, stop), int32, as a copy."""

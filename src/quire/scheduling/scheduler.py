@@ -203,8 +203,11 @@ class Scheduler(Room):
                         del left[tenant]
 
     def _cut_each(self, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
-        """Give a tenant's prompts tokens of this step in their order; take away those that can use no more, and return how many."""
-        used = 0
+        """Give a tenant's prompts tokens of this step, and return how many; take away those that can use no more.
+
+        The oldest of them gets half of the share, however many shorter ones come meanwhile; else the first by rank.
+        """
+        used = self._cut(min(jobs, key=attrgetter("number")), -(-share // 2), parts)
         while jobs and used < share:
             used += self._cut(jobs[-1], share - used, parts)
             if used < share:
@@ -337,15 +340,10 @@ class Scheduler(Room):
         self._next_deadline = min((job.ends_by for job in jobs), default=inf)
 
     def _enter(self, job: Job) -> None:
-        """Number a job and queue it: a short one before those of its tenant that have more left to compute.
-
-        It is due when as many tokens of the tenant's prompts as it has left were computed. So short ones that come
-        meanwhile pass a long one, and those that come after that do not.
-        """
+        """Number a job and queue it: a short one before those of its tenant that had more left to compute."""
         self._num_jobs += 1
         job.number, job.patience = self._num_jobs, self.limits.max_passed
-        found = self.manager.probe(job.known(), job.scope).num_tokens
-        job.due = self.queues.tenant(job).num_prefilled + job.num_tokens - found
+        job.num_due = job.num_tokens - self.manager.probe(job.known(), job.scope).num_tokens
         self.queues.wait(job)
         self._room_seen = None
         self._next_deadline = min(self._next_deadline, job.ends_by)

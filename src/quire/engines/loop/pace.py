@@ -13,7 +13,7 @@ FIRST = 64
 MARGIN = 0.85
 """The share of the wanted time that a step is planned for: planning and sending take the rest, and estimates are off."""
 
-LEAST = 0.25
+LEAST = 0.5
 """The time that prompts get at least, as a share of what the step takes without them."""
 
 GROWTH = 2
