@@ -5,8 +5,9 @@ python benchmarks/beside_long_prompt.py --model smollm2 --bounds 0,0.25,0.08
 A row per bound (`quire serve --max-inter-token`, 0: none), medians of rounds:
 
     short alone    seconds of a request of 20 tokens, one new, while nothing else runs
-    short beside   seconds of the slowest such request while the long prompt is computed
+    short beside   seconds of such requests while the long prompt is computed, and of the slowest
     gap            the 99th percentile of the times between tokens of a stream meanwhile
+    tokens         of the stream meanwhile
     long           seconds of the long prompt's first token, beside both; `ratio`: against that with bound 0
 """
 
@@ -108,8 +109,10 @@ def measured(url: str, length: int, seed: int) -> dict[str, float]:
     gap = quantiles(gaps, n=100)[-1] if len(gaps) > 1 else ended - begun
     return {
         "short alone": alone,
-        "short beside": max(short),
+        "short beside": median(short),
+        "short slowest": max(short),
         "gap": gap,
+        "tokens": float(len(within)),
         "long": long[0],
     }
 
