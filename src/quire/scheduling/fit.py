@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 FORGET = 0.97
-"""What an observation still counts when one more has come."""
+"""The weight of an observation falls to this share when one more comes."""
 
 SHARED = 1e-3
-"""A little of each feature's own square: with few observations, all share in explaining them."""
+"""The regularisation of the fit: with few observations, all features share in explaining them."""
 
 
 class CostFit:

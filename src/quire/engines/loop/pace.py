@@ -8,19 +8,19 @@ from quire.scheduling.fit import CostFit
 from quire.scheduling.queues import JobQueues
 
 FIRST = 64
-"""Tokens of prompts in a step before the cost of any was measured."""
+"""The prompt tokens of a step before the cost of any was measured."""
 
 MARGIN = 0.85
 """The share of the wanted time that a step is planned for: planning and sending take the rest, and estimates are off."""
 
 LEAST = 0.5
-"""The time that prompts get at least, as a share of what the step takes without them."""
+"""Prompts get at least this share of the time that the step takes without them."""
 
 GROWTH = 2
-"""How many times as many tokens of prompts as were measured lately a step may have."""
+"""A step may have so many times the prompt tokens of the largest steps measured lately."""
 
 OFTEN = 8
-"""Of steps that only decode every so many are measured."""
+"""One of so many steps that only decode is measured."""
 
 
 class StepPace(EngineCompanion):

@@ -11,7 +11,7 @@ DOUBT = 3.0
 """With so many short observations, what short ones take is half believed."""
 
 FADE = 15 / 16
-"""What one short observation still counts for that when one more has come that is not short."""
+"""The weight of a short observation falls to this share when one comes that is not short."""
 
 
 class PrefillCost:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 FORGET = 0.95
-"""What an observation still counts when one more has come."""
+"""The weight of an observation falls to this share when one more comes."""
 
 FORGET_AT_ONCE = 0.3
 """The same, when two in a row were more than twice, or less than half, of what was expected, and of the guess."""
