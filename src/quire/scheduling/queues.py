@@ -19,13 +19,14 @@ class Tenant:
     `prefilling`     jobs whose prompts are computed, by rank
     `num_decoding`   its jobs that decode
     `num_prefilled`  tokens of prompts that were computed for it
+    `num_owed`       tokens of steps that its oldest prompt is owed, as shorter ones got them
     `patience`       so many jobs of tenants with no fewer running ones are admitted while it waits; then it is next
     """
 
     def __init__(self, patience: int) -> None:
         self.waiting: list[Job] = []
         self.prefilling: list[Job] = []
-        self.num_decoding = self.num_prefilled = 0
+        self.num_decoding = self.num_prefilled = self.num_owed = 0
         self.patience = patience
 
     @property

@@ -32,6 +32,9 @@ from quire.scheduling.step import Step
 LOOK_AHEAD = 8
 """So many waiting jobs that find no room are looked at before admission ends."""
 
+MOST_OWED = 4
+"""A tenant's oldest prompt lags at most so many steps behind the half that it is owed of each."""
+
 MAX_BACK = 6
 """2 to the power of this: the most steps that a job which yielded to another one stays away."""
 
@@ -196,22 +199,28 @@ class Scheduler(Room):
             while left and budget > 0:
                 shares = divided(budget, [spent[tenant] for tenant in left])
                 for (tenant, jobs), share in zip([*left.items()], shares, strict=True):
-                    used = self._cut_each(jobs, share, parts)
+                    used = self._cut_each(tenant, jobs, share, parts)
                     budget -= used
                     spent[tenant] += used
                     if not jobs:
                         del left[tenant]
 
-    def _cut_each(self, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
+    def _cut_each(self, tenant: Tenant, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
         """Give a tenant's prompts tokens of this step, and return how many; take away those that can use no more.
 
-        The oldest of them gets half of the share, however many shorter ones come meanwhile; else the first by rank.
+        The first by rank comes first. The oldest is owed half of each share, and gets what it is owed beyond
+        `MOST_OWED` shares before all others, however many shorter ones come meanwhile.
         """
-        used = self._cut(min(jobs, key=attrgetter("number")), -(-share // 2), parts)
+        oldest, used = min(jobs, key=attrgetter("number")), 0
+        had = parts.get(oldest, 0)
+        tenant.num_owed += -(-share // 2)
+        if (due := tenant.num_owed - MOST_OWED * share) > 0:
+            used = self._cut(oldest, min(due, share), parts)
         while jobs and used < share:
             used += self._cut(jobs[-1], share - used, parts)
             if used < share:
                 jobs.pop()
+        tenant.num_owed = max(tenant.num_owed - parts.get(oldest, 0) + had, 0)
         return used
 
     # -- admission -------------------------------------------------------------------------
