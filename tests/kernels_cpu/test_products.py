@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -204,18 +205,38 @@ def test_a_row_of_few_is_the_same_whatever_rows_are_computed_beside_it(dtype, be
         assert torch.equal(multiplied(*range(count)), alone[:count])
 
 
+class ChainedPasses:
+    """Passes each of which reads all that the one before has written, and what comes out of the last."""
+
+    def __init__(self, threads, seed):
+        torch.manual_seed(seed)
+        modules = self.modules = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(12)]
+        self.rows = [operands(3, 1024, torch.float32).normal_() for _ in range(13)]
+        steps = zip(self.rows, modules, self.rows[1:], strict=False)
+        with torch.inference_mode():
+            self.program = Program(
+                [product(before, (each,), after, threads) for before, each, after in steps]
+            )
+            self.right = torch.nn.Sequential(*modules)(self.rows[0])
+
+    def run(self, times):
+        with torch.inference_mode():
+            for _ in range(times):
+                for each in self.rows[1:]:
+                    each.zero_()
+                self.program.run()
+                torch.testing.assert_close(self.rows[-1], self.right, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "threads", [1, 2, 3, 7]
+)  # the last ones more than there are cores: they sleep
 def test_a_pass_reads_all_that_the_threads_of_the_pass_before_have_written(threads):
-    torch.manual_seed(0)
-    modules = [torch.nn.Linear(256, 256, bias=False) for _ in range(40)]
-    rows = [operands(3, 256, torch.float32).normal_() for _ in range(41)]
-    with torch.inference_mode():
-        steps = zip(rows, modules, rows[1:], strict=False)
-        program = Program(
-            [product(before, (each,), after, threads) for before, each, after in steps]
-        )
-        right = torch.nn.Sequential(*modules)(rows[0])
-        for _ in range(20):
-            for each in rows[1:]:
-                each.zero_()
-            program.run()
-            torch.testing.assert_close(rows[-1], right, rtol=1e-3, atol=1e-6)
+    ChainedPasses(threads, 0).run(20)
+
+
+def test_teams_of_several_threads_of_python_do_not_wait_for_one_another():
+    chained = [ChainedPasses(2, seed) for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(each.run, 15) for each in chained]:
+            done.result(timeout=120)
