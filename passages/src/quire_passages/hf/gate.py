@@ -79,13 +79,13 @@ def buffers_kept(model: Any) -> Generator[None, None, None]:
     names = [
         (module, name, module._buffers[name])  # noqa: SLF001 - which tensor it is counts too
         for module in model.modules()
-        for name in module._buffers  # noqa: SLF001
+        for name in module._buffers  # noqa: SLF001 - torch has no other list of a module's own
     ]
     try:
         yield
     finally:
         for module, name, buffer in names:
-            module._buffers[name] = buffer  # noqa: SLF001
+            module._buffers[name] = buffer  # noqa: SLF001 - as it was read
         for buffer, values in kept:
             if not torch.equal(buffer, values):
                 buffer.copy_(values)

@@ -40,8 +40,8 @@ def shadow_of(model: Any, num_layers: int, through: Through, look: Look | None =
         modules.append(modules[-1]._modules[name])  # noqa: SLF001 - what a module has is there alone
     copies = [_shallow(each) for each in modules]
     for name, above, below in zip(path, copies, copies[1:], strict=False):
-        above._modules[name] = below  # noqa: SLF001
-    layers = copies[-1]._modules  # noqa: SLF001
+        above._modules[name] = below  # noqa: SLF001 - in the dict that was copied for it
+    layers = copies[-1]._modules  # noqa: SLF001 - by name, to be replaced there
     for index, (name, layer) in enumerate(list(layers.items())):
         seen = _by_rows(layer) if look is None else _looked_at(layer, index, look)
         layers[name] = _ShadowLayer(seen, index, through)
@@ -96,7 +96,7 @@ def _by_rows(layer: Any) -> Any:
             own = _shallow(child)
             own.config = copy.copy(config)
             own.config._attn_implementation_internal = NAME  # noqa: SLF001 - read in each forward
-            twin._modules[name] = own  # noqa: SLF001
+            twin._modules[name] = own  # noqa: SLF001 - as above
     return twin
 
 
@@ -126,5 +126,5 @@ def _path_to_layers(model: Any, num_layers: int) -> list[str]:
 def _shallow(module: Any) -> Any:
     twin: Any = object.__new__(cast("type[object]", type(module)))
     twin.__dict__.update(module.__dict__)
-    twin.__dict__["_modules"] = dict(module._modules)  # noqa: SLF001
+    twin.__dict__["_modules"] = dict(module._modules)  # noqa: SLF001 - a dict of its own
     return twin
