@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from quire import demo_model
 from quire.chat.tokens import token_bytes
+from quire.serve.completions import CompletionReply
 from quire.serve.protocol import ChatRequest, CompletionRequest
-from quire.serve.replies import Reply
 from quire.web.clients import DONE
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -44,7 +44,7 @@ def reply(tokenizer, *, chat=True, top=None, tools=None, usage=False):
     else:
         asked |= {"prompt": "a", "logprobs": top}
     request = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
-    made = Reply(request, "tiny", tokenizer, tools=tools)
+    made = CompletionReply(request, "tiny", tokenizer, tools=tools)
     return made, made.choices[0]
 
 
@@ -155,7 +155,7 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
     asked = {"n": len(requests[0]), **({"messages": []} if chat else {"prompt": "a"})}
     asked = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
     tools = tools if chat else None
-    streamed, whole = (Reply(asked, "tiny", tokenizer, len(requests), tools) for _ in range(2))
+    streamed, whole = (CompletionReply(asked, "tiny", tokenizer, len(requests), tools) for _ in range(2))
     events, step, running = [], 0, set(range(len(requests)))
     while running:
         step += 1

@@ -189,7 +189,7 @@ def test_an_internal_error_in_a_stream_is_its_last_event_without_details(
             raise RuntimeError("a secret of the inside")
         return b"data: {}\n\n"
 
-    monkeypatch.setattr("quire.serve.replies.Reply.chunk", broken)
+    monkeypatch.setattr("quire.serve.completions.CompletionReply.chunk", broken)
     answer = server.post("/v1/completions", LONG | {"stream": True})
     *_, error, last = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert answer.status_code == 200

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from quire.engines.purging import PurgeRequest
 from quire.serve import protocol
+from quire.serve.completions import CompletionReply
 from quire.serve.generation import answered
 from quire.serve.operator import Operator
 from quire.serve.service import ServedModel
@@ -27,7 +28,7 @@ def make_app(service: ServedModel) -> Starlette:
     Each answer gets the request's document, of the struct that stands before it, and the request, whose state has the tenant.
     """
     client, operator, bounds = ClientRoutes(service), Operator(service), service.bounds
-    generate = partial(answered, service)
+    generate = partial(answered, service, CompletionReply)
 
     def route(admit: Admit, method: str, path: str, kind: Any, answer: Answer) -> Route:
         async def handle(request: Request) -> Response:

@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 from quire.serve.protocol import FIELDS, ChatRequest, CompletionRequest, Generation, Ids
 from quire.serve.replies import Reply, ReplyChoice
 from quire.serve.service import ServedModel
-from quire.web.clients import EventStream, merged, sse, until_gone
+from quire.web.clients import EventStream, merged, until_gone
 from quire.web.errors import ApiError, refused
 from quire.web.keys import scope_of
 
@@ -22,15 +22,18 @@ PARAMS = {*SamplingParams.__struct_fields__} & {*Generation.__struct_fields__} -
 
 
 async def answered(
-    service: ServedModel, asked: ChatRequest | CompletionRequest, request: Request
+    service: ServedModel,
+    shape: type[Reply],
+    asked: ChatRequest | CompletionRequest,
+    request: Request,
 ) -> Response | dict[str, Any]:
-    """Return the answer to a request of `request.state.tenant`. Raises `ApiError` and what the engine refuses."""
+    """Return the answer to a request of `request.state.tenant`, in a shape. Raises `ApiError` and what the engine refuses."""
     tenant: str | None = request.state.tenant
     service.check_model(asked.model)
     service.keys.check_priority(tenant, asked.priority)
     prompts = await service.ids(asked)
     params, tools = sampling_of(service, asked, prompts)
-    reply = Reply(asked, service.model, service.reader.tokenizer, len(prompts), tools)
+    reply = shape(asked, service.model, service.reader.tokenizer, len(prompts), tools)
 
     async def told() -> AsyncGenerator[ReplyChoice]:
         """Yield the choices that have news, as long as the engine works for them."""
@@ -58,7 +61,7 @@ async def answered(
             except Exception as error:
                 if not has_begun:
                     raise
-                yield sse(refused(error, FIELDS).document())
+                yield reply.broken(refused(error, FIELDS))
             for event in reply.closing():
                 yield event
 

@@ -1,17 +1,13 @@
-"""An engine's outputs as OpenAI's answers: whole, or as chunks of a stream."""
+"""An engine's outputs as an answer: whole, or as chunks of a stream."""
 
-import time
-import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from quire._version import __version__
-from quire.chat.tokens import TextOffsets, token_bytes, token_name
+from quire.chat.tokens import TextOffsets, token_bytes
 from quire.chat.tools import ToolCall, held_from, parse_tools
 from quire.serve.protocol import ChatRequest, CompletionRequest
-from quire.web.clients import DONE, sse
-
-FINGERPRINT = f"quire-{__version__}"
+from quire.web.errors import ApiError
 
 
 class News(NamedTuple):
@@ -71,10 +67,12 @@ class ReplyChoice:
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
 
-class Reply:
-    """An answer to one request, with all its choices, in either of OpenAI's two shapes.
+class Reply(ABC):
+    """An answer to one request, with all its choices; each API has its shape.
 
-    A stream that includes the usage ends with it; its other events have none, and say so.
+    `prompt_tokens`  tokens of all prompts
+    `cached_tokens`  those of them that were found in the cache
+    `passages`       what was reused as passages, of the prompts that have some
     """
 
     def __init__(
@@ -87,12 +85,8 @@ class Reply:
     ) -> None:
         self.choices = [ReplyChoice(at, tokenizer, tools) for at in range(num_prompts * asked.n)]
         self.prompt_tokens = self.cached_tokens = 0
-        self._chat, self._n, self._top = isinstance(asked, ChatRequest), asked.n, asked.num_logprobs
-        self._usage = asked.stream_options is not None and asked.stream_options.include_usage
-        self._begun, self._passages = set[int](), dict[str, list[Any]]()
-        name = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
-        own = {"created": int(time.time()), "model": model, "system_fingerprint": FINGERPRINT}
-        self._head = {"id": name, **own}
+        self.passages = list[Any]()
+        self._n, self._begun = asked.n, set[int]()
 
     def take(self, place: int, output: Any) -> Iterator[ReplyChoice]:
         """Yield the choices of which the engine says more, a `RequestOutput` for the prompt at this place."""
@@ -101,80 +95,33 @@ class Reply:
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens
             if output.passages is not None:
-                self._passages.setdefault("passages", []).append(output.passages)
+                self.passages.append(output.passages)
         for made in output.outputs:
             choice = self.choices[place * self._n + int(made.index)]
             if choice.take(made):
                 yield choice
 
+    @property
+    def completion_tokens(self) -> int:
+        """The tokens of all choices so far."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @abstractmethod
     def whole(self) -> dict[str, Any]:
         """Return the answer of a request that is not streamed."""
-        choices = [self._shape(each, each.news(self._top), "message") for each in self.choices]
-        kind = "chat.completion" if self._chat else "text_completion"
-        own = {"object": kind, "choices": choices, "usage": self._counts()}
-        return self._head | own | self._passages
 
+    @abstractmethod
     def opening(self) -> list[bytes]:
-        """Return the first event of a stream: of a chat, the role."""
-        said = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        shapes = [{"index": each.index, **said, "finish_reason": None} for each in self.choices]
-        return [self._chunk([each]) for each in shapes] if self._chat else []
+        """Return the first events of a stream."""
 
+    @abstractmethod
     def chunk(self, choice: ReplyChoice) -> bytes:
-        """Return the new part of a choice as an event; nothing if there is none."""
-        news = choice.news(self._top)
-        told = self._passages if news.finish_reason else {}
-        return self._chunk([self._shape(choice, news, "delta")], **told) if any(news) else b""
+        """Return the new part of a choice as events; nothing if there is none."""
 
+    @abstractmethod
+    def broken(self, error: ApiError) -> bytes:
+        """Return the event of a stream that has begun and ends with an error."""
+
+    @abstractmethod
     def closing(self) -> list[bytes]:
         """Return the last events of a stream."""
-        return [self._chunk([], usage=self._counts()), DONE] if self._usage else [DONE]
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        end = {"usage": None} | more if self._usage else more
-        return sse({**self._head, "object": kind, "choices": choices, **end})
-
-    def _counts(self) -> dict[str, Any]:
-        """Return the tokens of all prompts, of them those found in the cache, and of all choices."""
-        made = sum(choice.num_tokens for choice in self.choices)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": made,
-            "total_tokens": self.prompt_tokens + made,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
-
-    def _shape(self, choice: ReplyChoice, news: News, place: str) -> dict[str, Any]:
-        """Return news of a choice in the shape of chats, as a "message" or a "delta", or of completions."""
-        said: dict[str, Any] = {place: _said(news, place)} if self._chat else {"text": news.text}
-        logprobs = None
-        if news.entries and self._chat:
-            logprobs = {"content": news.entries}
-        elif news.entries:
-            logprobs = _columns(news.entries, choice)
-        end = {"logprobs": logprobs, "finish_reason": news.finish_reason}
-        return {"index": choice.index} | said | end
-
-
-def _said(news: News, place: str) -> dict[str, Any]:
-    """Return news as a chat's message, or as a delta of one, which has nothing that is not new."""
-    said: dict[str, Any] = {"content": news.text} if news.text else {}
-    if place == "message":
-        said = {"role": "assistant", "content": news.text or (None if news.calls else "")}
-    for at, call in enumerate(news.calls):
-        made = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
-        index = {"index": at} if place == "delta" else {}
-        said.setdefault("tool_calls", []).append(index | made | {"function": call._asdict()})
-    return said
-
-
-def _columns(entries: list[dict[str, Any]], choice: ReplyChoice) -> dict[str, Any]:
-    """Return log-probabilities as completions have them, of a choice whose text goes on by these tokens."""
-    tops = [(*entry["top_logprobs"], entry) for entry in entries]
-    return {
-        "tokens": [token_name(entry["bytes"]) for entry in entries],
-        "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{token_name(e["bytes"]): e["logprob"] for e in top} for top in tops],
-        "text_offset": [choice.offsets.take(entry["bytes"]) for entry in entries],
-    }
