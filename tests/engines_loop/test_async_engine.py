@@ -247,7 +247,7 @@ def test_a_failure_of_the_model_is_raised_from_the_generators_of_that_step(
 def test_others_are_answered_while_a_grammar_is_compiled(served, model, monkeypatch):
     ready, begun = threading.Event(), threading.Event()
     monkeypatch.setattr(served.engine, "prepare", lambda _: begun.set() or ready.wait(60))
-    guided = SamplingParams(regex="a")
+    guided = SamplingParams(structured_outputs={"regex": "a"})
 
     async def ask():
         waits = asyncio.create_task(last(served.generate(PROMPT, guided)))

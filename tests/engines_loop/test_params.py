@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from quire.chat import StructuredOutputs
 from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError
 
@@ -23,8 +24,19 @@ WRONG = {
     "stop": ["", ["a", ""], [1], 3],
     "stop_token_ids": [7, [-1], ["a"]],
     "logprobs": [-1, True],
-    "json_schema": [3, [1]],
-    "regex": [3],
+    "structured_outputs": [
+        3,
+        {},
+        {"json": 3},
+        {"json": [1]},
+        {"regex": 3},
+        {"choice": []},
+        {"choice": [1]},
+        {"grammar": ""},
+        {"json": {}, "regex": "a"},
+        {"json_object": False},
+        {"structural_tag": "x"},
+    ],
     "ignore_eos": [1, "yes"],
     "speculation": [-1, 65],
 }
@@ -43,9 +55,8 @@ def test_a_value_that_cannot_be_is_refused_by_name_with_the_value(name, value):
     "together",
     [
         {"min_tokens": 5, "max_tokens": 4},
-        {"json_schema": "{}", "regex": "a"},
-        {"regex": "a", "min_tokens": 1},
-        {"json_schema": {}, "ignore_eos": True},
+        {"structured_outputs": {"regex": "a"}, "min_tokens": 1},
+        {"structured_outputs": {"json": {}}, "ignore_eos": True},
         {"stop": "a", "detokenize": False},
     ],
 )
@@ -58,9 +69,9 @@ def test_values_that_contradict_each_other_are_refused(together):
 def test_names_are_checked_and_values_stay():
     with pytest.raises(TypeError):
         SamplingParams(best=1)
-    params = SamplingParams(stop=("a", "b"), json_schema={"type": "object"}, top_p=1, seed=-5)
+    params = SamplingParams(stop=("a", "b"), structured_outputs={"json": {}}, top_p=1, seed=-5)
     assert params.stop == ["a", "b"]
-    assert params.json_schema == '{"type": "object"}'
+    assert params.structured_outputs == StructuredOutputs(json={})
     with pytest.raises(AttributeError):
         params.top_p = 0.5
     assert SamplingParams(stop="end").stop == ["end"]

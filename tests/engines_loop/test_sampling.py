@@ -304,7 +304,7 @@ def test_logits_that_are_no_numbers_are_an_error_and_nothing_is_taken(special):
         ({"stop_token_ids": [1, 9]}, "token id 9"),
         ({"logprobs": 9}, "logprobs is 9"),
         ({"min_tokens": 2, "stop_token_ids": list(range(8))}, "min_tokens"),
-        ({"regex": "a"}, "tokenizer"),
+        ({"structured_outputs": {"regex": "a"}}, "tokenizer"),
     ],
 )
 def test_parameters_that_the_model_cannot_follow_are_refused(asked, says):

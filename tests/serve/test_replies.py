@@ -155,7 +155,9 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
     asked = {"n": len(requests[0]), **({"messages": []} if chat else {"prompt": "a"})}
     asked = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
     tools = tools if chat else None
-    streamed, whole = (CompletionReply(asked, "tiny", tokenizer, len(requests), tools) for _ in range(2))
+    streamed, whole = (
+        CompletionReply(asked, "tiny", tokenizer, len(requests), tools) for _ in range(2)
+    )
     events, step, running = [], 0, set(range(len(requests)))
     while running:
         step += 1

@@ -1,8 +1,10 @@
-"""Answers that match a JSON schema or a regular expression: which tokens may come next (llguidance)."""
+"""Answers of a required form: which tokens may come next (llguidance)."""
 
+import json
+import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +30,15 @@ class Grammars:
         self._eos_ids = list(eos_ids)
         self._compiled = lru_cache(NUM_KEPT)(self._compile)
 
-    def open(self, kind: Literal["json_schema", "regex"], text: str) -> "Grammar":
-        """Return a grammar at its start; on any thread, and at once where it was opened before."""
+    def open(self, kind: str, text: str) -> "Grammar":
+        """Return a grammar at its start, of `StructuredOutputs.grammar_of`; on any thread, and at once if it was opened before."""
         return Grammar(self._compiled(kind, text).deep_copy(), kind, self._vocab_size)
 
     @cached_property
     def _tokens(self) -> Any:
         if not getattr(self._tokenizer, "is_fast", False) or not self._eos_ids:
             raise ConfigError(
-                "json_schema and regex need a fast tokenizer of transformers and an end token, but there are "
+                "structured_outputs needs a fast tokenizer of transformers and an end token, but there are "
                 f"{type(self._tokenizer).__name__} and end tokens {self._eos_ids}"
             )
         import llguidance.hf  # noqa: PLC0415 - optional
@@ -48,19 +50,22 @@ class Grammars:
 
     def _compile(self, kind: str, text: str) -> Any:
         """Return llguidance's matcher, which goes on itself, and is therefore copied."""
-        require("hf", "json_schema or regex")
+        require("hf", "structured_outputs")
         from llguidance import LLMatcher  # noqa: PLC0415 - optional
 
         try:
-            if kind == "regex":
-                grammar = LLMatcher.grammar_from_regex(text)
-            else:
+            if kind == "json":
                 grammar = LLMatcher.grammar_from_json_schema(text, defaults=ONE_BLANK)
+            elif kind == "grammar":
+                grammar = LLMatcher.grammar_from_lark(_as_lark(text))
+            else:
+                regex = text if kind == "regex" else _any_of(json.loads(text))
+                grammar = LLMatcher.grammar_from_regex(_checked(regex))
         except ValueError as error:
-            raise ConfigError(f"{kind} cannot be used: {error}") from error
+            raise _unusable(kind, error) from error
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
-            raise ConfigError(f"{kind} cannot be used: {matcher.get_error()}")
+            raise _unusable(kind, _IN_LARK.sub(r"\1", matcher.get_error()))
         return matcher
 
 
@@ -93,7 +98,46 @@ class Grammar:
         if self._matcher.is_error():
             why = str(self._matcher.get_error()).split("\n", 1)[0]
             self.failure = ConfigError(
-                f"{self._kind} leads to a place where no token may come: {why}"
+                f"structured_outputs.{self._kind} leads to a place where no token may come: {why}"
             )
         self._matcher.rollback(taken)
         return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+_IN_LARK = re.compile(r"at 1\(\d+\): .*?\(in regex\): (.*?)\n   1 \| start: .*", re.DOTALL)
+"""An error of a regular expression as llguidance tells it, which puts each into a rule of Lark; the group is about it."""
+
+
+def _unusable(kind: str, why: object) -> ConfigError:
+    return ConfigError(f"structured_outputs.{kind} cannot be used: {str(why).rstrip()}")
+
+
+def _as_lark(text: str) -> str:
+    """Return a grammar as Lark writes it, also of one in GBNF. Raises `ValueError`."""
+    if not _GBNF_RULE.search(text):
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - optional
+
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """Return the regular expression of any of these texts."""
+    return "|".join(
+        "".join(
+            each if each.isascii() and each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text
+        )
+        for text in texts
+    )
+
+
+def _checked(regex: str) -> str:
+    """Return a regular expression whose backslashes all stand before something: llguidance drops one at the end."""
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise ValueError(f"the backslash at its end, character {len(regex)}, stands before nothing")
+    return regex

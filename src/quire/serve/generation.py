@@ -41,11 +41,14 @@ async def answered(
             options: dict[str, Any] = asked.options() | {"max_wait_s": service.bounds.max_wait_s}
             options["scope"] = scope_of(tenant, asked.cache_salt)
             streams = [service.running.generate(each, params, **options) for each in prompts]
-            async with aclosing(merged(streams)) as outputs:
-                async for place, output in outputs:
-                    took(place, output)
-                    for choice in reply.take(place, output):
-                        yield choice
+            try:
+                async with aclosing(merged(streams)) as outputs:
+                    async for place, output in outputs:
+                        took(place, output)
+                        for choice in reply.take(place, output):
+                            yield choice
+            except ConfigError as error:
+                raise asked.in_its_words(error) from error
 
     async def events() -> AsyncGenerator[bytes]:
         """Yield a stream; once it has begun, an error becomes its last event but one."""
@@ -94,14 +97,15 @@ def sampling_of(
             code="context_length_exceeded",
         )
     given = {name: getattr(asked, name) for name in PARAMS if getattr(asked, name) is not None}
-    tools, schema = None, asked.schema()
-    forced = asked.forced_call() if isinstance(asked, ChatRequest) else None
-    if forced is not None:
-        tools, schema = "json", forced
+    tools, (field, form) = None, asked.form() or ("", None)
+    if field == "tools":
+        tools = "json"
     elif isinstance(asked, ChatRequest) and asked.callable_tools:
         tools = service.reader.tool_format
         given["skip_special_tokens"] &= not FORMATS[tools].is_special
-    params = SamplingParams(
-        max_tokens=most, logprobs=asked.num_logprobs, json_schema=schema, **given
-    )
-    return params, tools
+    own: dict[str, Any] = {
+        "max_tokens": most,
+        "logprobs": asked.num_logprobs,
+        "structured_outputs": form,
+    }
+    return SamplingParams(**given | own), tools

@@ -1,11 +1,13 @@
 """Requests of clients: OpenAI's with quire's own fields; an error message begins with its field."""
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from quire.chat import Conversation
+from quire.chat import Conversation, StructuredOutputs
+from quire.chat.structured import Choice, GrammarText, Schema
 from quire.core import Hint, Scope
 from quire.errors import ConfigError
 from quire.web.keys import scope_of
@@ -92,10 +94,30 @@ class JsonSchema(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """The required format of an answer."""
+    """The required form of an answer: `type`, and the field of that name."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
+    regex: str | None = None
+    grammar: GrammarText | None = None
+
+    def __post_init__(self) -> None:
+        kind = self.type
+        if kind not in ("text", "json_object") and getattr(self, kind) is None:
+            field = "json_schema.schema" if kind == "json_schema" else kind
+            raise ConfigError(f"response_format {kind} needs {field}")
+
+    def structured(self) -> StructuredOutputs | None:
+        """Return the form; None for text."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return StructuredOutputs(json_object=True)
+            case "json_schema":
+                return StructuredOutputs(json=self.json_schema and self.json_schema.schema)
+            case kind:
+                return StructuredOutputs(**{kind: getattr(self, kind)})
 
 
 class Generation(PromptRequest, kw_only=True):
@@ -133,13 +155,16 @@ class Generation(PromptRequest, kw_only=True):
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     deadline_s: float | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choice | None = None
+    guided_grammar: GrammarText | None = None
 
     def __post_init__(self) -> None:
-        form = self.response_format
+        self.form()
         if self.stream_options is not None and not self.stream:
             raise ConfigError("stream_options needs stream: true")
-        if form is not None and form.type == "json_schema" and form.json_schema is None:
-            raise ConfigError("response_format json_schema needs json_schema.schema")
         if self.stream and self.num_answers > self.n:
             raise ConfigError(
                 f"best_of is {self.best_of}, above n, {self.n}, which is known at the end only: leave out stream"
@@ -150,12 +175,26 @@ class Generation(PromptRequest, kw_only=True):
         """Sequences that are made for each prompt."""
         return max(self.n, self.best_of or 0)
 
-    def schema(self) -> dict[str, Any] | None:
-        """Return the JSON schema that an answer must match; None where it need not be JSON."""
-        form = self.response_format
-        if form is None or form.type == "text":
-            return None
-        return form.json_schema.schema if form.json_schema else {"type": "object"}
+    def form(self) -> tuple[str, StructuredOutputs] | None:
+        """Return the field that asks for a form of the answer, and the form; None for any text. Raises `ConfigError`."""
+        given = {"structured_outputs": self.structured_outputs}
+        if self.response_format is not None:
+            given["response_format"] = self.response_format.structured()
+        for kind in ("json", "regex", "choice", "grammar"):
+            if (value := getattr(self, name := f"guided_{kind}")) is not None:
+                given[name] = StructuredOutputs(**{kind: value})
+        asked = [(name, form) for name, form in given.items() if form is not None]
+        if len(asked) > 1:
+            names = " and ".join(name for name, _ in asked)
+            raise ConfigError(f"{names} both say which form the answer has; give one of them")
+        return asked[0] if asked else None
+
+    def in_its_words(self, error: ConfigError) -> ConfigError:
+        """Return an error about the form of the answer, under the name of the field that asks for it."""
+        name, _ = self.form() or ("", None)
+        return ConfigError(
+            re.sub(r"^structured_outputs\.\w+", name, str(error)) if name else str(error)
+        )
 
     def options(self) -> dict[str, Any]:
         """Return the engine's options of this request. Raises `ConfigError`."""
@@ -204,6 +243,14 @@ class ChatRequest(Generation, kw_only=True):
             raise ConfigError("top_logprobs needs logprobs: true")
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
+
+    def form(self) -> tuple[str, StructuredOutputs] | None:
+        asked, call = super().form(), self.forced_call()
+        if asked and call:
+            raise ConfigError(
+                f"tool_choice and {asked[0]} both say which form the answer has; give one of them"
+            )
+        return asked if call is None else ("tools", StructuredOutputs(json=call))
 
     @property
     def num_logprobs(self) -> int | None:

@@ -1,13 +1,13 @@
 """Sampling parameters of a request, under vLLM's names, checked when they are made."""
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, get_type_hints
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import asdict, force_setattr
+from msgspec.structs import force_setattr
 
+from quire.chat.structured import StructuredOutputs, check_fields
 from quire.errors import ConfigError
 
 GREEDY_BELOW = 1e-5
@@ -48,35 +48,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False  # the model's own end tokens do not end it
     include_stop_str_in_output: bool = False  # the stop text stays in the answer
     logprobs: Count | None = None  # number of likeliest tokens returned, before all of the above
-    json_schema: str | Mapping[str, Any] | None = None  # schema that the answer matches
-    regex: str | None = None
+    structured_outputs: StructuredOutputs | None = None  # the form of the answer; a mapping too
     skip_special_tokens: bool = True
     detokenize: bool = True  # False: no text is made
     speculation: Annotated[int, Meta(ge=0, le=64)] = 0  # tokens guessed ahead; changes no answer
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            try:
-                checked = msgspec.convert(value, _KINDS[name])
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{name} is {value!r}: {error}") from error
-            force_setattr(self, name, checked)
+        check_fields(self, _KINDS)
         force_setattr(self, "top_k", max(self.top_k, 0))
         if isinstance(self.stop, str):
             force_setattr(self, "stop", [self.stop])
-        if isinstance(self.json_schema, Mapping):
-            force_setattr(self, "json_schema", json.dumps(self.json_schema))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens, {self.min_tokens}, is above max_tokens, {self.max_tokens}"
             )
         if self.best_of is not None and self.best_of < self.n:
             raise ConfigError(f"best_of is {self.best_of}, below n, {self.n}")
-        if self.json_schema is not None and self.regex is not None:
-            raise ConfigError("json_schema and regex were both given; give one of them")
         if self.guided and (self.min_tokens or self.ignore_eos):
             said = "min_tokens and ignore_eos are for answers that end anywhere"
-            raise ConfigError(f"{said}; leave them out beside json_schema, regex or a forced tool")
+            raise ConfigError(f"{said}; leave them out beside structured_outputs or a forced tool")
         if self.stop and not self.detokenize:
             raise ConfigError("stop needs the text; leave out detokenize, or use stop_token_ids")
 
@@ -101,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def guided(self) -> bool:
         """Whether a grammar says which tokens may come."""
-        return self.json_schema is not None or self.regex is not None
+        return self.structured_outputs is not None
 
     @property
     def penalised(self) -> bool:

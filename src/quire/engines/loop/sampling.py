@@ -128,11 +128,8 @@ class Sampler:
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
         """Return the grammar that a request asks for, on any thread. Raises `ConfigError`."""
-        if params.regex is not None:
-            return self._grammars.open("regex", params.regex)
-        if params.json_schema is not None:
-            return self._grammars.open("json_schema", str(params.json_schema))
-        return None
+        form = params.structured_outputs
+        return None if form is None else self._grammars.open(*form.grammar_of)
 
     def sample(
         self,
