@@ -90,6 +90,10 @@ class ServerMetrics:
             for reason in REASONS:
                 ended.add_metric([tenant, reason], figures.ended[reason])
         yield ended
+        ignored = "Fields of requests that were ignored, as their names are unknown"
+        yield CounterMetricFamily(
+            "quire_ignored_fields", ignored, value=self._log.num_ignored_fields
+        )
 
     def _times_as_vllm(self) -> Iterator[Metric]:
         """Return times and ends of all requests as vLLM has them."""

@@ -143,6 +143,7 @@ class RequestLog:
         max_classes: int = MAX_CLASSES,
     ) -> None:
         self._clock = clock
+        self.num_ignored_fields = 0  # whose names are unknown
         self.classes = {name: ClassFigures() for name in islice(tenants, max_classes)}
         if not self.classes:
             self.classes[""] = ClassFigures()

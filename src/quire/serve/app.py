@@ -12,6 +12,7 @@ from starlette.routing import Route
 from quire.engines.purging import PurgeRequest
 from quire.serve import protocol
 from quire.serve.completions import CompletionReply
+from quire.serve.fields import MAX_TOLD, unknown_in
 from quire.serve.generation import answered
 from quire.serve.operator import Operator
 from quire.serve.service import ServedModel
@@ -32,11 +33,16 @@ def make_app(service: ServedModel) -> Starlette:
 
     def route(admit: Admit, method: str, path: str, kind: Any, answer: Answer) -> Route:
         async def handle(request: Request) -> Response:
-            request.state.tenant, asked = admit(request.headers), None
+            request.state.tenant, asked, ignored = admit(request.headers), None, list[str]()
             if kind is not None:
-                asked = read(kind, await body_of(request, bounds.max_body, bounds.slow_s))
+                body = await body_of(request, bounds.max_body, bounds.slow_s)
+                asked, ignored = read(kind, body), unknown_in(kind, body)
             said = await answer(asked, request)
-            return said if isinstance(said, Response) else as_json(said)
+            response = said if isinstance(said, Response) else as_json(said)
+            if ignored:
+                service.log.num_ignored_fields += len(ignored)
+                response.headers["X-Quire-Ignored"] = ", ".join(ignored[:MAX_TOLD])
+            return response
 
         return Route(path, handle, methods=[method])
 

@@ -124,7 +124,7 @@ class Generation(PromptRequest, kw_only=True):
     """Fields of both kinds of completions; those that OpenAI does not have are vLLM's or quire's.
 
     `session_id`, `reuse`, `ttl_s`, `returns_in_s` and `within` are the parts of a `quire.Hint`; `cache_salt` divides
-    the cache of a tenant; a request is given up after `deadline_s`. Unknown fields are ignored.
+    the cache of a tenant; a request is given up after `deadline_s`. Other fields are those of `fields`.
     """
 
     n: Choices = 1
@@ -209,17 +209,12 @@ class CompletionRequest(Generation, kw_only=True):
 
     max_tokens: int | None = 16
     logprobs: Likeliest | None = None
-    echo: bool = False
-    suffix: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.messages = None  # which completions do not look at
         if self.prompt is None:
             raise ConfigError("prompt is missing; send text, token ids, or a list of either")
-        for name in ("echo", "suffix", "documents"):
-            if getattr(self, name):
-                raise ConfigError(f"{name} is not offered; leave it out")
 
     @property
     def num_logprobs(self) -> int | None:
