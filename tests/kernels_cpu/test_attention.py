@@ -227,7 +227,7 @@ def test_few_queries_of_a_head_are_attended_up_to_any_border(group, widths, dtyp
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("widths", [(20, 14), (64, 48)], ids=str)  # the second in tiles
 def test_many_queries_are_attended_up_to_any_border(widths, dtype):
-    for num_rows in (2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 40, 41, 48, 49, 70):
+    for num_rows in (2, 3, 4, 5, 8, 9, 16, 17, 24, 25, 32, 33, 40, 41, 48, 49, 56, 57, 70):
         step = Step(num_rows, size=16, widths=widths, dtype=dtype)
         blocks = [step.free.pop() for _ in range(5)]
         plan = AttentionPlan(16)
@@ -235,10 +235,11 @@ def test_many_queries_are_attended_up_to_any_border(widths, dtype):
         step.compare(plan, Scoring(0.3))
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "at_once"),
-    [(2, [5]), (3, [16]), (8, [16]), (9, [32]), (17, [64]), (40, [64, 16]), (49, [64, 64])],
-)
+PADDED = {2: [5], 3: [16], 8: [16], 9: [32], 17: [48], 25: [64], 40: [64, 16], 49: [64, 48]}
+"""Queries at once of the tasks of so many rows of two heads."""
+
+
+@pytest.mark.parametrize(("num_rows", "at_once"), PADDED.items())
 def test_queries_are_padded_to_the_smallest_size_that_holds_them(num_rows, at_once):
     step = Step(9, size=16)
     plan = AttentionPlan(16)

@@ -16,7 +16,7 @@ from quire.kernels.norms import normed
 from quire.kernels.product_streamed import STREAMED
 from quire.kernels.products import operands, product
 from quire.kernels.tiles import TILES
-from quire.kernels.vectors import HAS_PAIRS
+from quire.kernels.vectors import HAS_PAIRS, LANES
 from turns import by_turns
 
 WIDTHS = (1, 15, 16, 40, 256)
@@ -185,7 +185,7 @@ def test_a_plan_of_some_rows_attends_as_that_of_all(window, rows):
 @pytest.mark.parametrize("become", ["plain", "added", "gated"])
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.skipif(TILES, reason="tiles multiply all rows")
-def test_a_row_of_few_is_the_same_whatever_rows_are_computed_beside_it(dtype, become, threads):
+def test_a_row_of_few_is_the_same_whatever_other_rows_are_computed_alike(dtype, become, threads):
     torch.manual_seed(3)
     modules = [torch.nn.Linear(96, 100, dtype=dtype) for _ in range(2)]
     given, before = torch.randn(STREAMED, 96).to(dtype), torch.randn(STREAMED, 100).to(dtype)
@@ -201,8 +201,13 @@ def test_a_row_of_few_is_the_same_whatever_rows_are_computed_beside_it(dtype, be
         return found
 
     alone = torch.cat([multiplied(row) for row in range(STREAMED)])
+    in_lanes = multiplied(*range(STREAMED))
+    limit = TOLERANCES[dtype]
+    torch.testing.assert_close(in_lanes, alone, rtol=limit, atol=limit)
     for count in range(2, STREAMED + 1):
-        assert torch.equal(multiplied(*range(count)), alone[:count])
+        found, whole = multiplied(*range(count)), count // LANES * LANES
+        assert torch.equal(found[:whole], in_lanes[:whole])
+        assert torch.equal(found[whole:], alone[whole:count])
 
 
 class ChainedPasses:

@@ -23,6 +23,7 @@ from quire.kernels.product_streamed import (
     STEP,
     STREAMED,
     Streamed,
+    in_lanes,
     lay_streamed,
     multiply_streamed,
 )
@@ -137,19 +138,16 @@ class ProductCode(Code):
             return self.constant(0)
         depth, form = self.given.depth, self.form
         fits = (self.num_rows < STREAMED + 1) & (depth % (STEP // form.size) < 1)
-        if form.widened:
-            fits &= self.num_rows * depth < ROOM + 1
+        num_laid = self.num_rows if form.widened else in_lanes(self.num_rows)
+        fits &= num_laid * depth < ROOM + 1
         return self.constant(1).where(fits, 0)
 
     def _stream(self, share: Share, laid: tuple[Number, Number], sums: Number) -> None:
-        """Write the sums of few rows; laid out where they have to be, at an address, if not done before."""
-        operands = share.rows, share.row_bytes
-        if self.form.widened:
-            with self.when(laid[1]):
-                lay_streamed(self, share, laid[0])
-            operands = laid[0], share.depth * 4
+        """Write the sums of few rows; laid out at an address, if not done before."""
+        with self.when(laid[1]):
+            lay_streamed(self, share, self.form, laid[0])
         to = (sums, sums + LINE // 2) if self.is_gated else (sums,)
-        multiply_streamed(self, share, self.form, operands, to)
+        multiply_streamed(self, share, self.form, laid[0], to)
 
     def _write_many(self, share: Share, laid: Number, sums: Number, finish: Finish) -> None:
         """Lay the panel's weights out, and multiply rows where they stand with them."""

@@ -18,6 +18,10 @@ from quire_sim.bench.serve_loads import AnyLoad
 from quire_sim.bench.serve_systems import ServedModelFiles
 
 
+WARMING = 1 << 20
+"""The seed of requests that warm a server: none of those that are timed."""
+
+
 @dataclass
 class OneAtATime:
     """The last request of a load behind the others; medians of all rounds count.
@@ -46,7 +50,7 @@ class OneAtATime:
     def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
         """Ask each server once."""
         for server in systems.values():
-            self.row(server, load, -1)
+            self.row(server, load, WARMING)
 
     def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
         """Ask for the answers of a load, one after another; the last one counts."""

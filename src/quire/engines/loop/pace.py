@@ -10,8 +10,8 @@ from quire.scheduling.queues import JobQueues
 FIRST = 64
 """The prompt tokens of a step before the cost of any was measured."""
 
-MARGIN = 0.85
-"""The share of the wanted time that a step is planned for: planning and sending take the rest, and estimates are off."""
+MARGIN = 0.95
+"""The share of the wanted time that a step is planned for: planning and sending take the rest."""
 
 LEAST = 0.5
 """Prompts get at least this share of the time that the step takes without them."""

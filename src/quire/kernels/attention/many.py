@@ -17,7 +17,7 @@ KEYS = 64
 """Keys that are scored before any of them is weighed."""
 
 SUMS = 16 if WIDE else 4
-"""Vectors of a product: as many as a core keeps in registers."""
+"""Vectors of a product, at most: as many as a core keeps in registers."""
 
 _VECTOR = 4 * LANES
 
@@ -58,7 +58,7 @@ def attend_many(code: LayerCode, task: Task, side_by_side: int) -> None:
         with code.loop(0, KEYS * line, _VECTOR) as place:
             code.store(code.constant(0, FLOATS), scores + place)
     factor, begin, stop = code.factor(), bottom.now, top.now + 1
-    at_once = tiles.ROWS if in_tiles else SUMS // len(vectors)
+    at_once = tiles.ROWS if in_tiles else _rows_at_once(len(vectors))
     if in_tiles:
         begin = begin // tiles.HALF * tiles.HALF
     with code.loop(begin, stop, KEYS) as start:
@@ -189,6 +189,11 @@ def _query(code: LayerCode, task: Task, lane: Number) -> tuple[Number, Number, N
     return row, task.partial + query // group, task.kv_head * group + query % group
 
 
+def _rows_at_once(num_vectors: int) -> int:
+    """Return the rows of a product with so many vectors of queries: a power of 2, which divides `KEYS`."""
+    return 1 << (SUMS // num_vectors).bit_length() - 1
+
+
 def _product(
     code: LayerCode,
     to: Number,
@@ -197,7 +202,7 @@ def _product(
     *,
     adds: bool = False,
 ) -> None:
-    """Write `left @ right` for as many rows as make `SUMS` vectors, or add it to what is there.
+    """Write `left @ right` for `_rows_at_once`, or add it to what is there.
 
     to     address of float32 [rows, queries]
     left   address of [rows, depth], bytes from row to row, bytes from column to column
@@ -205,15 +210,16 @@ def _product(
     """
     (start, to_row, to_column), (columns_start, depth, line) = left, right
     num_vectors = line // _VECTOR
-    places = [to + line * (i // num_vectors) + _VECTOR * (i % num_vectors) for i in range(SUMS)]
+    rows, vectors = range(_rows_at_once(num_vectors)), range(num_vectors)
+    places = [to + line * i + _VECTOR * v for i in rows for v in vectors]
     sums = code.zeros(len(places))
     if adds:
         for each, place in zip(sums, places, strict=True):
             each.now = code.load(place)
     with code.loop(0, depth) as step:
         row, kind = columns_start + step * line, ir.VectorType(code.operand, LANES)
-        columns = [code.load(row + _VECTOR * v, kind) for v in range(num_vectors)]
-        for i in range(SUMS // num_vectors):
+        columns = [code.load(row + _VECTOR * v, kind) for v in vectors]
+        for i in rows:
             element = code.load(start + step * to_column + i * to_row, code.operand).spread()
             for each, column in zip(sums[i * len(columns) :], columns, strict=False):
                 each.now = code.multiply_add(element, column, each.now)

@@ -12,7 +12,7 @@ from quire.kernels.attention.runs import Ints, Tables
 
 Shapes = tuple[tuple[int, ...], ...]
 
-MANY = (16, 32, 64)
+MANY = (16, 32, 48, 64)
 """Queries, rows times query heads of one kv head, that stand side by side: the least of these that has room for all."""
 
 FEW = 8
