@@ -66,13 +66,15 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Conversation(msgspec.Struct, kw_only=True):
     """Messages, and the tools that an answer may call; names as in OpenAI's chat completions.
 
-    documents  texts that the answer is to be found in, placed by the chat template (`documents`)
+    documents               texts that the answer is to be found in, placed by the chat template (`documents`)
+    continue_final_message  whether the answer goes on with the last message, which stays open
     """
 
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | Tool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     documents: list[str] | None = None
 
@@ -90,7 +92,8 @@ class Conversation(msgspec.Struct, kw_only=True):
             [each.plain() for each in self.messages],
             self.chat_template_kwargs,
             tools=msgspec.to_builtins(self.callable_tools) or None,
-            add_generation_prompt=self.add_generation_prompt,
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
+            continue_final_message=self.continue_final_message,
             tokenize=False,
             **options,
         )

@@ -39,6 +39,12 @@ class ReplyChoice:
         self._latest, self.num_tokens = output, output.num_tokens
         return was_open
 
+    @property
+    def stop_string(self) -> str | None:
+        """The text of `stop` that ended it."""
+        ended_by = self._latest.stop_reason
+        return ended_by if isinstance(ended_by, str) else None
+
     def news(self, top: int | None) -> News:
         """Return what can be told now; of each token `top` of the likeliest, None for no log-probabilities."""
         text, reason, calls = self._latest.text, self._latest.finish_reason, list[ToolCall]()
