@@ -11,12 +11,17 @@ from serve_help import fixtures, wait_for
 
 from quire.serve.fields import ACCEPTED, ELSEWHERE, MAX_TOLD, REFUSED, unknown_in
 from quire.serve.protocol import ChatRequest, CompletionRequest, Detokenize
+from quire.serve.responses import ResponseRequest
 from quire.web.errors import ApiError
 
 TALK = [{"role": "user", "content": "What is a list?"}]
 PATHS = {
     "/v1/chat/completions": {"messages": TALK, "max_tokens": 2},
     "/v1/completions": {"prompt": "A list", "max_tokens": 2},
+}
+RESPONSES = {
+    "/v1/responses": {"input": "A list", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "A list"},
 }
 KINDS = [ChatRequest, CompletionRequest]
 
@@ -116,6 +121,9 @@ def test_the_page_of_the_server_lists_every_field():
         *CompletionRequest.__struct_fields__,
     }
     assert [name for name in sorted(names) if f"`{name}`" not in of_requests] == []
+    of_responses = page.split("## OpenAI's responses")[1].split("\n## ")[0]
+    names = {*ResponseRequest.__struct_encode_fields__} - {*ChatRequest.__struct_fields__}
+    assert [name for name in sorted(names) if f"`{name}`" not in of_responses] == []
 
 
 VALUES = st.sampled_from(
@@ -125,13 +133,19 @@ VALUES = st.sampled_from(
         {"type": "json_object"}, {"type": "regex", "regex": "ab|c"}, {"regex": "[a-c]{1,4}"},
         {"regex": "("}, {"include_usage": True}, {"choice": ["yes", "no"]}, "start: /[ab]{1,3}/",
         [{"type": "function", "function": {"name": "now"}}], {"name": "now"},
+        [{"type": "function", "name": "now"}], {"type": "function", "name": "now"}, {"effort": "low"},
+        [{"role": "user", "content": "A"}, {"type": "reasoning", "summary": None}], {"format": {"type": "text"}},
+        [{"type": "function_call_output", "call_id": "a", "output": "b"}], ["message.output_text.logprobs"],
     ]
 )  # fmt: skip
 """Values of all types: each is right for some field, and wrong for others."""
 
 NAMES = st.sampled_from(
     sorted(
-        {*ACCEPTED, *REFUSED, *ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+        {
+            *(*ACCEPTED, *REFUSED, *ChatRequest.__struct_fields__),
+            *(*CompletionRequest.__struct_fields__, *ResponseRequest.__struct_encode_fields__),
+        }
     )
 )
 DOCUMENTS = st.dictionaries(NAMES | st.text(max_size=5), VALUES, max_size=6)
@@ -139,15 +153,21 @@ DOCUMENTS = st.dictionaries(NAMES | st.text(max_size=5), VALUES, max_size=6)
 
 @pytest.mark.cases(20)
 @settings(max_examples=150)
-@given(path=st.sampled_from([*PATHS, "/tokenize"]), document=DOCUMENTS, is_whole=st.booleans())
+@given(
+    path=st.sampled_from([*PATHS, "/tokenize", *RESPONSES]),
+    document=DOCUMENTS,
+    is_whole=st.booleans(),
+)
 def test_no_document_makes_the_server_fail_and_nothing_is_held_after_it(
     server, path, document, is_whole
 ):
-    plain = PATHS.get(path, {"prompt": "A"})
+    plain = PATHS.get(path, RESPONSES.get(path, {"prompt": "A"}))
     if is_whole:
         document |= plain
     if document.get("max_tokens") not in (None, -1, 0, 1, 3):
         document["max_tokens"] = 3
+    if path in RESPONSES and document.get("max_output_tokens") not in (None, -1, 0, 1, 3):
+        document["max_output_tokens"] = 3
     if document.get("n") == document.get("best_of") == 2**40:
         document["n"] = 2
     answer = server.post(path, document)

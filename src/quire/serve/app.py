@@ -14,9 +14,9 @@ from quire.serve import protocol
 from quire.serve.completions import CompletionReply
 from quire.serve.fields import MAX_TOLD, unknown_in
 from quire.serve.generation import answered
-from quire.serve.message_requests import MessagePrompt, MessageRequest
-from quire.serve.messages import MessageReply, error_document
 from quire.serve.operator import Operator
+from quire.serve.response_routes import ResponseRoutes
+from quire.serve.responses import ResponseRequest
 from quire.serve.service import ServedModel
 from quire.web.bodies import body_of, read
 from quire.web.errors import as_json, handlers
@@ -31,6 +31,7 @@ def make_app(service: ServedModel) -> Starlette:
     Each answer gets the request's document, of the struct that stands before it, and the request, whose state has the tenant.
     """
     client, operator, bounds = ClientRoutes(service), Operator(service), service.bounds
+    responses = ResponseRoutes(service)
     generate = partial(answered, service, CompletionReply)
 
     def route(admit: Admit, method: str, path: str, kind: Any, answer: Answer) -> Route:
@@ -51,8 +52,11 @@ def make_app(service: ServedModel) -> Starlette:
     for_clients: list[tuple[str, str, Any, Answer]] = [
         ("POST", "/v1/completions", protocol.CompletionRequest, generate),
         ("POST", "/v1/chat/completions", protocol.ChatRequest, generate),
-        ("POST", "/v1/messages", MessageRequest, client.message),
-        ("POST", "/v1/messages/count_tokens", MessagePrompt, client.count_tokens),
+        ("POST", "/v1/responses", ResponseRequest, responses.create),
+        ("POST", "/v1/responses/input_tokens", ResponseRequest, responses.count),
+        ("GET", "/v1/responses/{name}", None, responses.get),
+        ("DELETE", "/v1/responses/{name}", None, responses.delete),
+        ("GET", "/v1/responses/{name}/input_items", None, responses.input_items),
         ("GET", "/v1/models", None, client.models),
         ("GET", "/v1/models/{name:path}", None, client.model),
         ("POST", "/tokenize", protocol.PromptRequest, client.tokenize),
@@ -76,7 +80,7 @@ def make_app(service: ServedModel) -> Starlette:
     routes += [route(service.keys.check_operator, *each) for each in for_operators]
     return Starlette(
         routes=routes,
-        exception_handlers=handlers(protocol.FIELDS, {"/v1/messages": error_document}),
+        exception_handlers=handlers(protocol.FIELDS | {*ResponseRequest.__struct_encode_fields__}),
         lifespan=lambda _: operator.overview.sampling(service.running.call),
     )
 
@@ -86,15 +90,6 @@ class ClientRoutes:
 
     def __init__(self, service: ServedModel) -> None:
         self._service = service
-        size = service.running.engine.manager.block_size
-        self._message = partial(answered, service, partial(MessageReply, block_size=size))
-
-    async def message(self, asked: MessageRequest, request: Request) -> Any:
-        return await self._message(asked.chat(), request)
-
-    async def count_tokens(self, asked: MessagePrompt, request: Request) -> Any:
-        self._service.check_model(asked.model)
-        return {"input_tokens": len(await self._service.one_prompt(asked.chat()))}
 
     async def models(self, asked: None, request: Request) -> Any:
         return {"object": "list", "data": [self._service.card()]}

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Raw
 
 from quire.serve.protocol import ChatRequest, CompletionRequest, Generation
+from quire.serve.responses import ResponseRequest
 from quire.web.bodies import read
 from quire.web.errors import ApiError
 
@@ -37,10 +38,14 @@ REFUSED: Mapping[str, Any] = {
     "add_generation_prompt": True,
     "allowed_token_ids": None,
     "audio": None,
+    "background": None,
     "bad_words": None,
+    "best_of": 1,
     "chat_template": None,
     "chat_template_kwargs": None,
+    "context_management": None,
     "continue_final_message": None,
+    "conversation": None,
     "documents": None,
     "echo": None,
     "function_call": "none",
@@ -51,7 +56,9 @@ REFUSED: Mapping[str, Any] = {
     "media_io_kwargs": None,
     "messages": None,
     "mm_processor_kwargs": None,
+    "moderation": None,
     "modalities": ["text"],
+    "n": 1,
     "prediction": None,
     "prompt": None,
     "prompt_embeds": None,
@@ -66,6 +73,7 @@ REFUSED: Mapping[str, Any] = {
     "tool_choice": "none",
     "tools": None,
     "truncate_prompt_tokens": None,
+    "truncation": "disabled",
     "use_beam_search": None,
     "verbosity": "medium",
     "vllm_xargs": None,
@@ -78,11 +86,11 @@ Neither do null, false, and what is empty. A field that a request's struct has i
 
 ELSEWHERE: Mapping[Any, frozenset[str]] = {
     ChatRequest: frozenset({"prompt"}),
+    ResponseRequest: frozenset({"best_of", "n", "prompt"}),
     CompletionRequest: frozenset(
         {
             "add_generation_prompt",
             "chat_template_kwargs",
-            "continue_final_message",
             "documents",
             "messages",
             "tool_choice",

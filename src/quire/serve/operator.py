@@ -107,7 +107,10 @@ class Operator:
         return {"evicted_blocks": await self._call(evicted)}
 
     async def purge(self, asked: PurgeRequest, request: Request) -> Any:
-        return (await self._service.running.purge(asked.tenant)).counts
+        kept, tenant = self._service.kept, asked.tenant
+        num_kept = kept.forget(tenant)
+        counts = (await self._service.running.purge(tenant)).counts
+        return counts | {"responses": num_kept + kept.forget(tenant)}
 
     def _held(self) -> dict[int, ops.Pin]:
         """Return the pins that hold something still."""

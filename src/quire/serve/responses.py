@@ -1,0 +1,334 @@
+"""OpenAI's responses: their requests as chats, and their answers, whole or as typed events."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from quire.chat.conversation import Function, Tool
+from quire.errors import ConfigError
+from quire.serve.items import ResponseItem, messages_of, new_id
+from quire.serve.protocol import ChatRequest, Generation, JsonSchema, Likeliest, ResponseFormat
+from quire.serve.replies import Reply, ReplyChoice
+from quire.web.bodies import SEEN
+from quire.web.clients import sse
+from quire.web.errors import ApiError
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+)  # the latter: of reasoning items, of which there are none
+
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+
+INSTEAD = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""Fields of responses by those of chats."""
+
+ECHOED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "parallel_tool_calls"),
+    *("previous_response_id", "prompt_cache_key", "safety_identifier", "store"),
+    *("top_logprobs", "user"),
+)
+"""Fields that an answer repeats as they are."""
+
+
+class FunctionTool(msgspec.Struct, omit_defaults=True):
+    """A function that an answer may call, or the one that it must."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type != "function" or not self.name:
+            # a ValueError: the error of the body adds the place
+            raise ValueError(f"{self.type!r} is not offered; send type function, with a name")
+
+    def tool(self) -> Tool:
+        """Return it as chats have it."""
+        function = Function(self.name, self.description, self.parameters)
+        return Tool(function=function, type="function")
+
+
+class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The required format of an answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.schema is None:
+            raise ValueError("json_schema needs a schema")
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """Options of an answer's text."""
+
+    format: TextFormat = TextFormat("text")
+    verbosity: Literal["medium"] = "medium"
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """The reasoning that is asked for."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponseRequest(Generation, kw_only=True):
+    """`/v1/responses`: OpenAI's fields, and those of `Generation` that are vLLM's or quire's."""
+
+    input: str | list[ResponseItem] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    text_options: TextOptions = msgspec.field(name="text", default=TextOptions())
+    # chats have these in another form
+    tools: list[FunctionTool] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    tool_choice: str | FunctionTool = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    stream_options: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    parallel_tool_calls: bool = True
+    include: tuple[str, ...] = ()
+    top_logprobs: Likeliest = 0
+    reasoning: Reasoning = Reasoning()
+    metadata: Metadata | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+    max_tool_calls: int | None = None  # of tools that the server runs, of which there are none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, own in INSTEAD.items():
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} is a field of chats; send {own}")
+        if self.input is None:
+            raise ConfigError("input is missing; send text, or items")
+        for each in self.include:
+            if each not in INCLUDED:
+                raise ConfigError(f"include: {each[:SEEN]!r} is not offered; leave it out")
+        if self.top_logprobs and LOGPROBS not in self.include:
+            raise ConfigError(f'top_logprobs needs include: ["{LOGPROBS}"]')
+
+    @property
+    def items(self) -> list[ResponseItem]:
+        """The input as items."""
+        given = self.input or []
+        return [ResponseItem(role="user", content=given)] if isinstance(given, str) else given
+
+    def chat(self, items: Sequence[ResponseItem], template: object) -> ChatRequest:
+        """Return the request as a chat of these items, for a model with this chat template. Raises `ConfigError`."""
+        same = {name: getattr(self, name) for name in Generation.__struct_fields__}
+        form, choice, effort = self.text_options.format, self.tool_choice, self.reasoning.effort
+        variables = self.chat_template_kwargs
+        if effort is not None and "reasoning_effort" in str(template):
+            variables = {"reasoning_effort": effort} | variables
+        elif effort not in (None, "none"):
+            said = f"reasoning.effort is {effort[:SEEN]!r}, but the model's chat template has no reasoning_effort"
+            raise ConfigError(f"{said}; leave it out")
+        schema = None if form.schema is None else JsonSchema(form.schema)
+        own: dict[str, Any] = {
+            "messages": messages_of(items, self.instructions),
+            "tools": [each.tool() for each in self.tools or ()] or None,
+            "tool_choice": choice.tool() if isinstance(choice, FunctionTool) else choice,
+            "chat_template_kwargs": variables,
+            "response_format": ResponseFormat(form.type, schema),
+            "max_tokens": self.max_output_tokens,
+            "logprobs": LOGPROBS in self.include,
+            "top_logprobs": self.top_logprobs or None,
+            "stream_options": None,
+        }
+        if self.session_id is None and self.reuse in (None, "session"):
+            own["session_id"] = self.prompt_cache_key
+        return ChatRequest(**same | own)
+
+
+class AskedResponse(NamedTuple):
+    """A request for a response, and a function that keeps the answer."""
+
+    request: ResponseRequest
+    keep: Callable[[dict[str, Any]], None]
+
+
+class ResponseReply(Reply):
+    """An answer of `/v1/responses`, kept once it is whole; a stream has the same items, event by event."""
+
+    def __init__(
+        self,
+        asked: ChatRequest,
+        model: str,
+        tokenizer: Any,
+        num_prompts: int = 1,
+        tools: str | None = None,
+        *,
+        of: AskedResponse,
+    ) -> None:
+        super().__init__(asked, model, tokenizer, num_prompts, tools)
+        self._of, self._top = of, asked.num_logprobs
+        self._numbers = 0
+        self._output, self._text = list[dict[str, Any]](), ""
+        self._entries, self._told = (
+            list[dict[str, Any]](),
+            0,
+        )  # log-probabilities; how many were sent
+        self._document = _opened(of.request, model)
+
+    def whole(self) -> dict[str, Any]:
+        for choice in self.choices:
+            self.chunk(choice)
+        return self._document
+
+    def opening(self) -> list[bytes]:
+        kinds = ("response.created", "response.in_progress")
+        return [self._event(kind, response=self._document) for kind in kinds]
+
+    def chunk(self, choice: ReplyChoice) -> bytes:
+        news, said = choice.news(self._top), b""
+        calls = news.calls if self._of.request.parallel_tool_calls else news.calls[:1]
+        self._entries += news.entries
+        if news.text or (news.finish_reason and not calls and not self._output):
+            said += self._more(news.text)
+        if news.finish_reason is None:
+            return said
+        is_whole = news.finish_reason != "length"
+        status = "completed" if is_whole else "incomplete"
+        if self._output:
+            said += self._message_done(status)
+        for call in calls:
+            said += self._called(call.name, call.arguments)
+        self._end(status)
+        if is_whole:
+            self._document["completed_at"] = int(time.time())
+        else:
+            self._document["incomplete_details"] = {"reason": "max_output_tokens"}
+        self._of.keep(self._document)
+        return said + self._event(f"response.{status}", response=self._document)
+
+    def broken(self, error: ApiError) -> bytes:
+        told = {"code": error.code or "server_error", "message": str(error)}
+        if self._output:
+            part = _part(self._text, self._entries)
+            self._output[0] |= {"status": "incomplete", "content": [part]}
+        self._end("failed")
+        self._document["error"] = told
+        said = self._event("error", **told, param=error.param)
+        return said + self._event("response.failed", response=self._document)
+
+    def closing(self) -> list[bytes]:
+        return []
+
+    def _more(self, text: str) -> bytes:
+        """Return the events of more text, the first of which open the message."""
+        said = b""
+        if not self._output:
+            head = {"id": new_id("msg"), "type": "message", "role": "assistant"}
+            item: dict[str, Any] = head | {"status": "in_progress", "content": []}
+            said = self._added(item)
+            said += self._event("response.content_part.added", **self._place, part=_part("", []))
+        self._text += text
+        if text:
+            entries, self._told = self._entries[self._told :], len(self._entries)
+            kind = "response.output_text.delta"
+            said += self._event(kind, **self._place, delta=text, logprobs=entries)
+        return said
+
+    def _message_done(self, status: str) -> bytes:
+        """Return the last events of the message, which has the log-probabilities of all tokens, as a chat's."""
+        part, place = _part(self._text, self._entries), self._place
+        self._output[0] |= {"status": status, "content": [part]}
+        kind = "response.output_text.done"
+        said = self._event(kind, **place, text=self._text, logprobs=self._entries)
+        said += self._event("response.content_part.done", **place, part=part)
+        return said + self._done(0)
+
+    def _called(self, name: str, arguments: str) -> bytes:
+        head = {"id": new_id("fc"), "type": "function_call", "call_id": new_id("call")}
+        item: dict[str, Any] = head | {"name": name, "arguments": "", "status": "in_progress"}
+        said, at = self._added(item), len(self._output) - 1
+        place = {"item_id": item["id"], "output_index": at}
+        said += self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        kind = "response.function_call_arguments.done"
+        said += self._event(kind, **place, name=name, arguments=arguments)
+        self._output[at] |= {"arguments": arguments, "status": "completed"}
+        return said + self._done(at)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        """The place of the message's text."""
+        return {"item_id": self._output[0]["id"], "output_index": 0, "content_index": 0}
+
+    def _added(self, item: dict[str, Any]) -> bytes:
+        self._output.append(item)
+        kind, at = "response.output_item.added", len(self._output) - 1
+        return self._event(kind, output_index=at, item=item)
+
+    def _done(self, at: int) -> bytes:
+        return self._event("response.output_item.done", output_index=at, item=self._output[at])
+
+    def _end(self, status: str) -> None:
+        made, hits = self.completion_tokens, self.cached_tokens
+        usage = {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": hits, "cache_write_tokens": self.prompt_tokens - hits},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt_tokens + made,
+        }  # fmt: skip
+        told = {"passages": self.passages} if self.passages else {}
+        self._document |= {"status": status, "output": self._output, "usage": usage, **told}
+
+    def _event(self, kind: str, **told: Any) -> bytes:
+        number, self._numbers = self._numbers, self._numbers + 1
+        event = sse({"type": kind, "sequence_number": number, **told})
+        return b"event: %s\n%s" % (kind.encode(), event)
+
+
+def _opened(request: ResponseRequest, model: str) -> dict[str, Any]:
+    """Return the document of a response at its beginning, with what was asked."""
+    effort = request.reasoning.effort
+    return {
+        "id": new_id("resp"),
+        "background": False,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        **{name: getattr(request, name) for name in ECHOED},
+        "metadata": request.metadata or {},
+        "reasoning": {"effort": effort, "summary": None},
+        "service_tier": "default",
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": msgspec.to_builtins(request.text_options),
+        "tool_choice": msgspec.to_builtins(request.tool_choice),
+        "tools": [_NOT_SAID | msgspec.to_builtins(each) for each in request.tools or ()],
+        "truncation": "disabled",
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+    }
+
+
+_NOT_SAID: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
+
+
+def _part(text: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": entries}
