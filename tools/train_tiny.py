@@ -36,7 +36,8 @@ SEED = 2718
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<r0>", "<r1>")
 PAD = 256
 CHAT_TEMPLATE = (
-    "<bos>{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "<bos>{% if tools %}<system>{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )

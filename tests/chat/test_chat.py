@@ -4,11 +4,13 @@ import json
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from quire import demo_model
 from quire.chat import Conversation, ToolCall, parse_tools, tool_format
-from quire.chat.tools import held_from
+from quire.chat.tools import held_from, without_cut_call
 from quire.errors import ConfigError
 
 TOOLS = [
@@ -85,7 +87,7 @@ def test_a_conversation_that_no_template_lays_out_is_refused(tokenizer):
 
 def test_tools_and_the_arguments_of_calls_reach_the_template_as_data(tokenizer):
     class Spy:
-        chat_template = "x"
+        chat_template = "{{ tools }}"
 
         def apply_chat_template(self, messages, **given):
             self.messages, self.given = messages, given
@@ -103,6 +105,26 @@ def test_tools_and_the_arguments_of_calls_reach_the_template_as_data(tokenizer):
     assert spy.messages[1] == {"role": "tool", "content": "1", "tool_call_id": "1"}
     assert spy.given["tools"] == TOOLS
     assert spy.given["thinking"] is False
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages }}", "{{ my_tools }}", {"default": "{{ messages }}"}]
+)
+@pytest.mark.parametrize("choice", [None, "auto", "required"])
+def test_tools_are_refused_where_the_template_has_no_place_for_them(template, choice):
+    class Deaf:
+        chat_template = template
+
+        def apply_chat_template(self, messages, **given):
+            return ""
+
+    said = {"role": "user", "content": "a"}
+    with pytest.raises(ConfigError, match=r"^tools: the model's chat template has no place for"):
+        prompt_of(Deaf(), chat(said, tools=TOOLS, tool_choice=choice))
+    assert prompt_of(Deaf(), chat(said, tools=TOOLS, tool_choice="none")) == ""
+    assert prompt_of(Deaf(), chat(said, tools=[])) == ""
+    Deaf.chat_template = {"default": "x", "tool_use": "{% for tool in tools %}"}
+    assert prompt_of(Deaf(), chat(said, tools=TOOLS, tool_choice=choice)) == ""
 
 
 def test_tool_choice_none_offers_no_tools():
@@ -220,6 +242,55 @@ def test_streamed_text_never_has_part_of_a_tool_call(form, text):
         assert whole.startswith(text[: held_from(text[:cut], form)])
 
 
+CUT = [
+    *ANSWERS.items(),
+    ("mistral", 'Let me see.[TOOL_CALLS]add[CALL_ID]x-1[ARGS]{"a": 1}'),
+    ("hermes", r'Let me see.<tool_call>{"name": "a\u0064d", "arguments": {"a": [1.5e-3, -2, true, false, null, "\"\n"]}}'),
+    ("llama3", '  {"name": "add", "parameters": {"a": [1, {"b": "}"}]}}'),
+    ("hermes", 'A <tool_call> tag. <tool_call>{"arguments": {"a": 1}, "name": "add"}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "text"), CUT)
+def test_a_call_that_is_cut_anywhere_is_no_text(form, text):
+    before, calls = parse_tools(text, form)
+    assert calls
+    for cut in range(len(text)):
+        said, whole = parse_tools(text[:cut], form)
+        if not whole:
+            said = without_cut_call(said, form)
+            assert before.startswith(said.rstrip()) or said in {
+                f"{before}{a}{b}" for a in (" ", "") for b in "<["
+            }
+            assert said.startswith(text[: held_from(text[:cut], form)])
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", "Lists are <b"),
+        ("hermes", "The tag <tool_call> is for tools, and"),
+        ("llama3", '{"colour": "red", "size'),
+        ("llama3", '{"name'),
+        ("llama3", "So {"),
+        ("mistral", "an [TO-DO] list"),
+        ("hermes", '<tool_call>{"name": 1}</tool_call> and'),
+        ("hermes", "<tool_call>" + "[" * 100_000),
+        ("mistral", "[TOOL_CALLS] [1, 2] and"),
+    ],
+)
+def test_text_that_is_cut_outside_of_a_call_stays_whole(form, text):
+    wanted = "" if text == '{"name' else text
+    assert without_cut_call(text, form) == wanted
+
+
+@pytest.mark.parametrize("form", ANSWERS)
+@given(text=st.text('<tool_call>[TOOL_CALLS]{"name": 1}\n\\', max_size=40))
+def test_text_without_its_cut_call_is_a_beginning_of_it(form, text):
+    assert text.startswith(said := without_cut_call(text, form))
+    assert said.startswith(text[: held_from(text, form)])
+
+
 def test_text_that_can_be_no_call_is_sent_at_once():
     assert held_from("a <b", "hermes") == 4
     assert held_from("a <b ", "hermes") == 4
@@ -230,4 +301,4 @@ def test_text_that_can_be_no_call_is_sent_at_once():
 def test_a_template_tells_how_its_model_writes_calls(tokenizer):
     assert tool_format("{{ '[TOOL_CALLS]' }}") == "mistral"
     assert tool_format("Environment: ipython") == "llama3"
-    assert tool_format("<tool_call>") == tool_format(None) == "hermes"
+    assert tool_format("<tool_call>") == tool_format("") == "hermes"

@@ -116,10 +116,10 @@ def is_idle(engine):
 
 
 @contextmanager
-def running(model=None, keys=None, bounds=None, grace_s=None, **options):
-    """Serve a model, quire-tiny where none is given, and stop."""
+def running(model=None, keys=None, bounds=None, grace_s=None, tokenizer=None, **options):
+    """Serve a model, quire-tiny and its tokenizer where none is given, and stop."""
     options = {"num_blocks": 2048, "watchers": [LiveCurve(), Heat()]} | options
-    engine = AsyncEngine(Engine(model or loaded()[0], tiny()[1], **options))
+    engine = AsyncEngine(Engine(model or loaded()[0], tokenizer or tiny()[1], **options))
     service = ServedModel(engine, "quire-tiny", keys or ApiKeys(), bounds or Bounds())
     listening, url = listen("127.0.0.1", 0, service.bounds.slow_s)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that a reader can stall

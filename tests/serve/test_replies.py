@@ -196,7 +196,7 @@ def test_tool_calls_of_a_whole_answer(tokenizer):
 
 def test_text_held_back_for_a_tool_call_is_sent_if_it_is_none(tokenizer):
     made, choice = reply(tokenizer, tools="hermes")
-    events = streamed(made, choice, [output("a <tool"), output("a <tool", reason="length")])
+    events = streamed(made, choice, [output("a <tool"), output("a <tool", reason="stop")])
     assert [each["delta"] for each in events] == [{"content": "a"}, {"content": " <tool"}]
 
 

@@ -210,10 +210,38 @@ def test_the_best_of_many_answers_are_the_likeliest_ones(client):
         complete(client, n=2, best_of=1)
 
 
-def test_tools_that_need_not_be_called_leave_an_answer_as_it_is(client):
-    text = chat(client, max_tokens=24).choices[0].message.content
-    said = chat(client, max_tokens=24, tools=[ADD]).choices[0].message
-    assert (said.content, said.tool_calls) == (text, None)
+def test_tools_that_need_not_be_called_are_read_and_leave_an_answer_text(client):
+    text = chat(client, max_tokens=24)
+    said = chat(client, max_tokens=24, tools=[ADD])
+    assert said.choices[0].message.content
+    assert said.choices[0].message.tool_calls is None
+    assert said.usage.prompt_tokens > text.usage.prompt_tokens + len('"name":"add"')
+
+
+@pytest.mark.parametrize("most", [1, 5, 12, 20])
+def test_a_call_that_max_tokens_cuts_is_no_content(client, most):
+    given = {"tools": [ADD], "tool_choice": "required", "max_tokens": most}
+    (said,) = chat(client, **given).choices
+    assert (said.message.content, said.message.tool_calls, said.finish_reason) == (
+        "",
+        None,
+        "length",
+    )
+    chunks = [each.choices[0] for each in chat(client, **given, stream=True)]
+    assert not any(each.delta.content or each.delta.tool_calls for each in chunks)
+    assert chunks[-1].finish_reason == "length"
+
+
+def test_tools_without_a_place_in_the_template_are_refused(server, client, monkeypatch):
+    plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    monkeypatch.setattr(server.service.reader.tokenizer, "chat_template", plain)
+    for choice in ("auto", "required"):
+        with pytest.raises(
+            openai.BadRequestError, match="tools: the model's chat template"
+        ) as told:
+            chat(client, tools=[ADD], tool_choice=choice)
+        assert told.value.param == "tools"
+    assert chat(client, tools=[ADD], tool_choice="none").choices[0].message.content
 
 
 def test_an_answer_has_the_form_that_is_asked_for(client):

@@ -1,5 +1,6 @@
 """A conversation as a model reads it, by its chat template, and which tools an answer may or must call."""
 
+import re
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any, Literal
@@ -66,13 +67,15 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Conversation(msgspec.Struct, kw_only=True):
     """Messages, and the tools that an answer may call; names as in OpenAI's chat completions.
 
-    documents  texts that the answer is to be found in, placed by the chat template (`documents`)
+    documents               texts that the answer is to be found in, placed by the chat template (`documents`)
+    continue_final_message  whether the answer goes on with the last message, which stays open
     """
 
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | Tool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     documents: list[str] | None = None
 
@@ -85,12 +88,20 @@ class Conversation(msgspec.Struct, kw_only=True):
         """Return it as the model's text, ready for the answer; `options` are the template's. Raises `ConfigError`."""
         if not self.messages:
             raise ConfigError("messages is empty; send at least one")
+        tools = self.callable_tools
+        template = template_of(tokenizer, with_tools=bool(tools))
+        if tools and template and not re.search(r"\btools\b", template):
+            raise ConfigError(
+                "tools: the model's chat template has no place for tools, so the model would not see them; "
+                "describe them in a message, or use a model whose template has tools"
+            )
         return laid_out(
             tokenizer,
             [each.plain() for each in self.messages],
             self.chat_template_kwargs,
-            tools=msgspec.to_builtins(self.callable_tools) or None,
-            add_generation_prompt=self.add_generation_prompt,
+            tools=msgspec.to_builtins(tools) or None,
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
+            continue_final_message=self.continue_final_message,
             tokenize=False,
             **options,
         )
@@ -110,6 +121,14 @@ class Conversation(msgspec.Struct, kw_only=True):
                 f"tool_choice is none, auto, required, or a function among the tools; got {got}"
             )
         return call_schema(functions)
+
+
+def template_of(reader: Any, *, with_tools: bool = False) -> str:
+    """Return the chat template of a tokenizer or processor, of several the one that it uses; "" for none."""
+    given: Any = getattr(reader, "chat_template", None) or ""
+    if isinstance(given, str):
+        return given
+    return (given.get("tool_use") if with_tools else None) or given.get("default") or ""
 
 
 def laid_out(

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from quire.chat.conversation import ChatMessage, Conversation
+from quire.chat.conversation import ChatMessage, Conversation, template_of
 from quire.errors import ConfigError
 
 _MARK = "\ue000{}\ue001"
@@ -30,7 +30,7 @@ def segmented(asked: Conversation, tokenizer: Any, encode: Encode) -> SegmentedP
     that a document has the same tokens wherever it stands. Raises `ConfigError` where it leaves one out, or repeats it.
     """
     documents = asked.documents or []
-    if "documents" in (getattr(tokenizer, "chat_template", None) or ""):
+    if "documents" in template_of(tokenizer):
         marked = [{"title": "", "text": _MARK.format(at)} for at in range(len(documents))]
         text, ends = asked.text(tokenizer, documents=marked), ""
     else:

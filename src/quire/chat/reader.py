@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any, TypeVar
 
-from quire.chat.conversation import Conversation
+from quire.chat.conversation import Conversation, template_of
 from quire.chat.documents import segmented
 from quire.chat.tools import tool_format
 from quire.errors import ConfigError
@@ -25,7 +25,7 @@ class PromptReader:
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
         self.tokenizer: Any = deepcopy(tokenizer)
-        self.tool_format = tool_format(getattr(tokenizer, "chat_template", None))
+        self.tool_format = tool_format(template_of(tokenizer, with_tools=True))
         self._max_tokens = max_tokens
         self._longest_text = max_tokens * max(map(len, tokenizer.get_vocab()))
         self._crew = ThreadPoolExecutor(1, "quire-text")

@@ -45,10 +45,9 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-def tool_format(template: object) -> str:
+def tool_format(template: str) -> str:
     """Return the name of the format that a model writes, as its chat template shows."""
-    text = template if isinstance(template, str) else ""
-    shown = (name for name, each in FORMATS.items() if any(mark in text for mark in each.marks))
+    shown = (name for name, each in FORMATS.items() if any(mark in template for mark in each.marks))
     return next(shown, "hermes")
 
 
@@ -62,10 +61,21 @@ def held_from(text: str, form: str) -> int:
     """Return where a tool call begins in an answer, or may begin as more comes, with the blanks before it."""
     at = _opener(text, form)
     if at == len(text):
-        openers = FORMATS[form].openers
-        parts = {each[:size] for each in openers for size in range(1, len(each))}
-        at -= max((len(part) for part in parts if text.endswith(part)), default=0)
+        at -= _begun(text, form)
     return len(text[:at].rstrip())
+
+
+def without_cut_call(text: str, form: str) -> str:
+    """Return the text of an answer without calls that its limit of tokens cut, less the call that it cut.
+
+    One character that may begin a call stays: it is more likely text.
+    """
+    at = _opener(text, form)
+    while at < len(text) and not _is_cut(text, at, form):
+        at = _opener(text, form, at + 1)
+    if at == len(text) and (size := _begun(text, form)) > 1:
+        at -= size
+    return text if at == len(text) else text[:at].rstrip()
 
 
 def call_schema(functions: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
@@ -116,6 +126,39 @@ def _calls(text: str, form: str) -> Iterator[tuple[int, ToolCall]]:
         for call in _meant({"name": named[1], "arguments": value} if named else value):
             yield opened, call
         at = opened = end
+
+
+def _begun(text: str, form: str) -> int:
+    """Return how many characters at the end of a text are the beginning of an opener."""
+    openers = FORMATS[form].openers
+    parts = {each[:size] for each in openers for size in range(1, len(each))}
+    return max((len(part) for part in parts if text.endswith(part)), default=0)
+
+
+_CUT_VALUE = re.compile(r"\s*|-|\.|[eE][+-]?|t(ru?)?|f(a(ls?)?)?|n(ul?)?|[\\u\da-fA-F]{1,6}")
+"""The rest of a text from where JSON ends early."""
+
+_CALL_KEYS = re.compile(r"\s*\{\s*(\"(name|arguments|parameters|type|id)\"|\"[a-z]{0,9}$|$)")
+
+
+def _is_cut(text: str, at: int, form: str) -> bool:
+    """Whether a call begins at an opener, and the text ends before the call does."""
+    if text.startswith("{", len(text) - len(text.lstrip())) and not _CALL_KEYS.match(text):
+        return False  # an answer in JSON that is no call
+    if between := _BETWEEN.match(text, at):
+        at = between.end()
+    if form == "mistral" and (named := _NAMED.match(text, at)):
+        at = named.end()
+    if at == len(text) or (form == "mistral" and text[at] not in "[{"):
+        return "{" not in text[at:]
+    try:
+        _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        is_string = error.msg.startswith("Unterminated string")
+        return is_string or _CUT_VALUE.fullmatch(text, error.pos) is not None
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def _finite(text: str) -> float:

@@ -14,6 +14,8 @@ from quire.serve import protocol
 from quire.serve.completions import CompletionReply
 from quire.serve.fields import MAX_TOLD, unknown_in
 from quire.serve.generation import answered
+from quire.serve.message_requests import MessagePrompt, MessageRequest
+from quire.serve.messages import MessageReply, error_document
 from quire.serve.operator import Operator
 from quire.serve.response_routes import ResponseRoutes
 from quire.serve.responses import ResponseRequest
@@ -52,6 +54,8 @@ def make_app(service: ServedModel) -> Starlette:
     for_clients: list[tuple[str, str, Any, Answer]] = [
         ("POST", "/v1/completions", protocol.CompletionRequest, generate),
         ("POST", "/v1/chat/completions", protocol.ChatRequest, generate),
+        ("POST", "/v1/messages", MessageRequest, client.message),
+        ("POST", "/v1/messages/count_tokens", MessagePrompt, client.count_tokens),
         ("POST", "/v1/responses", ResponseRequest, responses.create),
         ("POST", "/v1/responses/input_tokens", ResponseRequest, responses.count),
         ("GET", "/v1/responses/{name}", None, responses.get),
@@ -80,7 +84,10 @@ def make_app(service: ServedModel) -> Starlette:
     routes += [route(service.keys.check_operator, *each) for each in for_operators]
     return Starlette(
         routes=routes,
-        exception_handlers=handlers(protocol.FIELDS | {*ResponseRequest.__struct_encode_fields__}),
+        exception_handlers=handlers(
+            protocol.FIELDS | {*ResponseRequest.__struct_encode_fields__},
+            {"/v1/messages": error_document},
+        ),
         lifespan=lambda _: operator.overview.sampling(service.running.call),
     )
 
@@ -90,6 +97,15 @@ class ClientRoutes:
 
     def __init__(self, service: ServedModel) -> None:
         self._service = service
+        size = service.running.engine.manager.block_size
+        self._message = partial(answered, service, partial(MessageReply, block_size=size))
+
+    async def message(self, asked: MessageRequest, request: Request) -> Any:
+        return await self._message(asked.chat(), request)
+
+    async def count_tokens(self, asked: MessagePrompt, request: Request) -> Any:
+        self._service.check_model(asked.model)
+        return {"input_tokens": len(await self._service.one_prompt(asked.chat()))}
 
     async def models(self, asked: None, request: Request) -> Any:
         return {"object": "list", "data": [self._service.card()]}

@@ -91,6 +91,7 @@ ELSEWHERE: Mapping[Any, frozenset[str]] = {
         {
             "add_generation_prompt",
             "chat_template_kwargs",
+            "continue_final_message",
             "documents",
             "messages",
             "tool_choice",

@@ -14,7 +14,7 @@ from quire.serve.protocol import FIELDS, ChatRequest, CompletionRequest, Generat
 from quire.serve.replies import Reply, ReplyChoice
 from quire.serve.service import ServedModel
 from quire.web.clients import EventStream, merged, until_gone
-from quire.web.errors import ApiError, refused
+from quire.web.errors import refused
 from quire.web.keys import scope_of
 
 # What the engine takes of a request as it is
@@ -37,13 +37,16 @@ async def answered(
 
     async def told() -> AsyncGenerator[ReplyChoice]:
         """Yield the choices that have news, as long as the engine works for them."""
-        with service.admitted(tenant, prompts, asked) as took:
-            options: dict[str, Any] = asked.options() | {"max_wait_s": service.bounds.max_wait_s}
-            options["scope"] = scope_of(tenant, asked.cache_salt)
+        options: dict[str, Any] = asked.options() | {"max_wait_s": service.bounds.max_wait_s}
+        options["scope"] = scope = scope_of(tenant, asked.cache_salt)
+        retained = service.retention.granting(scope, prompts, asked.retain_s)
+        with service.admitted(tenant, prompts, asked) as took, retained as grant:
+            options["retain_s"] = grant.seconds
             streams = [service.running.generate(each, params, **options) for each in prompts]
             try:
                 async with aclosing(merged(streams)) as outputs:
                     async for place, output in outputs:
+                        grant.is_used = True
                         took(place, output)
                         for choice in reply.take(place, output):
                             yield choice
@@ -87,15 +90,7 @@ def sampling_of(
     """Return the engine's parameters, and the format of tool calls, if there may be any. Raises `ApiError`, `ConfigError`."""
     if not all(prompts):
         raise ConfigError("prompt is empty; send some text or token ids")
-    limit, longest, most = service.max_model_len, max(map(len, prompts)), asked.max_tokens
-    if longest + (most or 1) > limit:
-        raise ApiError(
-            400,
-            f"the prompt has {longest} tokens and max_tokens is {most}; together they may have "
-            f"{limit}: send a shorter prompt, or ask for less",
-            param="messages" if isinstance(asked, ChatRequest) else "prompt",
-            code="context_length_exceeded",
-        )
+    asked.check_length(max(map(len, prompts)), service.max_model_len)
     given = {name: getattr(asked, name) for name in PARAMS if getattr(asked, name) is not None}
     tools, (field, form) = None, asked.form() or ("", None)
     if field == "tools":
@@ -104,7 +99,7 @@ def sampling_of(
         tools = service.reader.tool_format
         given["skip_special_tokens"] &= not FORMATS[tools].is_special
     own: dict[str, Any] = {
-        "max_tokens": most,
+        "max_tokens": asked.max_tokens,
         "logprobs": asked.num_logprobs,
         "structured_outputs": form,
     }

@@ -10,6 +10,7 @@ from quire.chat import Conversation, StructuredOutputs
 from quire.chat.structured import Choice, GrammarText, Schema
 from quire.core import Hint, Scope
 from quire.errors import ConfigError
+from quire.web.errors import ApiError
 from quire.web.keys import scope_of
 
 MAX_PROMPTS = 256
@@ -152,6 +153,7 @@ class Generation(PromptRequest, kw_only=True):
     ttl_s: float | None = None
     returns_in_s: float | None = None
     within: float | None = None
+    retain_s: float | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     deadline_s: float | None = None
     response_format: ResponseFormat | None = None
@@ -168,6 +170,17 @@ class Generation(PromptRequest, kw_only=True):
         if self.stream and self.num_answers > self.n:
             raise ConfigError(
                 f"best_of is {self.best_of}, above n, {self.n}, which is known at the end only: leave out stream"
+            )
+
+    def check_length(self, num_tokens: int, limit: int) -> None:
+        """Raise `ApiError` if a prompt of so many tokens and its answer have more than the limit together."""
+        if num_tokens + (self.max_tokens or 1) > limit:
+            raise ApiError(
+                400,
+                f"the prompt has {num_tokens} tokens and max_tokens is {self.max_tokens}; together they may have "
+                f"{limit}: send a shorter prompt, or ask for less",
+                param="prompt" if self.messages is None else "messages",
+                code="context_length_exceeded",
             )
 
     @property

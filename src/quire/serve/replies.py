@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from quire.chat.tokens import TextOffsets, token_bytes
-from quire.chat.tools import ToolCall, held_from, parse_tools
+from quire.chat.tools import ToolCall, held_from, parse_tools, without_cut_call
 from quire.serve.protocol import ChatRequest, CompletionRequest
 from quire.web.errors import ApiError
 
@@ -39,6 +39,12 @@ class ReplyChoice:
         self._latest, self.num_tokens = output, output.num_tokens
         return was_open
 
+    @property
+    def stop_string(self) -> str | None:
+        """The text of `stop` that ended it."""
+        ended_by = self._latest.stop_reason
+        return ended_by if isinstance(ended_by, str) else None
+
     def news(self, top: int | None) -> News:
         """Return what can be told now; of each token `top` of the likeliest, None for no log-probabilities."""
         text, reason, calls = self._latest.text, self._latest.finish_reason, list[ToolCall]()
@@ -46,6 +52,8 @@ class ReplyChoice:
             text = text[: held_from(text, self._tools)]
         elif self._tools is not None:
             text, calls = parse_tools(text, self._tools)
+            if reason == "length" and not calls:
+                text = without_cut_call(text, self._tools)
             reason = "tool_calls" if calls and reason == "stop" else reason
         fresh, self._num_chars = text[self._num_chars :], max(self._num_chars, len(text))
         return News(fresh, calls, [] if top is None else self._entries(top), reason)

@@ -11,7 +11,9 @@ from quire.chat.reader import PromptReader
 from quire.engines.loop import AsyncEngine
 from quire.errors import ConfigError, RequestFailed
 from quire.observe.requests import RequestLog
+from quire.ops.pins import pin_budget
 from quire.serve.protocol import Generation, Ids, PromptRequest
+from quire.serve.retention import RetentionBudget
 from quire.serve.stored import KeptResponses
 from quire.web.concurrency import ConcurrencyLimit
 from quire.web.errors import ApiError
@@ -37,6 +39,7 @@ class ServedModel:
     """An engine as a server has it.
 
     `places`     those of sequences that were admitted and have not ended
+    `retention`  prompts that tenants have retained: together at most as many tokens as pins may hold
     `kept`       responses that a later request may go on from
     `is_ending`  whether what runs is finished, and nothing new is taken
     """
@@ -46,6 +49,9 @@ class ServedModel:
         self.log = RequestLog(keys.in_order)
         self.max_model_len = running.engine.max_model_len
         self.reader = PromptReader(running.engine.tokenizer, self.max_model_len)
+        manager = running.engine.manager
+        share = pin_budget(manager) * manager.block_size // max(len(keys.names), 1)
+        self.retention = RetentionBudget(share, manager.settings.clock or time.monotonic)
         self.places = ConcurrencyLimit(bounds.max_inflight, keys.names)
         self.kept = KeptResponses()
         self.is_ending = False

@@ -1,4 +1,4 @@
-"""Errors as answers: OpenAI's error object, and nothing of the inside."""
+"""Errors as answers: OpenAI's error object, or that of another API, and nothing of the inside."""
 
 import logging
 import re
@@ -53,6 +53,9 @@ class ApiError(Exception):
         return {"error": error | {"param": self.param, "code": self.code}}
 
 
+Shape: TypeAlias = Callable[[ApiError], dict[str, Any]]
+
+
 def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
     """Return the client's view of an error that quire raised for its request.
 
@@ -82,13 +85,18 @@ def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
             return ApiError(500, UNFORESEEN)
 
 
-def handlers(fields: Container[str] = ()) -> Handlers:
-    """Return what makes answers of the errors of an application, whose requests have these fields."""
+def handlers(fields: Container[str] = (), shapes: Mapping[str, Shape] = {}) -> Handlers:
+    """Return what makes answers of the errors of an application, whose requests have these fields.
+
+    `shapes` of errors other than OpenAI's, by the beginning of the paths that have them.
+    """
     kinds = (ApiError, QuireError, HTTPException, ClientDisconnect, Exception)
-    return dict.fromkeys(kinds, partial(_answer, fields))
+    return dict.fromkeys(kinds, partial(_answer, fields, shapes))
 
 
-async def _answer(fields: Container[str], request: Request, error: Exception) -> Response:
+async def _answer(
+    fields: Container[str], shapes: Mapping[str, Shape], request: Request, error: Exception
+) -> Response:
     """Answer an error; an unforeseen one reveals nothing of the server."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
@@ -98,7 +106,9 @@ async def _answer(fields: Container[str], request: Request, error: Exception) ->
     elif not isinstance(error, (ApiError, QuireError)):
         error = ApiError(500, UNFORESEEN)
     said = refused(error, fields)
-    answer = as_json(said.document(), said.status)
+    path = request.url.path
+    own = (shape for start, shape in shapes.items() if path.startswith(start))
+    answer = as_json(next(own, ApiError.document)(said), said.status)
     answer.headers.update(said.headers)
     return answer
 

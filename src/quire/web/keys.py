@@ -164,8 +164,10 @@ def _digest(key: str) -> bytes:
 
 
 def _key_of(headers: Mapping[str, str]) -> str:
-    """Return the key of a request: a bearer's token, or the password that a browser asks for."""
-    kind, _, given = headers.get("authorization", "").partition(" ")
+    """Return the key of a request: a bearer's token, the password that a browser asks for, or Anthropic's header."""
+    if (said := headers.get("authorization")) is None:
+        return headers.get("x-api-key", "").strip()
+    kind, _, given = said.partition(" ")
     if kind.lower() == "basic":
         try:
             return base64.b64decode(given, validate=True).decode().partition(":")[2]
@@ -177,7 +179,7 @@ def _key_of(headers: Mapping[str, str]) -> str:
 def _unknown(challenge: str) -> ApiError:
     return ApiError(
         401,
-        "the key is missing or not known; send it as Authorization: Bearer KEY",
+        "the key is missing or not known; send it as Authorization: Bearer KEY, or as x-api-key: KEY",
         code="invalid_api_key",
         headers={"WWW-Authenticate": challenge},
     )

@@ -17,7 +17,6 @@ from quire_sim.bench.serve_http import quire_server, streamed
 from quire_sim.bench.serve_loads import AnyLoad
 from quire_sim.bench.serve_systems import ServedModelFiles
 
-
 WARMING = 1 << 20
 """The seed of requests that warm a server: none of those that are timed."""
 

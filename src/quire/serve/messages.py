@@ -1,0 +1,139 @@
+"""Answers in Anthropic's shape: messages of content blocks, their streams, and errors."""
+
+import uuid
+from typing import Any
+
+import msgspec
+
+from quire.serve.message_requests import MessageChat
+from quire.serve.replies import News, Reply, ReplyChoice
+from quire.web.clients import sse
+from quire.web.errors import ApiError
+
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_document(error: ApiError) -> dict[str, Any]:
+    """Return an error as Anthropic's object."""
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    said = {"type": KINDS.get(error.status, kind), "message": str(error)}
+    return {"type": "error", "error": said, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
+
+
+class MessageReply(Reply):
+    """An answer of `/v1/messages`, from an engine with blocks of `block_size` tokens.
+
+    In a stream, at most one content block is open: the text. Each call of a tool comes whole.
+    """
+
+    def __init__(
+        self,
+        asked: MessageChat,
+        model: str,
+        tokenizer: Any,
+        num_prompts: int = 1,
+        tools: str | None = None,
+        *,
+        block_size: int,
+    ) -> None:
+        super().__init__(asked, model, tokenizer, num_prompts, tools)
+        self._asked, self._block_size = asked, block_size
+        self._num_blocks, self._is_text_open, self._is_broken = 0, False, False
+        name = f"msg_{uuid.uuid4().hex[:24]}"
+        self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
+
+    def whole(self) -> dict[str, Any]:
+        (choice,) = self.choices
+        news = choice.news(None)
+        content = [{"type": "text", "text": news.text}] if news.text else []
+        for block, arguments in self._calls(news):
+            content.append(block | {"input": msgspec.json.decode(arguments)})
+        return self._head | {"content": content} | self._end(choice, news) | self._usage()
+
+    def opening(self) -> list[bytes]:
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        return [_event("message_start", message=self._head | nothing | self._usage())]
+
+    def chunk(self, choice: ReplyChoice) -> bytes:
+        news = choice.news(None)
+        events = list[bytes]()
+        if news.text:
+            if not self._is_text_open:
+                events.append(self._start({"type": "text", "text": ""}))
+            self._is_text_open = True
+            events.append(self._delta({"type": "text_delta", "text": news.text}))
+        for block, arguments in self._calls(news):
+            events += self._stop()
+            events.append(self._start(block | {"input": {}}))
+            events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
+            self._is_text_open = True
+        if news.finish_reason is not None:
+            events += self._stop()
+            events.append(_event("message_delta", delta=self._end(choice, news), **self._usage()))
+        return b"".join(events)
+
+    def broken(self, error: ApiError) -> bytes:
+        self._is_broken = True
+        return _event(**error_document(error))
+
+    def closing(self) -> list[bytes]:
+        return [] if self._is_broken else [_event("message_stop")]
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._num_blocks += 1
+        return _event("content_block_start", index=self._num_blocks - 1, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
+
+    def _stop(self) -> list[bytes]:
+        """Return the end of the block that is open, if there is one."""
+        was_open, self._is_text_open = self._is_text_open, False
+        return [_event("content_block_stop", index=self._num_blocks - 1)] if was_open else []
+
+    def _calls(self, news: News) -> list[tuple[dict[str, Any], str]]:
+        """Return new calls as blocks without their inputs, each with those as JSON text."""
+        most = None if self._asked.is_parallel else 1
+        return [
+            ({"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name}, call.arguments)
+            for call in news.calls[:most]
+        ]  # fmt: skip
+
+    def _end(self, choice: ReplyChoice, news: News) -> dict[str, Any]:
+        """Return why an answer ended."""
+        most, stopped = self._asked.max_tokens, choice.stop_string
+        match news.finish_reason:
+            case "tool_calls":
+                reason, stopped = "tool_use", None
+            case "length" if most is not None and self.completion_tokens < most:
+                reason = "model_context_window_exceeded"
+            case "length":
+                reason = "max_tokens"
+            case _:
+                reason = "end_turn" if stopped is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": stopped}
+
+    def _usage(self) -> dict[str, Any]:
+        """Return the tokens: of the prompt those found, those stored as whole blocks, and the rest."""
+        size, cached = self._block_size, self.cached_tokens
+        stored = max(self.prompt_tokens // size * size - cached, 0)
+        told = {
+            "input_tokens": self.prompt_tokens - cached - stored,
+            "cache_creation_input_tokens": stored,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self.completion_tokens,
+        }
+        return {"usage": told}
+
+
+def _event(type: str, **more: Any) -> bytes:  # noqa: A002 - as it is called in events
+    """Return an event of a stream, by its type."""
+    return f"event: {type}\n".encode() + sse({"type": type} | more)
