@@ -141,7 +141,8 @@ def test_a_function_is_called_and_its_output_is_read(client, choice):
     assert [each.type for each in items] == ["message", "function_call", "function_call_output"]
     assert items[1].arguments == call.arguments
     parts = [{"type": "input_text", "text": "It is "}, {"type": "input_text", "text": "4."}]
-    in_parts = respond(client, [output | {"output": parts}], previous_response_id=said.id)
+    given = {"previous_response_id": said.id, "tools": [ADD]}
+    in_parts = respond(client, [output | {"output": parts}], **given)
     assert in_parts.usage.input_tokens == went_on.usage.input_tokens
 
 
