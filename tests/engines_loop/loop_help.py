@@ -38,6 +38,29 @@ def plain_answer(model, prompt, max_tokens, stops=()):
     return answer[: next((i + 1 for i, token in enumerate(answer) if token in stops), None)]
 
 
+@functools.cache
+def plain_scores(model, prompt):
+    """The log-probabilities `[tokens - 1, vocab]` of all tokens behind each token of a prompt, a tuple."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt], device=model.device)).logits[0, :-1]
+    return logits.float().log_softmax(-1).cpu()
+
+
+def check_scores(model, prompt, told, top, *, whole=True):
+    """Check what an engine told of a prompt's tokens, as far as it was computed where it is not `whole`."""
+    assert told[0] is None
+    assert len(told) == len(prompt) if whole else len(told) <= len(prompt)
+    for token, around, right in zip(
+        prompt[1:], told[1:], plain_scores(model, tuple(prompt)), strict=False
+    ):
+        own = around[token]
+        assert next(iter(around)) == token
+        assert abs(own.logprob - right[token]) < 1e-4, (prompt, own, right[token])
+        assert (right > own.logprob + 1e-3).sum() < own.rank <= (right > own.logprob - 1e-3).sum()
+        best = sorted((each.logprob for each in around.values()), reverse=True)[:top]
+        torch.testing.assert_close(torch.tensor(best), right.topk(top).values, atol=1e-4, rtol=0)
+
+
 def ties(model, prompt, got, max_tokens, stops=(), *, whole=True):
     """The number of ties at which an answer leaves the plain one; an AssertionError where it leaves at others.
 

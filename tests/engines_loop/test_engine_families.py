@@ -87,6 +87,8 @@ def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
         "DeadlinePassed",
         "PrefixCache",
         "written",
+        "scored",
+        "scored and preempted",
     ):
         assert seen[what] > 0
     # Where all layers have a window, what lies behind it makes room.

@@ -6,6 +6,7 @@ Every request draws one of each of these, and some at once with others:
               a conversation: prompt and answer of one from before, and more
               where two part, and how long they are: a block's border, one token before, one behind it; the
               same of the model's window or chunk, once and twice; the longest that the engine takes
+    scores    of no prompt token, of each, with the likeliest ones; and no answer
     answer    length; n; tokens guessed ahead; ended by length, the model's end, a stop token, an abort before or
               within the prompt or the answer, a deadline, or an exception in the forward
     rank      priority; tenant
@@ -33,7 +34,16 @@ from threading import Event, Thread, get_ident
 
 import msgspec
 import torch
-from loop_help import EOS, LONGEST, VOCAB, make_cache, nothing_held, plain_answer, ties
+from loop_help import (
+    EOS,
+    LONGEST,
+    VOCAB,
+    check_scores,
+    make_cache,
+    nothing_held,
+    plain_answer,
+    ties,
+)
 
 from quire import Hint, Scope, ops
 from quire.engines.loop import Engine, SamplingParams
@@ -185,6 +195,10 @@ class Traffic:
                 stop_token_ids=stops,
                 **self._choice(),
             )
+            if self._waits.random() < 0.3:
+                top, min_tokens = self._waits.choice((0, 1, 3)), params.min_tokens
+                most = self._waits.choice((params.max_tokens, params.max_tokens, min_tokens))
+                params = msgspec.structs.replace(params, prompt_logprobs=top, max_tokens=most)
             options = {
                 "scope": pick(SCOPES),
                 "priority": pick((0, 0, 0, 5, -1)),
@@ -289,6 +303,12 @@ class Traffic:
             self.counts[what.__name__] += 1
         if not output.finished:
             return
+        if (top := asked.params.prompt_logprobs) is not None:
+            self.counts["scored"] += 1
+            self.counts["scored and preempted"] += output.metrics.num_preemptions > 0
+            whole, told = output.error is None, output.prompt_logprobs
+            assert output.num_cached_tokens == 0
+            check_scores(self.model, asked.prompt, told, top, whole=whole)
         del mine[output.request_id]
         most = min(asked.params.max_tokens, engine.max_model_len - len(asked.prompt))
         if asked.params.greedy:
@@ -301,13 +321,21 @@ class Traffic:
         stops = asked.params.stop_token_ids or ()
         for answer in answers:
             got, whole = answer.token_ids, answer.finish_reason != "error"
+            if not most:
+                assert (got, answer.finish_reason in ("length", "error")) == ([], True)
+                continue
             if whole:
                 ended = "stop" if got[-1] in (EOS, *stops) else "length"
                 assert answer.finish_reason == ended
             self._compare(asked.prompt, got, most, stops, whole=whole)
 
     def _beside_alone(self, asked, answers, most):
-        params = msgspec.structs.replace(asked.params, max_tokens=most, speculation=0)
+        if not most:
+            assert all(answer.token_ids == [] for answer in answers)
+            return
+        params = msgspec.structs.replace(
+            asked.params, max_tokens=most, speculation=0, prompt_logprobs=None
+        )
         (alone,) = self.roomy.generate([asked.prompt], params)
         for answer, other in zip(answers, alone.outputs, strict=True):
             got, right = answer.token_ids, other.token_ids

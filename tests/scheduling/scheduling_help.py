@@ -54,6 +54,7 @@ class Pretence:
         self.memory = [{} for _ in manager.pools]
         self.kinds = [group.kind for group in manager.settings.groups]
         self.computed = Counter()
+        self.scores = {}
 
     def copy(self):
         plan = self.manager.take_copies()
@@ -97,6 +98,11 @@ class Pretence:
                         )
         rows = step.logit_rows if step.spread is None else step.logit_rows[step.spread]
         assert sorted(set(step.logit_rows)) == step.logit_rows.tolist()
+        for job, of_job in step.scored:
+            told = [out[row] for row in step.logit_rows[of_job].tolist()]
+            known = self.scores.setdefault(job, [])
+            assert len(known) == job.num_scored  # each token once
+            known += told
         return [out[row] for row in rows.tolist()]
 
 
@@ -149,14 +155,19 @@ class PretendLoop:
         self.model = Pretence(self.manager)
         self.steps = []
         self.finished = []
+        self.scored = set()
 
     def add(self, prompt, max_tokens=4, num_twins=0, start_by=float("inf"), **options):
+        is_scored = options.pop("is_scored", False)
         job, *twins = (
             Job(np.array(prompt, np.int32), max_tokens, **options) for _ in range(1 + num_twins)
         )
         for each in (job, *twins):
             each.start_by = start_by
         job.twins = twins
+        if is_scored:
+            self.scored.add(job)
+            job.num_scored = 0
         self.scheduler.add(job)
         return job
 
@@ -173,6 +184,9 @@ class PretendLoop:
         limits = self.scheduler.limits
         assert len(step.tokens) <= limits.max_step_tokens
         assert self.scheduler.queues.num_running <= limits.max_running
+        rows = [rows.stop - rows.start for _, rows in step.scored]
+        assert sum(rows) <= self.scheduler.scored_tokens
+        assert {job for job, _ in step.scored} <= self.scored
         results = sample(step, self.model.forward(step))
         self.scheduler.complete(step, results)
         self.check()
@@ -186,6 +200,10 @@ class PretendLoop:
         assert job.tokens.tolist() == expected(
             job.tokens[: job.prompt_len], job.num_generated, job.scope
         )
+        if job in self.scored:
+            prompt = job.tokens[: job.prompt_len - 1]
+            assert self.model.scores.get(job, []) == states_of(prompt, job.scope)
+            assert job.num_found == 0
         self.scheduler.finish(job)
         self.finished.append(job)
         self.check()

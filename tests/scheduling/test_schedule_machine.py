@@ -1,4 +1,4 @@
-"""Random arrivals, sizes, budgets, pools, priorities, scopes, forks, drafts, faults: each job gets the tokens of plain generation.
+"""Random arrivals, sizes, budgets, pools, priorities, scopes, scores, forks, drafts, faults: each job gets the tokens of plain generation.
 
 Hypothesis chooses the sizes and a seed; what happens then is drawn from that seed, so that one example is a long and busy life.
 """
@@ -81,6 +81,7 @@ class JobLife:
             "deadline": None if wait is None else self.now + wait,
             "start_by": float("inf") if turn is None else self.now + turn,
             "terms": {} if stored is None else {"store_until": stored},
+            "is_scored": pick([False, False, False, True]),
         }
         try:
             job = self.loop.add(prompt, pick([1, 2, 5, 12, 25]), pick([0, 0, 0, 1, 3]), **options)
@@ -203,14 +204,16 @@ class JobLife:
     budget=st.integers(1, 30),
     chunk=st.sampled_from([None, None, 1, 3, 7]),
     max_passed=st.integers(1, 5),
+    scored=st.integers(1, 12),
 )
 def test_whatever_happens_each_job_gets_the_tokens_of_plain_generation(
-    *, seed, layers, room, block_size, max_running, budget, chunk, max_passed
+    *, seed, layers, room, block_size, max_running, budget, chunk, max_passed, scored
 ):
     limits = Limits(max_running, max_running + budget, chunk, 0.05, max_passed)
     loop = PretendLoop(
         limits=limits, groups=layers(max(room // block_size, 1)), block_size=block_size
     )
+    loop.scheduler.scored_tokens = scored
     JobLife(Random(seed), loop).go(60)
 
 

@@ -37,8 +37,9 @@ def lacking(manager: CacheManager, job: Job, prefilling: Items[Job], watermark: 
     for other in prefilling:
         promised = least(kernel, other.num_tokens - other.open_seq.capacity)
         taken = [*map(int.__add__, taken, promised)]
-    fit = fits(manager, job.seq or job.known(), None, job.scope)
-    needed = map(min, fit.needed, least(kernel, job.num_tokens))
+    fit = fits(manager, job.known(0, 1) if job.scores else job.seq or job.known(), None, job.scope)
+    most = least(kernel, job.num_tokens)
+    needed = most if job.scores else map(min, fit.needed, most)
     return max(n + t - r for n, t, r in zip(needed, taken, fit.room, strict=True))
 
 
@@ -52,7 +53,12 @@ def granted(manager: CacheManager, job: Job, num_tokens: int) -> int:
 
 
 def has_leader(manager: CacheManager, job: Job, prefilling: Items[Job]) -> bool:
-    """Whether a job that is being computed will store blocks that this one would compute again."""
+    """Whether a job that is being computed will store blocks that this one would compute again.
+
+    One whose prompt is scored computes them anyway.
+    """
+    if job.scores:
+        return False
     if job.behind is not None:
         leader, end = job.behind
         if leader in prefilling and leader.num_computed < end:

@@ -64,6 +64,8 @@ class Job:
     `tokens`      the known ones, prompt and generated; a slice is a copy (a view of all would keep it from growing)
     `twins`       jobs of the same prompt, set by the caller before it is added: a token is sampled for each of them
                   when the prompt is computed, and they fork from it; until then they are nowhere, and end with it
+    `num_scored`  leading tokens of the prompt whose logits were told; its caller sets it to 0, before it is added, for a
+                  prompt of which all are wanted. Until they are told it finds no KV but what it has computed itself
     `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
     `start_by`    on the scheduler's clock, in seconds, set by the caller before it is added: then it is given up if it
                   has not begun; inf once it has
@@ -98,6 +100,7 @@ class Job:
             raise ConfigError(f"deadline must be a finite time in seconds, got {deadline!r}")
         self.tokens = array("i", bytes(key))
         self.prompt_len = len(self.tokens)
+        self.num_scored = self.prompt_len - 1
         self.max_tokens = check_count("max_tokens", max_tokens)
         self.scope = scope
         self.priority = as_int("priority", priority)
@@ -139,6 +142,11 @@ class Job:
     def num_left(self) -> int:
         """Known tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def scores(self) -> bool:
+        """Whether logits of its prompt are wanted, beside those of the last token."""
+        return self.num_scored < self.prompt_len - 1
 
     @property
     def ends_by(self) -> float:

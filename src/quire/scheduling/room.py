@@ -25,6 +25,7 @@ class Room:
         self.manager, self.limits = manager, limits
         self.queues = JobQueues(limits.max_passed)
         self.given_up: list[tuple[Job, QuireError]] = []
+        self.scored_tokens = limits.max_step_tokens
         self._keep = keep
         self._batch: DecodeBatch | None = None
         self._appends: list[Callable[[int], None]] = []  # of the tokens of those in the batch
@@ -78,6 +79,9 @@ class Room:
         """
         has = parts.get(job, 0)
         wanted = min(has + budget, self.limits.max_prefill_tokens or job.num_left, job.num_left)
+        if job.scores:
+            others = sum(part for each, part in parts.items() if each.scores and each is not job)
+            wanted = min(wanted, self.scored_tokens - others)
         while wanted > has and job.state == "running":
             num_tokens = granted(self.manager, job, wanted)
             if num_tokens <= has and (parts or self.queues.decoding):

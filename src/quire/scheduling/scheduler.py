@@ -56,6 +56,7 @@ class Scheduler(Room):
         plan(now) -> step; manager.take_copies(), done; the forward; complete(step, sampled); finish(job) ...
 
     `prompt_tokens`  most tokens of prompts in a step, from 1, within the limits: set before it is planned
+    `scored_tokens`  most of these of prompts that are scored, from 1
     `given_up`  jobs that ended by themselves and why: `DeadlinePassed`, or `OutOfBlocks` though nothing else ran;
                 the caller takes them away
     It has no clock and no random numbers: the same calls make the same steps. `plan` begins anew when a step was not
@@ -161,6 +162,7 @@ class Scheduler(Room):
         end = start + (len(new) if is_decoding else int(step.lengths[at]))
         job.tokens.extend(new)
         self.manager.commit(job.open_seq, job.known(start, end))
+        job.num_scored = max(job.num_scored, min(end, job.prompt_len - 1))
         if not is_decoding:
             self.queues.tenant(job).num_prefilled += end - start
         if new and not is_decoding:
@@ -305,14 +307,17 @@ class Scheduler(Room):
 
         So do tenants that have no more running jobs.
         """
-        if self._bring_up is not None:
+        if self._bring_up is not None and not job.scores:
             self._bring_up(job)
         if job.seq is not None:
             self.manager.resume(job.seq)
         else:
-            job.seq = self.manager.open(job.known(), job.scope, **job.terms)
+            # Of one token nothing is found; the others are committed behind it.
+            known = job.known(0, 1 if job.scores else None)
+            job.seq = self.manager.open(known, job.scope, **job.terms)
             job.num_found = min(job.seq.num_cached, job.prompt_len)
-            job.missed = job.seq.pending and job.seq.pending.missed
+            if job.seq.pending is not None and not job.scores:
+                job.missed = job.seq.pending.missed
         job.start_by = inf
         job.started = self._now if job.started is None else job.started
         self.queues.take(job)
@@ -352,7 +357,8 @@ class Scheduler(Room):
         """Number a job and queue it: a short one before those of its tenant that had more left to compute."""
         self._num_jobs += 1
         job.number, job.patience = self._num_jobs, self.limits.max_passed
-        job.num_due = job.num_tokens - self.manager.probe(job.known(), job.scope).num_tokens
+        found = 0 if job.scores else self.manager.probe(job.known(), job.scope).num_tokens
+        job.num_due = job.num_tokens - found
         self.queues.wait(job)
         self._room_seen = None
         self._next_deadline = min(self._next_deadline, job.ends_by)

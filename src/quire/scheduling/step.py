@@ -28,7 +28,9 @@ class Step:
     `logit_rows`   int64, the rows of N whose logits are needed: of each sample that of the last token, and of each
                    draft behind it
     `spread`       int64, which of these rows belong to the samples one after another, where twins read the same
-                   one; None where each stands in its place
+                   one or others are scored; None where each stands in its place
+    `scored`       jobs whose prompts are scored, each with those of these rows that are of its tokens from
+                   `num_scored` on
     `num_decodes`  jobs that decode
     `repeats`      whether it is the step completed last with every start one higher: one token each, of the same jobs
 
@@ -44,11 +46,17 @@ class Step:
         starts: list[int] = []
         chunks: list[IntArray] = []
         sampled: list[tuple[int, Job]] = []
+        scored: list[tuple[Job, IndexArray]] = []
+        num_packed = 0
         for at, job in enumerate(self.jobs):
             start, num_tokens = job.num_computed, parts.get(job, 1)
             chunk = job.known(start, start + num_tokens)
             starts.append(start)
             chunks.append(np.concatenate((chunk, drafts[job])) if job in drafts else chunk)
+            if (count := min(start + num_tokens, job.prompt_len - 1) - job.num_scored) > 0:
+                first = num_packed + job.num_scored - start
+                scored.append((job, np.arange(first, first + count)))
+            num_packed += len(chunks[-1])
             if start + num_tokens == job.num_tokens:
                 sampled += [(at, each) for each in (job, *job.twins)]
         self.starts = np.array(starts, INT32)
@@ -64,8 +72,13 @@ class Step:
             lengths = [1 + len(each) for each in self.drafts]
             rows = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(sum(lengths))
         self.logit_rows, self.spread = rows, None
-        if any(job.twins for job in parts):
-            self.logit_rows, self.spread = np.unique(rows, return_inverse=True)
+        if scored or any(job.twins for job in parts):
+            self.logit_rows = np.unique(np.concatenate((rows, *(told for _, told in scored))))
+            self.spread = np.searchsorted(self.logit_rows, rows)
+        self.scored = [
+            (job, slice(*np.searchsorted(self.logit_rows, (told[0], told[-1] + 1)).tolist()))
+            for job, told in scored
+        ]
 
     def results(self, sampled: Items[IntArray] | IntArray) -> IntArray | list[list[int]]:
         """Return a copy of the new tokens, int32 [S]: one for each sampled job; S lists with drafts.

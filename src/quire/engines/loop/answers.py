@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from quire.chat.text import TextStream
 from quire.core import Scope
@@ -14,11 +15,12 @@ from quire.core.stats import Missed
 from quire.core.tokens import INT32
 from quire.engines.companions import PassageAccount, PromptInSegments
 from quire.engines.loop.params import SamplingParams
-from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled
-from quire.errors import QuireError
+from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled, logprobs_of
+from quire.errors import QuireError, RequestFailed
 from quire.scheduling import Job
 
 NO_TOKEN = -1
+Scores = list[dict[int, Logprob] | None]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -82,6 +84,8 @@ class RequestOutput:
 
     num_cached_tokens  tokens of the prompt whose KV was there when the request was first admitted
     error              why it ended before its time, with `finish_reason` "error"
+    prompt_logprobs    per token of the prompt what `SamplingParams.prompt_logprobs` asks for, as far as it was computed;
+                       None first, which nothing precedes; None alone: nothing
     passages           what became of the passages of a prompt in segments, where the engine reuses them
     """
 
@@ -94,6 +98,7 @@ class RequestOutput:
     metrics: RequestMetrics
     error: QuireError | None = None
     passages: PassageAccount | None = None
+    prompt_logprobs: Scores | None = None
 
 
 @dataclass(slots=True)
@@ -138,11 +143,28 @@ class EngineRequest:
         self.metrics = RequestMetrics(now)
         self.error: QuireError | None = None
         self.passages: PromptInSegments | None = None
+        self.prompt_logprobs: Scores | None = None if params.prompt_logprobs is None else [None]
 
     @property
     def finished(self) -> bool:
         """Whether all answers have ended."""
         return self.num_ended == len(self.answers)
+
+    def take_scores(self, first: int, logits: Tensor) -> None:
+        """Take the logits `[rows, vocab]` of the prompt's tokens from the `first` on, each told of the next one."""
+        if self.prompt_logprobs is not None:
+            tokens = np.array(self.prompt_ids[first + 1 :][: len(logits)], INT32)
+            tops = [self.params.prompt_logprobs or 0] * len(tokens)
+            self.prompt_logprobs[first + 1 :] = logprobs_of(tokens, logits, tops)
+
+    def failed_by(self, error: Exception) -> RequestFailed:
+        """Return its error where a step that it was in could not be computed."""
+        failed = RequestFailed(
+            f"request {self.request_id!r} ended in a step that could not be computed: "
+            f"{type(error).__name__}: {error}; other requests go on, and it may be sent again"
+        )
+        failed.__cause__ = error
+        return failed
 
     def note_end(self, now: float) -> None:
         """Note when its last answer ended, and how often its answers were preempted."""
@@ -161,6 +183,7 @@ class EngineRequest:
             self.metrics,
             self.error,
             None if self.passages is None else self.passages.report,
+            self.prompt_logprobs,
         )
 
     def _told(self) -> list[CompletionOutput]:
@@ -180,13 +203,15 @@ class Answer(Job):
 
     rules     what decides its tokens; None: each is the likeliest
     num_told  tokens that were looked at, up to the one that ends it
+    most_told at most so many; of a prompt that is scored alone none, though one is sampled behind it
     """
 
     def __init__(
         self, request: EngineRequest, rules: AnswerRules | None, stream: TextStream, **job: Any
     ) -> None:
         start_by = job.pop("start_by")
-        super().__init__(**job)
+        super().__init__(**job | {"max_tokens": max(job["max_tokens"], 1)})
+        self.most_told = job["max_tokens"]
         self.start_by = start_by
         self.request = request
         self.rules = rules
@@ -216,6 +241,8 @@ class Answer(Job):
     def ends(self) -> bool:
         """Check the new tokens, set the reasons at the first that ends the answer; return whether one does."""
         request, params = self.request, self.request.params
+        if not self.most_told:
+            self.end("length")
         while self.finish_reason is None and self.num_told < self.num_generated:
             token = self.tokens[self.prompt_len + self.num_told]
             self.num_told += 1
@@ -232,7 +259,7 @@ class Answer(Job):
         """Set why it ended, unless it has ended before."""
         if self.finish_reason is None:
             if reason != "stop":
-                self.num_told = self.num_generated
+                self.num_told = min(self.num_generated, self.most_told)
                 self._read(self.num_told)
             self.finish_reason, self.stop_reason = reason, stop_reason
             self.request.num_ended += 1

@@ -25,19 +25,19 @@ from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.requests import (
     Prompt,
     RequestOptions,
-    check_prompt,
     job_terms,
+    most_tokens,
     read_prompt,
     with_params,
 )
 from quire.engines.loop.sampling import Sampler, propose
-from quire.engines.loop.settings import EngineSettings
+from quire.engines.loop.settings import EngineSettings, scored_tokens
 from quire.engines.models.supported import num_embeddings
 from quire.engines.packed.bound_model import BoundModel
 from quire.engines.packed.model import eos_ids
 from quire.engines.purging import PurgeableEngine
 from quire.engines.thread_guard import ThreadGuard, guarded, undivided
-from quire.errors import ConfigError, QuireError, RequestFailed
+from quire.errors import ConfigError, QuireError
 from quire.scheduling import Job, Scheduler
 
 _CONTEXT = 8
@@ -107,6 +107,7 @@ class Engine(PurgeableEngine):
             opened=self._each("opened"),
             keep=self._each("keep"),
         )
+        self.scheduler.scored_tokens = scored_tokens(self._vocab_size)
         self._requests: dict[str, EngineRequest] = {}
         self._news: dict[str, EngineRequest] = {}
         self._batch = AnswerBatch([])
@@ -153,16 +154,17 @@ class Engine(PurgeableEngine):
                 "stop needs the text: Engine(model, tokenizer), or use stop_token_ids"
             )
         text, tokens, segments = read_prompt(prompt, self.tokenizer)
-        check_prompt(tokens, self._vocab_size, self.max_model_len)
-        ids, room, now = tokens.tolist(), self.max_model_len - tokens.size, self._clock()
-        job = job_terms(options, now)
-        job.update(prompt=tokens, scope=bound, max_tokens=min(params.max_tokens or room, room))
+        most = most_tokens(tokens, params.max_tokens, self._vocab_size, self.max_model_len)
+        ids, now = tokens.tolist(), self._clock()
+        job = job_terms(options, now) | {"prompt": tokens, "scope": bound, "max_tokens": most}
         own_stops = () if params.ignore_eos else self.eos_ids
         request = EngineRequest(request_id, (text, ids), params, bound, own_stops, now=now)
         for rules in self._sampler.rules(params, ids):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, rules, stream, **job))
-        if segments is not None:
+        if params.prompt_logprobs is not None:
+            request.answers[0].num_scored = 0
+        elif segments is not None:
             for each in self._companions:
                 each.segmented(request, segments)
         self._enter(request)
@@ -319,6 +321,8 @@ class Engine(PurgeableEngine):
             for each in self._companions:
                 each.before_forward()
             logits = self._forward.logits(step, self._bound)
+            for job, rows in step.scored:
+                cast("Answer", job).request.take_scores(job.num_scored, logits[rows])
             if step.spread is not None:
                 logits = logits[step.spread]
             sampled = self._sampler.sample(self._batch.rules, logits, step.drafts)
@@ -363,12 +367,7 @@ class Engine(PurgeableEngine):
     def _fail(self, requests: Iterable[EngineRequest], error: Exception) -> None:
         """End the requests of a step that could not be computed."""
         for request in {request.request_id: request for request in requests}.values():
-            failed = RequestFailed(
-                f"request {request.request_id!r} ended in a step that could not be computed: "
-                f"{type(error).__name__}: {error}; other requests go on, and it may be sent again"
-            )
-            failed.__cause__ = error
-            self._end(request, "error", failed)
+            self._end(request, "error", request.failed_by(error))
 
     @undivided()
     def _end(

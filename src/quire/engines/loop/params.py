@@ -14,7 +14,6 @@ GREEDY_BELOW = 1e-5
 """A temperature below this chooses the likeliest token, as in vLLM."""
 
 Answers = Annotated[int, Meta(ge=1, le=16384)]
-Positive = Annotated[int, Meta(ge=1, lt=2**31)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(min_length=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -30,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     best_of: Answers | None = (
         None  # answers to make, of which the n likeliest per token are returned; None: n
     )
-    max_tokens: Positive | None = 16  # new tokens; None: as many as there is room for
+    max_tokens: Count | None = 16  # new tokens; None: as many as fit; 0: prompt_logprobs alone
     min_tokens: Count = 0  # tokens before the answer may end
     temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # 0: always the likeliest token
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # the likeliest, with this share of top_k's
@@ -48,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False  # the model's own end tokens do not end it
     include_stop_str_in_output: bool = False  # the stop text stays in the answer
     logprobs: Count | None = None  # number of likeliest tokens returned, before all of the above
+    prompt_logprobs: Count | None = None  # the same of the prompt's tokens, computed without a hit
     structured_outputs: StructuredOutputs | None = None  # the form of the answer; a mapping too
     skip_special_tokens: bool = True
     detokenize: bool = True  # False: no text is made
@@ -61,6 +61,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(
                 f"min_tokens, {self.min_tokens}, is above max_tokens, {self.max_tokens}"
+            )
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise ConfigError(
+                "max_tokens is 0: give 1 or more, or prompt_logprobs to score a prompt"
             )
         if self.best_of is not None and self.best_of < self.n:
             raise ConfigError(f"best_of is {self.best_of}, below n, {self.n}")

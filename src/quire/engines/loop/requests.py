@@ -98,17 +98,25 @@ def read_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str | None, IntArray, S
     return text, tokens, segments
 
 
-def check_prompt(tokens: IntArray, vocab_size: int, max_model_len: int) -> None:
-    """Raise `TokensError` for tokens unknown to the model, or too many to leave room for an answer."""
+def most_tokens(
+    tokens: IntArray, max_tokens: int | None, vocab_size: int, max_model_len: int
+) -> int:
+    """Return the most tokens of an answer to a prompt, None: as many as there is room for.
+
+    Raises `TokensError` for tokens unknown to the model, or too many to leave room for an answer.
+    """
     if (highest := int(tokens.max(initial=0))) >= vocab_size:
         raise TokensError(
             f"token id {highest} is none of this model's, which are below {vocab_size}"
         )
-    if tokens.size >= max_model_len:
+    room = max_model_len - tokens.size
+    most = room if max_tokens is None else min(max_tokens, room)
+    if room < 0 or (not most and max_tokens != 0):
         raise TokensError(
             f"the prompt has {tokens.size} tokens, and with an answer it may have {max_model_len} "
             "(max_model_len); shorten it"
         )
+    return most
 
 
 def _encoded(text: str, tokenizer: Any) -> Sequence[int]:

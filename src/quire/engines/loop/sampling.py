@@ -21,6 +21,7 @@ from quire.engines.loop.params import SamplingParams
 from quire.errors import ConfigError, QuireError
 
 _BLOCK = 64  # random numbers that are made at once, four for each value of Philox's counter
+_PIECE = 1 << 24  # numbers that log-probabilities are computed from at once
 _NONE = np.empty(0, INT32)
 
 
@@ -109,8 +110,9 @@ class Sampler:
         stops = sorted({*eos, *(params.stop_token_ids or ())})
         if (most := max(*stops, *(params.logit_bias or ()), 0, 0)) >= size:
             raise ConfigError(f"token id {most} is none of this model's, which are below {size}")
-        if (params.logprobs or 0) > size:
-            raise ConfigError(f"logprobs is {params.logprobs}; this model has {size} tokens only")
+        for name in ("logprobs", "prompt_logprobs"):
+            if ((count := getattr(params, name)) or 0) > size:
+                raise ConfigError(f"{name} is {count}; this model has {size} tokens only")
         if params.min_tokens and len(stops) == size:
             raise ConfigError("min_tokens leaves no token that may come: all are in stop_token_ids")
         if params.plain:
@@ -274,15 +276,32 @@ def _told(places: list[_Place], logits: Tensor, tokens: IntArray) -> dict[int, d
     if not those:
         return {}
     at = [place.at for place in those]
-    x = logits[at].float().log_softmax(dim=-1)
-    own = x.gather(-1, _like(x, tokens[at, None], torch.int64))
-    best = x.topk(max(place.rules.params.num_logprobs or 0 for place in those))
-    columns = [part.cpu().numpy() for part in (own[:, 0], (x >= own).sum(dim=-1), *best)]
-    told: dict[int, dict[int, Logprob]] = {}
-    for place, logprob, rank, values, ids in zip(those, *columns, strict=True):
-        mine = told[place.at] = {int(tokens[place.at]): Logprob(float(logprob), int(rank))}
-        for i in range(place.rules.params.num_logprobs or 0):
-            mine.setdefault(int(ids[i]), Logprob(float(values[i]), i + 1))
+    tops = [place.rules.params.num_logprobs or 0 for place in those]
+    return dict(zip(at, logprobs_of(tokens[at], logits[at], tops), strict=True))
+
+
+def logprobs_of(tokens: IntArray, logits: Tensor, tops: Sequence[int]) -> list[dict[int, Logprob]]:
+    """Return log-probabilities by rows of logits `[rows, vocab]`: of each row's token, and of its likeliest ones.
+
+    `tops` says how many likeliest ones of each row. Rows are taken `_PIECE` float32 numbers at a time. Raises
+    `QuireError` for NaN.
+    """
+    told: list[dict[int, Logprob]] = []
+    size = max(_PIECE // logits.shape[-1], 1)
+    for start in range(0, len(tokens), size):
+        piece = slice(start, start + size)
+        x = logits[piece].float().log_softmax(dim=-1)
+        own = x.gather(-1, _like(x, tokens[piece, None], torch.int64))
+        best = x.topk(max(tops[piece]))
+        columns = [part.cpu().numpy() for part in (own[:, 0], (x >= own).sum(dim=-1), *best)]
+        if np.isnan(columns[0]).any():
+            raise QuireError("the model's logits are NaN or infinite: no token has a probability")
+        for token, top, logprob, rank, values, ids in zip(
+            tokens[piece].tolist(), tops[piece], *columns, strict=True
+        ):
+            told.append(mine := {token: Logprob(float(logprob), int(rank))})
+            for i in range(top):
+                mine.setdefault(int(ids[i]), Logprob(float(values[i]), i + 1))
     return told
 
 

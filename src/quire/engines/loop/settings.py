@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from quire.engines.tiered.opening import Tiers
 
 
+MOST_SCORED = 256 << 20
+"""Bytes of a step's logits, in float32, of prompts that are scored."""
+
+
+def scored_tokens(vocab_size: int) -> int:
+    """Return the most tokens of scored prompts in a step."""
+    return max(MOST_SCORED // (4 * vocab_size), 1)
+
+
 class EngineSettings(Limits, frozen=True, kw_only=True):
     """Settings of an `Engine`, beside the `Limits` of its schedule. Raises `ConfigError`.
 
