@@ -152,7 +152,7 @@ def test_tiers_are_not_asked_for_a_prompt_that_is_scored(model, tmp_path):
 
 
 def test_a_scored_prompt_does_not_wait_for_another_request_that_computes_its_prefix(model):
-    engine = engine_of(model, **CUT)
+    engine = engine_of(model, max_running=4, max_step_tokens=20, max_prefill_tokens=9)
     for params in (GREEDY, ALONE, GREEDY):
         engine.add_request(PROMPT, params)
     engine.step()

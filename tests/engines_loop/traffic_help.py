@@ -195,7 +195,7 @@ class Traffic:
                 stop_token_ids=stops,
                 **self._choice(),
             )
-            if self._waits.random() < 0.3:
+            if self._waits.random() < 0.2:
                 top, min_tokens = self._waits.choice((0, 1, 3)), params.min_tokens
                 most = self._waits.choice((params.max_tokens, params.max_tokens, min_tokens))
                 params = msgspec.structs.replace(params, prompt_logprobs=top, max_tokens=most)

@@ -101,6 +101,8 @@ def test_a_body_that_is_no_request_is_refused(body):
     [
         (b'"n": 0', "n"),
         (b'"n": 129', "n"),
+        (b'"prompt_logprobs": 21', "prompt_logprobs"),
+        (b'"prompt_logprobs": 1, "stream": true', "prompt_logprobs"),
         (b'"stream_options": {}', "stream_options"),
         (b'"best_of": 0', "best_of"),
         (b'"best_of": 3, "stream": true', "best_of"),

@@ -150,9 +150,12 @@ GROWN = st.builds(
     ),
     chat=st.booleans(),
     tools=st.sampled_from([None, "hermes"]),
+    echo=st.booleans(),
 )
-def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, chat, tools):
-    asked = {"n": len(requests[0]), **({"messages": []} if chat else {"prompt": "a"})}
+def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, chat, tools, echo):
+    prompts = ["a", "It was"][: len(requests)]
+    asked = {"messages": []} if chat else {"prompt": prompts, "echo": echo}
+    asked["n"] = len(requests[0])
     asked = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
     tools = tools if chat else None
     streamed, whole = (
@@ -164,7 +167,11 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
         for place in sorted(running):
             made = [choice.at(step, index) for index, choice in enumerate(requests[place])]
             news = SimpleNamespace(
-                prompt_token_ids=[1], num_cached_tokens=0, passages=None, outputs=made
+                prompt_token_ids=[1],
+                prompt_logprobs=None,
+                num_cached_tokens=0,
+                passages=None,
+                outputs=made,
             )
             told = [streamed.chunk(choice) for choice in streamed.take(place, news)]
             events += [data(event)["choices"][0] for event in told if event]
@@ -177,6 +184,9 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
         assert told[-1]["finish_reason"] == right["finish_reason"]
         if not chat:
             assert "".join(each["text"] for each in told) == right["text"]
+            place, index = divmod(right["index"], asked.n)
+            begun = prompts[place] if echo else ""
+            assert right["text"] == begun + requests[place][index].text
             continue
         said, message = [each["delta"] for each in told], right["message"]
         calls = [call["function"] for each in said for call in each.get("tool_calls", ())]

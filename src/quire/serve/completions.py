@@ -2,12 +2,13 @@
 
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from quire._version import __version__
 from quire.chat.tokens import token_name
 from quire.serve.protocol import ChatRequest, CompletionRequest
-from quire.serve.replies import News, Reply, ReplyChoice
+from quire.serve.replies import News, Reply, ReplyChoice, finite
 from quire.web.clients import DONE, sse
 from quire.web.errors import ApiError
 
@@ -29,14 +30,48 @@ class CompletionReply(Reply):
         tools: str | None = None,
     ) -> None:
         super().__init__(asked, model, tokenizer, num_prompts, tools)
+        self._asked, self._tokenizer = asked, tokenizer
+        self._hidden = {*tokenizer.all_special_tokens} if asked.skip_special_tokens else set[str]()
+        self._scores: list[Any] = [None] * num_prompts
         self._chat, self._top = isinstance(asked, ChatRequest), asked.num_logprobs
         self._usage = asked.stream_options is not None and asked.stream_options.include_usage
         name = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
         own = {"created": int(time.time()), "model": model, "system_fingerprint": FINGERPRINT}
         self._head = {"id": name, **own}
 
+    def begin(self, place: int, output: Any) -> None:
+        super().begin(place, output)
+        asked, ids, scores = self._asked, output.prompt_token_ids, output.prompt_logprobs
+        if isinstance(asked, CompletionRequest) and asked.echo:
+            text = asked.prompts()[place]
+            if not isinstance(text, str):
+                how = {"skip_special_tokens": asked.skip_special_tokens}
+                text = self._tokenizer.decode(ids, **how, clean_up_tokenization_spaces=False)
+            for choice in self.choices[place * self.num_choices :][: self.num_choices]:
+                choice.echo = text, ids, scores or []
+        if (top := asked.prompt_logprobs) is not None:
+            self._scores[place] = [
+                told and self._score(token, told, top)
+                for token, told in zip(ids, scores, strict=True)
+            ]
+
+    def _score(self, own: int, told: Mapping[int, Any], top: int) -> dict[str, Any]:
+        """Return what is told of a prompt's token in vLLM's shape: itself, then the likeliest ones."""
+        return {
+            str(token): {
+                "logprob": finite(of.logprob),
+                "rank": of.rank,
+                "decoded_token": self._tokenizer.decode([token]),
+            }
+            for token, of in told.items()
+            if token == own or of.rank <= top
+        }
+
     def whole(self) -> dict[str, Any]:
         choices = [self._shape(each, each.news(self._top), "message") for each in self.choices]
+        if self._asked.prompt_logprobs is not None and not self._chat:
+            for choice in choices:
+                choice["prompt_logprobs"] = self._scores[choice["index"] // self.num_choices]
         kind = "chat.completion" if self._chat else "text_completion"
         own = {"object": kind, "choices": choices, "usage": self._counts()}
         return self._head | own | self._told()
@@ -64,7 +99,10 @@ class CompletionReply(Reply):
         return sse({**self._head, "object": kind, "choices": choices, **end})
 
     def _told(self) -> dict[str, Any]:
-        return {"passages": self.passages} if self.passages else {}
+        told: dict[str, Any] = {"passages": self.passages} if self.passages else {}
+        if self._chat and self._asked.prompt_logprobs is not None:
+            told["prompt_logprobs"] = self._scores[0]
+        return told
 
     def _counts(self) -> dict[str, Any]:
         """Return the tokens of all prompts, of them those found in the cache, and of all choices."""
@@ -83,7 +121,7 @@ class CompletionReply(Reply):
         if news.entries and self._chat:
             logprobs = {"content": news.entries}
         elif news.entries:
-            logprobs = _columns(news.entries, choice)
+            logprobs = _columns(news.entries, choice, self._hidden)
         end = {"logprobs": logprobs, "finish_reason": news.finish_reason}
         return {"index": choice.index} | said | end
 
@@ -100,12 +138,25 @@ def _said(news: News, place: str) -> dict[str, Any]:
     return said
 
 
-def _columns(entries: list[dict[str, Any]], choice: ReplyChoice) -> dict[str, Any]:
-    """Return log-probabilities as completions have them, of a choice whose text goes on by these tokens."""
-    tops = [(*entry["top_logprobs"], entry) for entry in entries]
+def _columns(
+    entries: list[dict[str, Any]], choice: ReplyChoice, hidden: set[str]
+) -> dict[str, Any]:
+    """Return log-probabilities as completions have them, of a choice whose text goes on by these tokens.
+
+    hidden  tokens that its text does not show
+    """
+    tops = [
+        None if entry["top_logprobs"] is None else (*entry["top_logprobs"], entry)
+        for entry in entries
+    ]
     return {
         "tokens": [token_name(entry["bytes"]) for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{token_name(e["bytes"]): e["logprob"] for e in top} for top in tops],
-        "text_offset": [choice.offsets.take(entry["bytes"]) for entry in entries],
+        "top_logprobs": [
+            top and {token_name(e["bytes"]): e["logprob"] for e in top} for top in tops
+        ],
+        "text_offset": [
+            choice.offsets.take(b"" if entry["token"] in hidden else entry["bytes"])
+            for entry in entries
+        ],
     }

@@ -86,7 +86,7 @@ Neither do null, false, and what is empty. A field that a request's struct has i
 
 ELSEWHERE: Mapping[Any, frozenset[str]] = {
     ChatRequest: frozenset({"prompt"}),
-    ResponseRequest: frozenset({"best_of", "n", "prompt"}),
+    ResponseRequest: frozenset({"best_of", "n", "prompt", "prompt_logprobs"}),
     CompletionRequest: frozenset(
         {
             "add_generation_prompt",

@@ -1,5 +1,6 @@
 """Completions and chats: from a request to an answer, whole or as a stream, that ends with its client."""
 
+from asyncio import to_thread
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -75,7 +76,9 @@ async def answered(
         async with aclosing(told()) as news:
             async for _ in news:
                 pass
-        return reply.whole()
+        if asked.num_prompt_logprobs is None:
+            return reply.whole()
+        return await to_thread(reply.whole)  # long prompts have many tokens to decode
 
     if not asked.stream:
         return await until_gone(request, whole())
@@ -101,6 +104,7 @@ def sampling_of(
     own: dict[str, Any] = {
         "max_tokens": asked.max_tokens,
         "logprobs": asked.num_logprobs,
+        "prompt_logprobs": asked.num_prompt_logprobs,
         "structured_outputs": form,
     }
     return SamplingParams(**given | own), tools

@@ -148,6 +148,7 @@ class Generation(PromptRequest, kw_only=True):
     max_tokens: int | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool = True
+    prompt_logprobs: Likeliest | None = None
     session_id: str | None = None
     reuse: Literal["unknown", "session", "never"] | None = None
     ttl_s: float | None = None
@@ -167,6 +168,10 @@ class Generation(PromptRequest, kw_only=True):
         self.form()
         if self.stream_options is not None and not self.stream:
             raise ConfigError("stream_options needs stream: true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ConfigError(
+                "prompt_logprobs is told at the end only: leave out stream, or use echo"
+            )
         if self.stream and self.num_answers > self.n:
             raise ConfigError(
                 f"best_of is {self.best_of}, above n, {self.n}, which is known at the end only: leave out stream"
@@ -174,7 +179,7 @@ class Generation(PromptRequest, kw_only=True):
 
     def check_length(self, num_tokens: int, limit: int) -> None:
         """Raise `ApiError` if a prompt of so many tokens and its answer have more than the limit together."""
-        if num_tokens + (self.max_tokens or 1) > limit:
+        if num_tokens + (1 if self.max_tokens is None else self.max_tokens) > limit:
             raise ApiError(
                 400,
                 f"the prompt has {num_tokens} tokens and max_tokens is {self.max_tokens}; together they may have "
@@ -187,6 +192,11 @@ class Generation(PromptRequest, kw_only=True):
     def num_answers(self) -> int:
         """Sequences that are made for each prompt."""
         return max(self.n, self.best_of or 0)
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Number of likeliest tokens in the place of each prompt token; None for no scores of the prompt."""
+        return self.prompt_logprobs
 
     def form(self) -> tuple[str, StructuredOutputs] | None:
         """Return the field that asks for a form of the answer, and the form; None for any text. Raises `ConfigError`."""
@@ -222,6 +232,7 @@ class CompletionRequest(Generation, kw_only=True):
 
     max_tokens: int | None = 16
     logprobs: Likeliest | None = None
+    echo: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,6 +244,11 @@ class CompletionRequest(Generation, kw_only=True):
     def num_logprobs(self) -> int | None:
         """Number of likeliest tokens in the answer; None for no log-probabilities."""
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        echoed = (self.logprobs, 0 if self.max_tokens == 0 else None) if self.echo else ()
+        return max((n for n in (self.prompt_logprobs, *echoed) if n is not None), default=None)
 
 
 class ChatRequest(Generation, kw_only=True):

@@ -24,6 +24,7 @@ class ReplyChoice:
 
     After every call: sent text + held text == the choice's text, up to a tool call.
     `num_tokens`  that were generated so far
+    `echo`        prompt that its news begin with: text, token ids, and what was told of these
     """
 
     def __init__(self, index: int, tokenizer: Any, tools: str | None) -> None:
@@ -32,6 +33,7 @@ class ReplyChoice:
         self._num_chars = self._num_entries = 0
         self.offsets = TextOffsets()
         self._latest: Any = None
+        self.echo: tuple[str, list[int], list[Any]] | None = None
 
     def take(self, output: Any) -> bool:
         """Take the choice as it is now, a `CompletionOutput`; return whether it had not ended before."""
@@ -56,23 +58,39 @@ class ReplyChoice:
                 text = without_cut_call(text, self._tools)
             reason = "tool_calls" if calls and reason == "stop" else reason
         fresh, self._num_chars = text[self._num_chars :], max(self._num_chars, len(text))
-        return News(fresh, calls, [] if top is None else self._entries(top), reason)
+        entries = [] if top is None else self._fresh_entries(top)
+        if self.echo is not None:
+            said, ids, told = self.echo
+            fresh, self.echo = said + fresh, None
+            entries = entries if top is None else self._entries(ids, told, top) + entries
+        return News(fresh, calls, entries, reason)
 
-    def _entries(self, top: int) -> list[dict[str, Any]]:
-        logprobs: list[dict[int, Any]] = self._latest.logprobs or []
+    def _fresh_entries(self, top: int) -> list[dict[str, Any]]:
+        logprobs: list[Any] = self._latest.logprobs or []
         since, self._num_entries = self._num_entries, len(logprobs)
-        told = zip(self._latest.token_ids[since : len(logprobs)], logprobs[since:], strict=True)
+        ids = self._latest.token_ids[since : len(logprobs)]
+        return self._entries(ids, logprobs[since:], top)
+
+    def _entries(self, ids: list[int], logprobs: list[Any], top: int) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
-        for token, around in told:
-            values = {each: float(getattr(of, "logprob", of)) for each, of in around.items()}
+        for token, around in zip(ids, logprobs, strict=True):
+            if around is None:  # the first of a prompt
+                entries.append(self._entry(token, None) | {"top_logprobs": None})
+                continue
+            values = {each: finite(getattr(of, "logprob", of)) for each, of in around.items()}
             likeliest = sorted(values, key=lambda each: -values[each])[:top]
             tops = [self._entry(each, values[each]) for each in likeliest]
             entries.append(self._entry(token, values[token]) | {"top_logprobs": tops})
         return entries
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         raw = token_bytes(self._tokenizer, token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def finite(logprob: float) -> float:
+    """Return a log-probability as JSON has it: of a token that cannot be, vLLM's number."""
+    return max(float(logprob), -9999.0)
 
 
 class Reply(ABC):
@@ -81,6 +99,7 @@ class Reply(ABC):
     `prompt_tokens`  tokens of all prompts
     `cached_tokens`  those of them that were found in the cache
     `passages`       what was reused as passages, of the prompts that have some
+    `num_choices`    choices of each prompt
     """
 
     def __init__(
@@ -94,20 +113,24 @@ class Reply(ABC):
         self.choices = [ReplyChoice(at, tokenizer, tools) for at in range(num_prompts * asked.n)]
         self.prompt_tokens = self.cached_tokens = 0
         self.passages = list[Any]()
-        self._n, self._begun = asked.n, set[int]()
+        self.num_choices, self._begun = asked.n, set[int]()
 
     def take(self, place: int, output: Any) -> Iterator[ReplyChoice]:
         """Yield the choices of which the engine says more, a `RequestOutput` for the prompt at this place."""
         if place not in self._begun:
             self._begun.add(place)
-            self.prompt_tokens += len(output.prompt_token_ids)
-            self.cached_tokens += output.num_cached_tokens
-            if output.passages is not None:
-                self.passages.append(output.passages)
+            self.begin(place, output)
         for made in output.outputs:
-            choice = self.choices[place * self._n + int(made.index)]
+            choice = self.choices[place * self.num_choices + int(made.index)]
             if choice.take(made):
                 yield choice
+
+    def begin(self, place: int, output: Any) -> None:
+        """Take what is told of the prompt at a place, with the first output for it."""
+        self.prompt_tokens += len(output.prompt_token_ids)
+        self.cached_tokens += output.num_cached_tokens
+        if output.passages is not None:
+            self.passages.append(output.passages)
 
     @property
     def completion_tokens(self) -> int:
