@@ -103,7 +103,9 @@ class Handle:
                 Route("/v1/cache/pin", state, methods=["POST"]),
                 Route("/v1/completions", answered, methods=["POST"]),
                 Route("/v1/chat/completions", answered, methods=["POST"]),
+                Route("/v1/messages", answered, methods=["POST"]),
                 Route("/tokenize", tokens, methods=["POST"]),
+                Route("/v1/messages/tokenize", tokens, methods=["POST"]),
                 Route("/v1/models", failing),
             ],
         )
@@ -184,13 +186,18 @@ def test_the_router_is_told_tokens_salt_tenant_and_session(front):
     talk = {"messages": [{"role": "user", "content": "hi"}]}
     plain_http.post(f"{front.url}/v1/chat/completions", json=talk, timeout=20)
     plain_http.post(f"{front.url}/v1/completions", content=b"no json", timeout=20)
-    told = [sent.prompt for sent in front.handle.sent if sent.scope["path"] != "/tokenize"]
+    message = talk | {"metadata": {"user_id": "m"}}
+    plain_http.post(f"{front.url}/v1/messages", json=message, timeout=20)
+    told = [sent.prompt for sent in front.handle.sent if "tokenize" not in sent.scope["path"]]
     assert told[0].tokens.tolist() == list(TEXT.encode())
     assert told[0][1:] == ("s", None, "mine")
     assert told[1].tokens.tolist() == [1, 2, 3]
     assert told[1][1:] == (None, None, "u")
     assert told[2].tokens.tolist() == list(json.dumps(talk["messages"]).encode())
     assert told[3] is None
+    assert told[4].tokens.tolist() == told[2].tokens.tolist()
+    assert told[4].session == "m"
+    assert front.handle.sent[-2].scope["path"] == "/v1/messages/tokenize"
 
 
 def test_the_ingress_reads_no_prompt_that_no_router_uses():

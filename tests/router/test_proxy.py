@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from upstream_help import FakeUpstream, routed, served, wait_for
 
@@ -9,6 +10,7 @@ import plain_http
 from quire.errors import ConfigError
 from quire.routing import RoundRobin
 from quire.web.keys import ApiKeys
+from quire_router.prefixes import Question
 from quire_router.proxy import MADE_BY
 from quire_router.upstreams import Upstream
 
@@ -60,6 +62,45 @@ def test_a_conversation_and_a_prompt_of_tokens_are_known_again(two):
         assert {router.ask(after, path).headers[MADE_BY] for _ in range(8)} == {home}
 
 
+def test_messages_are_known_again_though_a_line_of_their_system_differs(two):
+    router, fakes = two
+
+    def asked(line, *more):
+        head = {"type": "text", "text": f"x-anthropic-billing-header: cch={line};"}
+        system = [head, {"type": "text", "text": LONG}]
+        return {"system": system, "messages": [{"role": "user", "content": LONG}, *more]}
+
+    homes = set()
+    for at in range(6):
+        other = {"messages": [{"role": "user", "content": f"{at} {LONG}"}]}
+        router.ask(other, "/v1/messages")
+        answer = router.ask(asked(at), "/v1/messages", params={"beta": "true"})
+        homes.add(answer.headers[MADE_BY])
+    assert len(homes) == 1
+    router.ask(asked(7), "/v1/messages/count_tokens", headers={"x-api-key": "mine"})
+    sent = [each for fake in fakes for each in fake.asked if each[0].endswith("count_tokens")]
+    assert sent[0][2]["x-api-key"] == "mine"
+
+
+def test_messages_of_one_user_are_one_session():
+    asked = {"session_id": "s", "user": "u", "metadata": {"user_id": "m"}}
+    for name, right in (("session_id", "s"), ("user", "u"), ("metadata", "m")):
+        assert msgspec.convert(asked, Question).session == right
+        del asked[name]
+    for wrong in ([], "a", {"user_id": 1}, {}):
+        assert msgspec.convert({"metadata": wrong}, Question).session is None
+
+
+def test_a_stream_of_messages_that_breaks_off_ends_with_an_error_of_its_shape(two):
+    router, fakes = two
+    fakes[0].mood = fakes[1].mood = "torn"
+    answer = router.ask({"messages": []}, "/v1/messages", stream=True)
+    last = answer.text.split("\n\n")[-2]
+    assert last.startswith("event: error\ndata: ")
+    assert json.loads(last.split("data: ")[1])["error"]["type"] == "api_error"
+    assert "[DONE]" not in answer.text
+
+
 def test_the_proxy_indexes_each_key_and_salt_apart(two):
     router, _ = two
     index = router.proxy.prefixes.index
@@ -69,11 +110,13 @@ def test_the_proxy_indexes_each_key_and_salt_apart(two):
         ({}, {}),
         ({"authorization": "Bearer b"}, {}),
         ({}, {"cache_salt": "s"}),
+        ({"x-api-key": "b"}, {}),
+        ({"x-api-key": "c"}, {}),
     ]:
         router.ask(LONG, headers=headers, **more)
         sizes.append(index.num_blocks)
     each = len(LONG) // 64
-    assert sizes == [each, each, 2 * each, 3 * each]
+    assert sizes == [each, each, 2 * each, 3 * each, 4 * each, 5 * each]
 
 
 def test_a_request_that_fails_before_its_answer_begins_goes_to_the_other(two):

@@ -46,6 +46,13 @@ def test_a_request_goes_to_the_server_that_tells_of_its_prefix_until_it_tells_of
             for more in ("", "?", " And so on."):
                 assert router.ask(TEXT + more).headers[MADE_BY] == "1"
             assert router.ask(list(TEXT.encode())).headers[MADE_BY] == "1"
+            message = {"messages": [{"role": "user", "content": TEXT}]}
+            for _ in range(3):
+                told = router.ask(message, "/v1/messages", headers={"x-api-key": "mine"})
+                assert told.headers[MADE_BY] == "1"
+            read = [each for fake in fakes for each in fake.asked if "tokenize" in each[0]]
+            assert read[-1][0] == "/v1/messages/tokenize"
+            assert read[-1][2]["x-api-key"] == "mine"
             compute(managers[0], "!" + TEXT)
             wait_for(lambda: prefixes.index.num_blocks > len(TEXT) // 16)
             assert router.ask("!" + TEXT).headers[MADE_BY] == "0"

@@ -54,6 +54,7 @@ class FakeUpstream:
 
     def app(self):
         paths = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
+        paths += ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/tokenize"]
         routes = [Route(path, self._answer, methods=["POST"]) for path in paths]
         return Starlette(
             routes=[*routes, Route("/health", self._health), Route("/v1/models", self._health)]
@@ -67,6 +68,8 @@ class FakeUpstream:
         self.asked.append((request.url.path, document, dict(request.headers)))
         if request.url.path == "/tokenize":
             return JSONResponse({"tokens": list(document["prompt"].encode())})
+        if request.url.path == "/v1/messages/tokenize":
+            return JSONResponse({"tokens": list(document["messages"][0]["content"].encode())})
         if self.mood == "busy":
             return JSONResponse({"error": {"message": self.name}}, 429, {"Retry-After": "1"})
         if self.mood == "refusing":
@@ -98,9 +101,11 @@ class Router:
     def __init__(self, url, proxy):
         self.url, self.proxy = url, proxy
 
-    def ask(self, prompt="Once", path="/v1/completions", headers=None, **more):
+    def ask(self, prompt="Once", path="/v1/completions", headers=None, params=None, **more):
         document = ({"prompt": prompt} if isinstance(prompt, str | list) else prompt) | more
-        return plain_http.post(f"{self.url}{path}", json=document, headers=headers, timeout=20)
+        return plain_http.post(
+            f"{self.url}{path}", json=document, headers=headers, params=params, timeout=20
+        )
 
     def well(self, *which):
         wait_for(lambda: [each.is_well for each in self.proxy.upstreams] == list(which))

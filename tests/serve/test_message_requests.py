@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from quire.core import Scope
 from quire.errors import ConfigError, TokensError
 from quire.serve.message_requests import MessagePrompt, MessageRequest
-from quire.serve.messages import MessageReply, error_document
+from quire.serve.messages import MessageReply
 from quire.serve.retention import RetentionBudget
 from quire.web.bodies import read
-from quire.web.errors import ApiError
+from quire.web.errors import MESSAGES, ApiError, error_document
 
 TEXT = st.text(max_size=8)
 BREAK = st.one_of(
@@ -334,7 +334,7 @@ def test_a_stream_that_breaks_ends_with_an_error_and_nothing_else():
     ],
 )
 def test_errors_are_anthropics_objects(status, kind):
-    said = error_document(ApiError(status, "why"))
+    said = error_document(MESSAGES, ApiError(status, "why"))
     assert said["error"] == {"type": kind, "message": "why"}
     assert (said["type"], said["request_id"][:4]) == ("error", "req_")
 

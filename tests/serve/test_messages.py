@@ -155,11 +155,14 @@ def test_an_answer_has_the_form_that_is_asked_for(client):
     assert json.loads(said.content[0].text) in ({"n": 1}, {"n": 2})
 
 
-def test_tokens_are_counted_as_they_are_read(client):
+def test_tokens_are_counted_as_they_are_read(server, client):
     asked = {"system": [{"type": "text", "text": "Be short."}], "tools": [tool()], "messages": TALK}
     counted = client.messages.count_tokens(model="quire-tiny", **asked)
     said = client.messages.create(model="quire-tiny", max_tokens=1, **asked)
     assert counted.input_tokens == prompt_tokens(said.usage)
+    read = server.post("/v1/messages/tokenize", {"max_tokens": 1} | asked)
+    assert len(read.json()["tokens"]) == counted.input_tokens
+    assert "X-Quire-Ignored" not in read.headers
 
 
 def test_usage_says_what_was_found_and_what_was_stored(server, client):

@@ -1,4 +1,4 @@
-"""A gateway between clients and servers of OpenAI's API.
+"""A gateway between clients and servers of OpenAI's API, and of Anthropic's messages.
 
 It reads requests as far as routing needs, and passes answers on.
 """
@@ -22,16 +22,17 @@ from starlette.types import Receive, Scope, Send
 from quire.core.tokens import IntArray
 from quire.web.bodies import body_of
 from quire.web.clients import DONE, EventStream, sse, until_gone
-from quire.web.errors import ApiError, handlers
+from quire.web.errors import MESSAGES, ApiError, error_document, handlers
 from quire.web.keys import ApiKeys
 from quire_router.prefixes import Asker, Question
 
-ROUTED = ("/v1/completions", "/v1/chat/completions")
+ROUTED = ("/v1/completions", "/v1/chat/completions", MESSAGES)
 PASSED = {
     "/v1/models": "GET",
     "/v1/models/{name:path}": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",
+    "/v1/messages/count_tokens": "POST",
 }
 
 OF_THE_HOP = frozenset(
@@ -93,8 +94,8 @@ class Gateway(ABC):
         """Return the answer to a request: `whole`, or a `Passed` stream."""
 
     @abstractmethod
-    async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
-        """Return a server's answer at `/tokenize` for a request's sender; empty if none answers."""
+    async def tokenized(self, document: bytes, incoming: Incoming, path: str) -> bytes:
+        """Return a server's answer at a path for a request's sender; empty if none answers."""
 
     async def tokens(self, incoming: Incoming, asked: Question) -> IntArray | None:
         """Return a prompt as tokens, as a server reads it, int32 [num_tokens]; None where it cannot be read."""
@@ -105,8 +106,11 @@ class Gateway(ABC):
             if bytes(asked.tools):
                 document["tools"] = asked.tools
         try:
-            if not isinstance(prompt, list):
-                said = await self.tokenized(msgspec.json.encode(document), incoming)
+            if incoming.request.url.path == MESSAGES:
+                said = await self.tokenized(incoming.body, incoming, f"{MESSAGES}/tokenize")
+                prompt = msgspec.json.decode(said, type=_Tokenized).tokens
+            elif not isinstance(prompt, list):
+                said = await self.tokenized(msgspec.json.encode(document), incoming, "/tokenize")
                 prompt = msgspec.json.decode(said, type=_Tokenized).tokens
             return np.array(prompt, np.int32)
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError):
@@ -114,7 +118,7 @@ class Gateway(ABC):
 
     async def _handle(self, request: Request) -> Response:
         who = Asker(
-            sha256(request.headers.get("authorization", "").encode()).hexdigest(),
+            sha256("\n".join(keys_of(request).values()).encode()).hexdigest(),
             self.keys.tenant(request.headers),
         )
         body = await body_of(request, self.max_body, self.slow_s)
@@ -136,8 +140,10 @@ class _Tokenized(msgspec.Struct):
 class Passed(EventStream):
     """A stream that lets go of its server at its end, whatever ends it."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], slow_s: float, held: AsyncExitStack) -> None:
-        super().__init__(_events(pieces), slow_s)
+    def __init__(
+        self, pieces: AsyncIterator[bytes], path: str, slow_s: float, held: AsyncExitStack
+    ) -> None:
+        super().__init__(_events(pieces, path), slow_s)
         self._held: AbstractAsyncContextManager[Any] = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,8 +151,14 @@ class Passed(EventStream):
             await super().__call__(scope, receive, send)
 
 
-async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield a stream by whole lines; one that is `Broken` off ends with an error."""
+def keys_of(request: Request) -> dict[str, str]:
+    """Return the headers of a request that have its key."""
+    names = ("authorization", "x-api-key")
+    return {name: request.headers[name] for name in names if name in request.headers}
+
+
+async def _events(pieces: AsyncIterator[bytes], path: str) -> AsyncGenerator[bytes]:
+    """Yield a path's stream by whole lines; one that is `Broken` off ends with an error."""
     line = b""
     try:
         async for piece in pieces:
@@ -155,7 +167,9 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
                 yield whole + end
     except Broken:
         error = ApiError(502, "the server that answered broke off; ask again", code="broken_off")
-        yield b"\n" + sse(error.document()) + DONE
+        is_message = path.startswith(MESSAGES)
+        head, end = (b"\n\nevent: error\n", b"") if is_message else (b"\n", DONE)
+        yield head + sse(error_document(path, error)) + end
     else:
         if line:
             yield line

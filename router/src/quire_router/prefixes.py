@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -35,6 +36,8 @@ class Question(msgspec.Struct):
     prompt: str | list[Any] | None = None
     messages: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    metadata: Any = None
     cache_salt: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
@@ -43,7 +46,9 @@ class Question(msgspec.Struct):
     @property
     def session(self) -> str | None:
         """The id of its conversation, if the request has one."""
-        return self.session_id or self.prompt_cache_key or self.user
+        facts: Any = self.metadata if isinstance(self.metadata, dict) else {}
+        user = self.user or facts.get("user_id")
+        return self.session_id or self.prompt_cache_key or (user if isinstance(user, str) else None)
 
     @property
     def first_prompt(self) -> Any:
@@ -224,8 +229,8 @@ def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:
     kind, numbers = "text", np.empty(0, np.int64)
     if isinstance(prompt, str):
         numbers = np.frombuffer(prompt.encode("utf-8", "surrogatepass"), np.uint8)
-    elif said := bytes(asked.messages):
-        kind, numbers = "chat", np.frombuffer(bytes(asked.tools) + said, np.uint8)
+    elif bytes(asked.messages):
+        kind, numbers = "chat", np.frombuffer(_laid_out(asked), np.uint8)
     elif isinstance(prompt, list):
         try:
             kind, numbers = "tokens", np.array(prompt, np.int64)
@@ -235,5 +240,13 @@ def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:
         return _NOTHING, []
     return numbers.astype(np.int32), [[kind, str(asked.model), who.key, asked.cache_salt]]
 
+
+def _laid_out(asked: Question) -> bytes:
+    """Return a conversation as bytes in the order of a prompt, without the line of Claude Code's that always differs."""
+    system = _BILLING.sub(b"", bytes(asked.system))
+    return bytes(asked.tools) + system + bytes(asked.messages)
+
+
+_BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*')
 
 _NOTHING = np.empty(0, np.int32)

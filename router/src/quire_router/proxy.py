@@ -13,7 +13,7 @@ from starlette.routing import Route
 from quire.routing import Router, Target
 from quire.web.errors import ApiError, as_json
 from quire.web.keys import ApiKeys
-from quire_router.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed
+from quire_router.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed, keys_of
 from quire_router.index import Held
 from quire_router.prefixes import Prefixes
 from quire_router.upstreams import PATIENCE_S, Upstream
@@ -150,20 +150,21 @@ class Proxy(Gateway):
                 return Response(await answer.aread(), answer.status_code, kept)
             pieces = answer.aiter_raw()
             first = await anext(pieces, b"")
-            stream = Passed(_whole(first, pieces, upstream), self.slow_s, held.pop_all())
+            stream = Passed(
+                _whole(first, pieces, upstream), request.url.path, self.slow_s, held.pop_all()
+            )
         stream.status_code = answer.status_code
         stream.headers.update(kept)
         return stream
 
-    async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
-        """Return an upstream's answer at `/tokenize`; empty without one."""
+    async def tokenized(self, document: bytes, incoming: Incoming, path: str) -> bytes:
+        """Return an upstream's answer at a path; empty without one."""
         upstream = min(self.upstreams, key=lambda each: (not each.is_well, each.num_inflight))
-        given = incoming.request.headers.get("authorization")
         try:
             answer = await self._client.post(
-                f"{upstream.name}/tokenize",
+                upstream.name + path,
                 content=document,
-                headers={"authorization": given} if given else {},
+                headers=keys_of(incoming.request),
                 timeout=PATIENCE_S,
             )
         except httpx.HTTPError:

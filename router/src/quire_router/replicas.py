@@ -179,15 +179,15 @@ class Ingress(Gateway):
             if not headers.get("content-type", "").startswith("text/event-stream"):
                 body = b"".join([piece async for piece in pieces])
                 return Response(body, start["status"], kept)
-            stream = Passed(pieces, self.slow_s, held.pop_all())
+            stream = Passed(pieces, sent.scope["path"], self.slow_s, held.pop_all())
         stream.status_code = start["status"]
         stream.headers.update(kept)
         return stream
 
-    async def tokenized(self, document: bytes, incoming: Incoming) -> bytes:
-        """Return a replica's answer at `/tokenize`; empty without one."""
+    async def tokenized(self, document: bytes, incoming: Incoming, path: str) -> bytes:
+        """Return a replica's answer at a path; empty without one."""
         try:
-            said = await self._ask(to_replica(incoming.request, document, "POST", "/tokenize"))
+            said = await self._ask(to_replica(incoming.request, document, "POST", path))
         except (RayError, RayServeException, Broken):
             return b""
         return bytes(said.body)

@@ -15,7 +15,7 @@ from quire.serve.completions import CompletionReply
 from quire.serve.fields import MAX_TOLD, unknown_in
 from quire.serve.generation import answered
 from quire.serve.message_requests import MessagePrompt, MessageRequest
-from quire.serve.messages import MessageReply, error_document
+from quire.serve.messages import MessageReply
 from quire.serve.operator import Operator
 from quire.serve.response_routes import ResponseRoutes
 from quire.serve.responses import ResponseRequest
@@ -56,6 +56,7 @@ def make_app(service: ServedModel) -> Starlette:
         ("POST", "/v1/chat/completions", protocol.ChatRequest, generate),
         ("POST", "/v1/messages", MessageRequest, client.message),
         ("POST", "/v1/messages/count_tokens", MessagePrompt, client.count_tokens),
+        ("POST", "/v1/messages/tokenize", MessageRequest, client.tokenize),
         ("POST", "/v1/responses", ResponseRequest, responses.create),
         ("POST", "/v1/responses/input_tokens", ResponseRequest, responses.count),
         ("GET", "/v1/responses/{name}", None, responses.get),
@@ -84,10 +85,7 @@ def make_app(service: ServedModel) -> Starlette:
     routes += [route(service.keys.check_operator, *each) for each in for_operators]
     return Starlette(
         routes=routes,
-        exception_handlers=handlers(
-            protocol.FIELDS | {*ResponseRequest.__struct_encode_fields__},
-            {"/v1/messages": error_document},
-        ),
+        exception_handlers=handlers(protocol.FIELDS | {*ResponseRequest.__struct_encode_fields__}),
         lifespan=lambda _: operator.overview.sampling(service.running.call),
     )
 
@@ -104,8 +102,7 @@ class ClientRoutes:
         return await self._message(asked.chat(), request)
 
     async def count_tokens(self, asked: MessagePrompt, request: Request) -> Any:
-        self._service.check_model(asked.model)
-        return {"input_tokens": len(await self._service.one_prompt(asked.chat()))}
+        return {"input_tokens": (await self.tokenize(asked, request))["count"]}
 
     async def models(self, asked: None, request: Request) -> Any:
         return {"object": "list", "data": [self._service.card()]}
@@ -114,9 +111,12 @@ class ClientRoutes:
         self._service.check_model(request.path_params["name"])
         return self._service.card()
 
-    async def tokenize(self, asked: protocol.PromptRequest, request: Request) -> Any:
+    async def tokenize(
+        self, asked: protocol.PromptRequest | MessagePrompt, request: Request
+    ) -> dict[str, Any]:
         self._service.check_model(asked.model)
-        ids = await self._service.one_prompt(asked)
+        prompt = asked.chat() if isinstance(asked, MessagePrompt) else asked
+        ids = await self._service.one_prompt(prompt)
         return {"count": len(ids), "max_model_len": self._service.max_model_len, "tokens": ids}
 
     async def detokenize(self, asked: protocol.Detokenize, request: Request) -> Any:

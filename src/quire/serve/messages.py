@@ -1,4 +1,4 @@
-"""Answers in Anthropic's shape: messages of content blocks, their streams, and errors."""
+"""Answers in Anthropic's shape: messages of content blocks, and their streams."""
 
 import uuid
 from typing import Any
@@ -8,24 +8,7 @@ import msgspec
 from quire.serve.message_requests import MessageChat
 from quire.serve.replies import News, Reply, ReplyChoice
 from quire.web.clients import sse
-from quire.web.errors import ApiError
-
-KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_document(error: ApiError) -> dict[str, Any]:
-    """Return an error as Anthropic's object."""
-    kind = "api_error" if error.status >= 500 else "invalid_request_error"
-    said = {"type": KINDS.get(error.status, kind), "message": str(error)}
-    return {"type": "error", "error": said, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
+from quire.web.errors import MESSAGES, ApiError, error_document
 
 
 class MessageReply(Reply):
@@ -82,7 +65,7 @@ class MessageReply(Reply):
 
     def broken(self, error: ApiError) -> bytes:
         self._is_broken = True
-        return _event(**error_document(error))
+        return _event(**error_document(MESSAGES, error))
 
     def closing(self) -> list[bytes]:
         return [] if self._is_broken else [_event("message_stop")]

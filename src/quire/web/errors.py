@@ -2,6 +2,7 @@
 
 import logging
 import re
+import uuid
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,6 +26,18 @@ from quire.errors import (
 logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
 
 UNFORESEEN = "the server failed at this request; its log says where"
+MESSAGES = "/v1/messages"
+"""The beginning of the paths of Anthropic's API."""
+
+MESSAGES_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 Handlers: TypeAlias = dict[Any, Callable[[Request, Exception], Awaitable[Response]]]
@@ -51,9 +64,6 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": str(self), "type": KINDS.get(self.status, kind)}
         return {"error": error | {"param": self.param, "code": self.code}}
-
-
-Shape: TypeAlias = Callable[[ApiError], dict[str, Any]]
 
 
 def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
@@ -85,18 +95,22 @@ def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
             return ApiError(500, UNFORESEEN)
 
 
-def handlers(fields: Container[str] = (), shapes: Mapping[str, Shape] = {}) -> Handlers:
-    """Return what makes answers of the errors of an application, whose requests have these fields.
+def error_document(path: str, error: ApiError) -> dict[str, Any]:
+    """Return an error in the shape of a path's API: OpenAI's, or Anthropic's, which has a type itself."""
+    if not path.startswith(MESSAGES):
+        return error.document()
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    said = {"type": MESSAGES_KINDS.get(error.status, kind), "message": str(error)}
+    return {"type": "error", "error": said, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
 
-    `shapes` of errors other than OpenAI's, by the beginning of the paths that have them.
-    """
+
+def handlers(fields: Container[str] = ()) -> Handlers:
+    """Return what makes answers of the errors of an application, whose requests have these fields."""
     kinds = (ApiError, QuireError, HTTPException, ClientDisconnect, Exception)
-    return dict.fromkeys(kinds, partial(_answer, fields, shapes))
+    return dict.fromkeys(kinds, partial(_answer, fields))
 
 
-async def _answer(
-    fields: Container[str], shapes: Mapping[str, Shape], request: Request, error: Exception
-) -> Response:
+async def _answer(fields: Container[str], request: Request, error: Exception) -> Response:
     """Answer an error; an unforeseen one reveals nothing of the server."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
@@ -106,9 +120,7 @@ async def _answer(
     elif not isinstance(error, (ApiError, QuireError)):
         error = ApiError(500, UNFORESEEN)
     said = refused(error, fields)
-    path = request.url.path
-    own = (shape for start, shape in shapes.items() if path.startswith(start))
-    answer = as_json(next(own, ApiError.document)(said), said.status)
+    answer = as_json(error_document(request.url.path, said), said.status)
     answer.headers.update(said.headers)
     return answer
 
