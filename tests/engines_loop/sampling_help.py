@@ -26,6 +26,14 @@ def log_softmax(x):
 def choose(logits, params, prompt, answer, eos=EOS):
     """Return the next token of an answer."""
     x = logits.astype(np.float64)
+    if params.allowed_token_ids:
+        x[[token for token in range(len(x)) if token not in params.allowed_token_ids]] = -np.inf
+    left = x.copy()
+    for word in params.bad_words or ():
+        for *begin, last in (Letters.ids(word.strip()), Letters.ids(" " + word.strip())):
+            if answer[len(answer) - len(begin) :] == begin:
+                left[last] = -np.inf
+    x = x if np.isneginf(left).all() else left
     for token, bias in (params.logit_bias or {}).items():
         x[token] += bias
     if len(answer) < params.min_tokens:
@@ -56,6 +64,18 @@ def choose(logits, params, prompt, answer, eos=EOS):
         if mass > number:
             return token
     raise AssertionError("the shares add up to less than one")
+
+
+class Letters:
+    """A tokenizer whose tokens are letters from "a" on; a space is the last one of `VOCAB`."""
+
+    @staticmethod
+    def ids(text):
+        return [VOCAB - 1 if letter == " " else ord(letter) - ord("a") for letter in text]
+
+    def __call__(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        return {"input_ids": self.ids(text)}
 
 
 class Toy:

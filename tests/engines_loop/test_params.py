@@ -24,6 +24,8 @@ WRONG = {
     "stop": ["", ["a", ""], [1], 3],
     "stop_token_ids": [7, [-1], ["a"]],
     "logprobs": [-1, True],
+    "allowed_token_ids": [[], [-1], 3, ["a"]],
+    "bad_words": ["a", [""], [1], ["a"] * 257],
     "structured_outputs": [
         3,
         {},
@@ -57,6 +59,8 @@ def test_a_value_that_cannot_be_is_refused_by_name_with_the_value(name, value):
         {"min_tokens": 5, "max_tokens": 4},
         {"structured_outputs": {"regex": "a"}, "min_tokens": 1},
         {"structured_outputs": {"json": {}}, "ignore_eos": True},
+        {"structured_outputs": {"regex": "a"}, "bad_words": ["a"]},
+        {"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]},
         {"stop": "a", "detokenize": False},
     ],
 )

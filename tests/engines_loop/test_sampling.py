@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sampling_help import EOS, VOCAB, Toy, choose, log_softmax, uniform
+from sampling_help import EOS, VOCAB, Letters, Toy, choose, log_softmax, uniform
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -35,6 +35,8 @@ WISHES = st.builds(
     logit_bias=st.none()
     | st.dictionaries(TOKEN, st.sampled_from([-100.0, -1.5, 2.25]), max_size=3),
     min_tokens=st.sampled_from([0, 0, 3]),
+    allowed_token_ids=st.none() | st.sets(TOKEN, min_size=6).map(sorted),
+    bad_words=st.none() | st.lists(st.text("abcdefghijkl", min_size=1, max_size=3), max_size=40),
     stop_token_ids=st.none() | st.lists(TOKEN, max_size=3),
     ignore_eos=st.booleans(),
     seed=st.integers(-(2**63), 2**63 - 1),
@@ -55,7 +57,7 @@ def only(x, min_p=0.0, top_k=0, top_p=1.0):
 
 def answer(model, params, prompt, num_tokens, drafter=None):
     """Return the tokens of one request that runs alone, and how many steps they took."""
-    sampler = Sampler(VOCAB, eos_ids=EOS)
+    sampler = Sampler(VOCAB, tokenizer=Letters(), eos_ids=EOS)
     (rules,) = sampler.rules(params, prompt)
     text, steps = list(prompt), 0
     while len(text) < len(prompt) + num_tokens:
@@ -74,7 +76,7 @@ def answer(model, params, prompt, num_tokens, drafter=None):
     st.randoms(use_true_random=False),
 )
 def test_batched_sampling_chooses_the_tokens_of_one_request_at_a_time(requests, random):
-    model, sampler = Toy(), Sampler(VOCAB, eos_ids=EOS)
+    model, sampler = Toy(), Sampler(VOCAB, tokenizer=Letters(), eos_ids=EOS)
     rules = [sampler.rules(*each)[0] for each in requests]
     answers = [[] for _ in requests]
     for _ in range(6):
@@ -302,6 +304,9 @@ def test_logits_that_are_no_numbers_are_an_error_and_nothing_is_taken(special):
     [
         ({"logit_bias": {8: 1.0}}, "token id 8"),
         ({"stop_token_ids": [1, 9]}, "token id 9"),
+        ({"allowed_token_ids": [1, 9]}, "token id 9"),
+        ({"allowed_token_ids": [2, 3], "stop_token_ids": [3], "min_tokens": 1}, "min_tokens"),
+        ({"bad_words": ["a"]}, "bad_words needs a tokenizer"),
         ({"logprobs": 9}, "logprobs is 9"),
         ({"min_tokens": 2, "stop_token_ids": list(range(8))}, "min_tokens"),
         ({"structured_outputs": {"regex": "a"}}, "tokenizer"),
@@ -310,6 +315,22 @@ def test_logits_that_are_no_numbers_are_an_error_and_nothing_is_taken(special):
 def test_parameters_that_the_model_cannot_follow_are_refused(asked, says):
     with pytest.raises(ConfigError, match=says):
         Sampler(8, eos_ids=[2]).rules(SamplingParams(**asked), [0])
+
+
+def test_no_bad_word_comes_and_only_allowed_tokens_do():
+    words = ["ab", "c", " de f "]
+    for seed in range(30):
+        asked = {"temperature": 2, "seed": seed, "ignore_eos": True}
+        params = SamplingParams(bad_words=words, allowed_token_ids=[*range(8), VOCAB - 1], **asked)
+        ids, _ = answer(Toy(seed), params, [1, 1], 60)
+        text = "".join(" " if each == VOCAB - 1 else chr(97 + each) for each in ids)
+        assert not any(word.strip() in text for word in words)
+        assert {*ids} <= {*range(8), VOCAB - 1}
+
+
+def test_a_bad_word_that_would_leave_no_token_may_come():
+    params = SamplingParams(temperature=0, allowed_token_ids=[1], bad_words=["b"])
+    assert answer(Toy(), params, [3, 3], 4)[0] == [1] * 4
 
 
 def test_drafts_are_what_followed_the_same_tokens_before():

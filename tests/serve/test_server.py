@@ -139,6 +139,35 @@ def test_a_stop_string_ends_and_is_left_out(client):
     assert "".join(each.choices[0].text for each in pieces) == ended.text
 
 
+def test_tokens_are_limited_to_those_allowed_and_without_bad_words(client):
+    only = [*b"abc "]
+    given = {"max_tokens": 40, "temperature": 2, "seed": 1}
+    text = complete(client, **given, extra_body={"allowed_token_ids": only}).choices[0].text
+    assert {*text} <= {*"abc "}
+    assert "ab" in text
+    limits = {"allowed_token_ids": only, "bad_words": ["ab", "c"]}
+    text = chat(client, **given, extra_body=limits).choices[0].message.content
+    assert {*text} <= {*"ab "}
+    assert "ab" not in text
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens(client):
+    def truncated(prompt, most, **more):
+        return complete(
+            client, prompt, extra_body={"truncate_prompt_tokens": most}, **{"max_tokens": 4} | more
+        )
+
+    said = truncated("What is it? " + TEXT, len(TEXT))
+    assert said.choices[0].text == complete(client, max_tokens=4).choices[0].text
+    assert said.usage.prompt_tokens == len(TEXT)
+    assert truncated([[65] * 9, [66] * 3], 5).usage.prompt_tokens == 8
+    most = client.models.retrieve("quire-tiny").max_model_len
+    assert truncated([65] * (most + 9), -1, max_tokens=2).usage.prompt_tokens == most - 2
+    for wrong in (0, -2):
+        with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens"):
+            truncated(TEXT, wrong)
+
+
 def test_models_tokens_and_health(server, client):
     (model,) = client.models.list().data
     assert model.id == "quire-tiny"

@@ -36,10 +36,8 @@ ACCEPTED = frozenset(
 
 REFUSED: Mapping[str, Any] = {
     "add_generation_prompt": True,
-    "allowed_token_ids": None,
     "audio": None,
     "background": None,
-    "bad_words": None,
     "best_of": 1,
     "chat_template": None,
     "chat_template_kwargs": None,
@@ -72,7 +70,6 @@ REFUSED: Mapping[str, Any] = {
     "thinking_token_budget": None,
     "tool_choice": "none",
     "tools": None,
-    "truncate_prompt_tokens": None,
     "truncation": "disabled",
     "use_beam_search": None,
     "verbosity": "medium",

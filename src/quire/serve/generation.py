@@ -32,7 +32,8 @@ async def answered(
     tenant: str | None = request.state.tenant
     service.check_model(asked.model)
     service.keys.check_priority(tenant, asked.priority)
-    prompts = await service.ids(asked)
+    limit = service.max_model_len
+    prompts = [asked.truncated(each, limit) for each in await service.ids(asked)]
     params, tools = sampling_of(service, asked, prompts)
     reply = shape(asked, service.model, service.reader.tokenizer, len(prompts), tools)
 

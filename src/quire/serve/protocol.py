@@ -141,10 +141,13 @@ class Generation(PromptRequest, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: list[str] | None = None
     stop: str | Stops | None = None
     stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool = True
@@ -172,10 +175,21 @@ class Generation(PromptRequest, kw_only=True):
             raise ConfigError(
                 "prompt_logprobs is told at the end only: leave out stream, or use echo"
             )
+        if self.truncate_prompt_tokens == 0:
+            raise ConfigError("truncate_prompt_tokens is 0; give -1 for what fits, or 1 or more")
+        if self.truncate_prompt_tokens and self.documents:
+            raise ConfigError("truncate_prompt_tokens would cut documents; leave one of them out")
         if self.stream and self.num_answers > self.n:
             raise ConfigError(
                 f"best_of is {self.best_of}, above n, {self.n}, which is known at the end only: leave out stream"
             )
+
+    def truncated(self, prompt: Ids, limit: int) -> Ids:
+        """Return the last `truncate_prompt_tokens` tokens of a prompt; for -1, those that fit beside the answer."""
+        most = self.truncate_prompt_tokens
+        if most == -1:
+            most = max(limit - (self.max_tokens or 1), 1)
+        return prompt if most is None or len(prompt) <= most else prompt[-most:]
 
     def check_length(self, num_tokens: int, limit: int) -> None:
         """Raise `ApiError` if a prompt of so many tokens and its answer have more than the limit together."""

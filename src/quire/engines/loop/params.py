@@ -16,6 +16,8 @@ GREEDY_BELOW = 1e-5
 Answers = Annotated[int, Meta(ge=1, le=16384)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(min_length=1)]
+Tokens = Annotated[Sequence[Count], Meta(min_length=1)]
+BadWords = Annotated[Sequence[Text], Meta(max_length=256)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
@@ -41,6 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: Penalty = 0.0  # taken from logits of tokens in the answer
     frequency_penalty: Penalty = 0.0  # the same, for each occurrence
     logit_bias: Mapping[Count, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    allowed_token_ids: Tokens | None = None  # the only tokens that may come; end tokens too
+    bad_words: BadWords | None = None  # texts whose tokens do not come in a row
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # None: another each time
     stop: Text | Sequence[Text] | None = None  # texts that end the answer
     stop_token_ids: Sequence[Count] | None = None
@@ -70,6 +74,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError(f"best_of is {self.best_of}, below n, {self.n}")
         if self.guided and (self.min_tokens or self.ignore_eos):
             said = "min_tokens and ignore_eos are for answers that end anywhere"
+            raise ConfigError(f"{said}; leave them out beside structured_outputs or a forced tool")
+        if self.guided and (self.allowed_token_ids or self.bad_words):
+            said = "allowed_token_ids and bad_words may forbid what the answer's form requires"
             raise ConfigError(f"{said}; leave them out beside structured_outputs or a forced tool")
         if self.stop and not self.detokenize:
             raise ConfigError("stop needs the text; leave out detokenize, or use stop_token_ids")
@@ -110,7 +117,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def plain(self) -> bool:
         """Whether each token is the likeliest one by the model alone, and nothing is told of it."""
-        asks = (self.logit_bias, self.min_tokens, self.guided, self.penalised)
+        limits = (self.allowed_token_ids, self.bad_words)
+        asks = (self.logit_bias, self.min_tokens, self.guided, self.penalised, *limits)
         return self.greedy and self.num_logprobs is None and not any(asks)
 
 

@@ -1,6 +1,6 @@
 """From logits to tokens, greedy or drawn, for a whole batch at once.
 
-In vLLM's order: logit_bias, min_tokens, the grammar, penalties, temperature, min_p, top_k, top_p. What these
+In vLLM's order: allowed_token_ids, bad_words, logit_bias, min_tokens, the grammar, penalties, temperature, min_p, top_k, top_p. What these
 leave is drawn from with one number: number i of the stream (Philox) that the request's seed fixes decides its
 token i. So nothing that runs beside it and no draft can change an answer.
 """
@@ -56,19 +56,32 @@ class AnswerRules:
     known: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
     """Whether the prompt has a token, [vocab_size] where that matters."""
     grammar: Grammar | None = None
+    bad_words: Sequence[list[int]] = ()
+    """Token ids of texts that do not come."""
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
+        self._latest = list[int]()  # tokens of the answer, as many as a bad word may begin with
         self.counts = np.zeros(len(self.known), INT32)  # of the answer's tokens
         self._numbers = -1, np.empty(0)  # a block of them
 
     def take(self, tokens: IntArray) -> None:
         """Take the answer's next tokens."""
         self.num_tokens += len(tokens)
+        if self.bad_words:
+            self._latest += tokens.tolist()
+            del self._latest[: -max(map(len, self.bad_words))]
         if self.params.penalised:
             np.add.at(self.counts, tokens, 1)
         if self.grammar is not None:
             self.grammar.take(tokens.tolist())
+
+    def banned(self, ahead: list[int]) -> list[int]:
+        """Return the tokens that would complete a bad word after `ahead`."""
+        text = [*self._latest, *ahead]
+        return [
+            token for *begin, token in self.bad_words if not begin or text[-len(begin) :] == begin
+        ]
 
     def number(self, at: int) -> float:
         """Return random number `at`, from 0 to below 1."""
@@ -96,6 +109,7 @@ class Sampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
+        self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer, vocab_size, self._eos_ids)
         self._seeds = np.random.default_rng(seed)
 
@@ -108,13 +122,14 @@ class Sampler:
         """
         size, eos = self._vocab_size, () if params.ignore_eos else self._eos_ids
         stops = sorted({*eos, *(params.stop_token_ids or ())})
-        if (most := max(*stops, *(params.logit_bias or ()), 0, 0)) >= size:
+        allowed = params.allowed_token_ids or ()
+        if (most := max(*stops, *(params.logit_bias or ()), *allowed, 0, 0)) >= size:
             raise ConfigError(f"token id {most} is none of this model's, which are below {size}")
         for name in ("logprobs", "prompt_logprobs"):
             if ((count := getattr(params, name)) or 0) > size:
                 raise ConfigError(f"{name} is {count}; this model has {size} tokens only")
-        if params.min_tokens and len(stops) == size:
-            raise ConfigError("min_tokens leaves no token that may come: all are in stop_token_ids")
+        if params.min_tokens and not {*(allowed or range(size))} - {*stops}:
+            raise ConfigError("min_tokens leaves no token that may come: all are end tokens")
         if params.plain:
             return [None] * params.num_answers
         seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed % 2**64
@@ -123,10 +138,19 @@ class Sampler:
         known = np.empty(0, bool)
         if params.penalised:
             known = np.bincount(np.asarray(prompt_ids, np.int64), minlength=size) > 0
-        grammar = self.grammar(params)
+        grammar, words = self.grammar(params), self._tokens_of(params.bad_words or ())
         return [
-            AnswerRules(params, each, stops, known, grammar and grammar.copy()) for each in seeds
+            AnswerRules(params, each, stops, known, grammar and grammar.copy(), words)
+            for each in seeds
         ]
+
+    def _tokens_of(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts, at the beginning of an answer and behind a space."""
+        if words and self._tokenizer is None:
+            raise ConfigError("bad_words needs a tokenizer; give the engine one")
+        texts = [space + word.strip() for word in words for space in ("", " ")]
+        ids = (self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+        return [list(each) for each in ids if len(each)]
 
     def grammar(self, params: SamplingParams) -> Grammar | None:
         """Return the grammar that a request asks for, on any thread. Raises `ConfigError`."""
@@ -170,6 +194,15 @@ class Sampler:
     def _chosen(self, places: list[_Place], x: Tensor) -> Tensor:
         """Return the tokens of places from their logits, float32, which are written over."""
         for mine, (_, rules, ahead) in zip(x, places, strict=True):
+            if only := rules.params.allowed_token_ids:
+                rest = torch.ones_like(mine, dtype=torch.bool)
+                rest[list(only)] = False
+                mine[rest] = -torch.inf
+            if banned := rules.banned(ahead.tolist()) if rules.bad_words else ():
+                left = mine.clone()
+                left[list(banned)] = -torch.inf
+                if not left.isneginf().all():  # else no token could come
+                    mine.copy_(left)
             if bias := rules.params.logit_bias:
                 mine[list(bias)] += _like(x, list(bias.values()))
             if rules.num_tokens + len(ahead) < rules.params.min_tokens:
