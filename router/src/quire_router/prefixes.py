@@ -37,7 +37,7 @@ class Question(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
-    metadata: Any = None
+    metadata: msgspec.Raw = msgspec.Raw()
     cache_salt: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
@@ -46,9 +46,7 @@ class Question(msgspec.Struct):
     @property
     def session(self) -> str | None:
         """The id of its conversation, if the request has one."""
-        facts: Any = self.metadata if isinstance(self.metadata, dict) else {}
-        user = self.user or facts.get("user_id")
-        return self.session_id or self.prompt_cache_key or (user if isinstance(user, str) else None)
+        return self.session_id or self.prompt_cache_key or self.user or _user_in(self.metadata)
 
     @property
     def first_prompt(self) -> Any:
@@ -239,6 +237,18 @@ def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:
     if numbers.ndim != 1:
         return _NOTHING, []
     return numbers.astype(np.int32), [[kind, str(asked.model), who.key, asked.cache_salt]]
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
+
+
+def _user_in(metadata: msgspec.Raw) -> str | None:
+    """Return the user that a request's metadata name, if they are as they should be."""
+    try:
+        return msgspec.json.decode(metadata, type=_Metadata).user_id
+    except msgspec.MsgspecError:
+        return None
 
 
 def _laid_out(asked: Question) -> bytes:
