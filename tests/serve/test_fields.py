@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from serve_help import fixtures, wait_for
 
 from quire.serve.fields import ACCEPTED, ELSEWHERE, MAX_TOLD, REFUSED, unknown_in
+from quire.serve.message_requests import MessageRequest
 from quire.serve.protocol import ChatRequest, CompletionRequest, Detokenize
 from quire.serve.responses import ResponseRequest
 from quire.web.errors import ApiError
@@ -22,6 +23,10 @@ PATHS = {
 RESPONSES = {
     "/v1/responses": {"input": "A list", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "A list"},
+}
+MESSAGES = {
+    "/v1/messages": {"messages": TALK, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": TALK},
 }
 KINDS = [ChatRequest, CompletionRequest]
 
@@ -136,6 +141,10 @@ VALUES = st.sampled_from(
         [{"type": "function", "name": "now"}], {"type": "function", "name": "now"}, {"effort": "low"},
         [{"role": "user", "content": "A"}, {"type": "reasoning", "summary": None}], {"format": {"type": "text"}},
         [{"type": "function_call_output", "call_id": "a", "output": "b"}], ["message.output_text.logprobs"],
+        {"type": "ephemeral"}, {"type": "enabled"}, {"type": "any"}, {"type": "tool", "name": "now"},
+        [{"type": "text", "text": "a"}], [{"type": "image"}], [{"name": "now", "input_schema": {}}],
+        [{"role": "assistant", "content": "A"}], [{"role": "user", "content": [{"type": "tool_result"}]}],
+        {"edits": [{"type": "a"}]}, {"format": {"type": "json_schema", "schema": {"type": "null"}}},
     ]
 )  # fmt: skip
 """Values of all types: each is right for some field, and wrong for others."""
@@ -145,6 +154,7 @@ NAMES = st.sampled_from(
         {
             *(*ACCEPTED, *REFUSED, *ChatRequest.__struct_fields__),
             *(*CompletionRequest.__struct_fields__, *ResponseRequest.__struct_encode_fields__),
+            *MessageRequest.__struct_fields__,
         }
     )
 )
@@ -154,14 +164,14 @@ DOCUMENTS = st.dictionaries(NAMES | st.text(max_size=5), VALUES, max_size=6)
 @pytest.mark.cases(20)
 @settings(max_examples=150)
 @given(
-    path=st.sampled_from([*PATHS, "/tokenize", *RESPONSES]),
+    path=st.sampled_from([*PATHS, "/tokenize", *RESPONSES, *MESSAGES]),
     document=DOCUMENTS,
     is_whole=st.booleans(),
 )
 def test_no_document_makes_the_server_fail_and_nothing_is_held_after_it(
     server, path, document, is_whole
 ):
-    plain = PATHS.get(path, RESPONSES.get(path, {"prompt": "A"}))
+    plain = (PATHS | RESPONSES | MESSAGES).get(path, {"prompt": "A"})
     if is_whole:
         document |= plain
     if document.get("max_tokens") not in (None, -1, 0, 1, 3):
@@ -174,4 +184,5 @@ def test_no_document_makes_the_server_fail_and_nothing_is_held_after_it(
     assert answer.status_code in (200, 400, 404, 504), (document, answer.text)
     if answer.status_code != 200:
         assert answer.json()["error"]["message"]
+        assert ("type" in answer.json()) == (path in MESSAGES)
     wait_for(lambda: server.service.places.num_taken == 0)
