@@ -82,6 +82,29 @@ def prompt_tokens(usage):
     return usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
 
 
+def test_the_clients_beta_its_models_and_its_tool_runner_are_served(server, client):
+    assert [each.id for each in client.models.list()] == ["quire-tiny"]
+    given = {"model": "quire-tiny", "max_tokens": 40, "messages": TALK}
+    said = client.beta.messages.create(betas=["context-management-2025-06-27"], **given)
+    assert said.content[0].text
+    called = []
+
+    @anthropic.beta_tool
+    def look() -> str:
+        """Look."""
+        called.append(1)
+        return "It is."
+
+    choice = {"type": "tool", "name": "look"}
+    runner = client.beta.messages.tool_runner(
+        tools=[look], tool_choice=choice, max_iterations=2, thread=False, **given
+    )
+    messages = list(runner)
+    assert len(called) == len(messages) == 2
+    assert [each.stop_reason for each in messages] == ["tool_use"] * 2
+    assert messages[1].usage.cache_read_input_tokens > 100
+
+
 def test_a_stream_is_the_same_message_in_events(client):
     whole = say(client)
     options = {"model": "quire-tiny", "max_tokens": 12, "extra_body": {"temperature": 0}}
@@ -116,6 +139,19 @@ def test_an_answer_ends_where_the_window_does():
         with pytest.raises(anthropic.BadRequestError, match=long):
             say(client, talk)
         server.quiet()
+
+
+def test_a_message_of_no_tokens_stores_its_prompt_and_says_nothing(client):
+    talk = [{"role": "user", "content": "Warm this prompt, which is long enough."}]
+    said = say(client, talk, max_tokens=0)
+    assert (said.content, said.stop_reason, said.usage.output_tokens) == ([], "max_tokens", 0)
+    stored = said.usage.cache_creation_input_tokens + said.usage.cache_read_input_tokens
+    assert stored >= 32
+    assert say(client, talk).usage.cache_read_input_tokens >= stored
+    options = {"model": "quire-tiny", "max_tokens": 0, "messages": talk, "tools": [tool()]}
+    with client.messages.stream(tool_choice={"type": "any"}, **options) as stream:
+        kinds = [event.type for event in stream]
+    assert kinds == ["message_start", "message_delta", "message_stop"]
 
 
 def test_an_answer_goes_on_with_the_last_message(server, client):
@@ -261,7 +297,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://localhost/a.p
 CALL = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
 WRONG = [
     ({"max_tokens": None}, "max_tokens"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
     ({"temperature": 2e6}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_k": -2}, "top_k"),
@@ -290,6 +326,10 @@ WRONG = [
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
     ({"container": "a"}, "container"),
+    ({"thread": {"type": "create"}}, "thread"),
+    ({"thread": {}}, "thread"),
+    ({"compaction": {"type": "auto"}}, "compaction"),
+    ({"fallbacks": "default"}, "fallbacks"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}}, "output_config.format"),
@@ -318,8 +358,9 @@ def test_a_field_that_is_wrong_or_not_offered_is_refused_by_name(server, given, 
 
 
 def test_errors_have_anthropics_shape_on_its_paths_alone(server, client):
-    with pytest.raises(anthropic.NotFoundError, match="'claude' is not served here"):
+    with pytest.raises(anthropic.NotFoundError, match="'claude' is not served here") as raised:
         say(client, model="claude")
+    assert raised.value.request_id == raised.value.body["request_id"]
     with pytest.raises(anthropic.NotFoundError, match="'claude' is not served here"):
         client.messages.count_tokens(model="claude", messages=TALK)
     missing = server.get("/v1/messages")

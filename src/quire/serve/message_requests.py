@@ -111,9 +111,14 @@ class Metadata(msgspec.Struct):
 
 
 class MessageChat(ChatRequest, kw_only=True):
-    """A chat that was asked for as a message: its answer has as many tokens as fit, up to `max_tokens`."""
+    """A chat that was asked for as a message: its answer has as many tokens as fit, up to `max_tokens`.
+
+    `is_parallel`  whether several calls of tools are told, and not the first one alone
+    `is_silent`    whether nothing of the answer is told, as the prompt is to be stored only
+    """
 
     is_parallel: bool = True
+    is_silent: bool = False
 
     def form(self) -> tuple[str, StructuredOutputs] | None:
         if (asked := super().form()) is None or asked[0] != "response_format":
@@ -139,13 +144,20 @@ class MessagePrompt(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    mcp_servers: list[Any] | None = None
+    mcp_servers: Any = None
     container: Any = None
+    thread: Any = None
+    compaction: Any = None
+    fallbacks: Any = None
 
     def __post_init__(self) -> None:
         if not self.messages:
             raise ConfigError("messages is empty; send at least one")
-        for name in ("mcp_servers", "container"):
+        if self.thread is not None:
+            raise ConfigError(
+                "thread is not offered: this server keeps no messages; send all of them (tool_runner: thread=False)"
+            )
+        for name in ("mcp_servers", "container", "compaction", "fallbacks"):
             if getattr(self, name):
                 raise ConfigError(f"{name} is not offered; leave it out")
         if self.thinking is not None and self.thinking.type == "enabled":
@@ -227,7 +239,7 @@ class MessagePrompt(msgspec.Struct, kw_only=True):
 class MessageRequest(MessagePrompt, kw_only=True):
     """`/v1/messages`."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Annotated[int, Meta(ge=0)]
     stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=64)] = []
     stream: bool = False
     temperature: float | None = None
@@ -237,7 +249,8 @@ class MessageRequest(MessagePrompt, kw_only=True):
 
     def chat(self, **options: Any) -> MessageChat:
         return super().chat(
-            max_tokens=self.max_tokens,
+            max_tokens=max(self.max_tokens, 1),
+            is_silent=not self.max_tokens,
             stop=self.stop_sequences or None,
             stream=self.stream,
             temperature=self.temperature,

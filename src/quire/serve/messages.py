@@ -35,7 +35,7 @@ class MessageReply(Reply):
 
     def whole(self) -> dict[str, Any]:
         (choice,) = self.choices
-        news = choice.news(None)
+        news = self._news(choice)
         content = [{"type": "text", "text": news.text}] if news.text else []
         for block, arguments in self._calls(news):
             content.append(block | {"input": msgspec.json.decode(arguments)})
@@ -46,7 +46,7 @@ class MessageReply(Reply):
         return [_event("message_start", message=self._head | nothing | self._usage())]
 
     def chunk(self, choice: ReplyChoice) -> bytes:
-        news = choice.news(None)
+        news = self._news(choice)
         events = list[bytes]()
         if news.text:
             if not self._is_text_open:
@@ -69,6 +69,16 @@ class MessageReply(Reply):
 
     def closing(self) -> list[bytes]:
         return [] if self._is_broken else [_event("message_stop")]
+
+    @property
+    def completion_tokens(self) -> int:
+        return 0 if self._asked.is_silent else super().completion_tokens
+
+    def _news(self, choice: ReplyChoice) -> News:
+        news = choice.news(None)
+        if not self._asked.is_silent:
+            return news
+        return News("", [], [], news.finish_reason and "length")
 
     def _start(self, block: dict[str, Any]) -> bytes:
         self._num_blocks += 1
@@ -94,6 +104,8 @@ class MessageReply(Reply):
         """Return why an answer ended."""
         most, stopped = self._asked.max_tokens, choice.stop_string
         match news.finish_reason:
+            case "length" if self._asked.is_silent:
+                reason, stopped = "max_tokens", None
             case "tool_calls":
                 reason, stopped = "tool_use", None
             case "length" if most is not None and self.completion_tokens < most:

@@ -120,7 +120,10 @@ async def _answer(fields: Container[str], request: Request, error: Exception) ->
     elif not isinstance(error, (ApiError, QuireError)):
         error = ApiError(500, UNFORESEEN)
     said = refused(error, fields)
-    answer = as_json(error_document(request.url.path, said), said.status)
+    document = error_document(request.url.path, said)
+    answer = as_json(document, said.status)
+    if "request_id" in document:
+        answer.headers["request-id"] = document["request_id"]
     answer.headers.update(said.headers)
     return answer
 
