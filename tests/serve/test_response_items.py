@@ -1,5 +1,6 @@
 """Items as chat messages, answers as events, and the bounds of kept responses, drawn."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -10,8 +11,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from quire import demo_model
+from quire.core import CacheManager
+from quire.engines.purging import PurgeRequest
 from quire.errors import ConfigError
+from quire.observe.requests import RequestLog
 from quire.serve.items import ResponseItem, messages_of
+from quire.serve.operator import Operator
 from quire.serve.responses import AskedResponse, ResponseReply, ResponseRequest
 from quire.serve.stored import KeptResponses
 from quire.web.bodies import read
@@ -239,6 +244,28 @@ def test_the_events_of_a_stream_make_the_whole_response(tokenizer, text, cuts, r
         assert b"".join(bytes(each["bytes"]) for each in texts[0]["logprobs"]).decode() == text
 
 
+def test_a_purge_forgets_responses_before_it_begins_and_those_that_end_meanwhile():
+    kept = KeptResponses()
+    inputs = [ResponseItem(role="user", content="secret")]
+
+    async def purge(tenant):
+        with pytest.raises(ApiError, match="not found"):
+            kept.history(tenant, "r1")
+        kept.keep(tenant, inputs, {"id": "r2", "output": []})
+        return SimpleNamespace(counts={"blocks": {}})
+
+    running = SimpleNamespace(
+        call=None, purge=purge, engine=SimpleNamespace(manager=CacheManager(8, 4), tiers=None)
+    )
+    service = SimpleNamespace(running=running, log=RequestLog(), model="tiny", kept=kept)
+    kept.keep("a", inputs, {"id": "r1", "output": []})
+    told = asyncio.run(Operator(service).purge(PurgeRequest("a"), None))
+    assert told == {"blocks": {}, "responses": 2}
+    for name in ("r1", "r2"):
+        with pytest.raises(ApiError, match="not found"):
+            kept.get("a", name)
+
+
 class KeptList:
     """A plain list of what is kept."""
 
@@ -252,6 +279,7 @@ class KeptList:
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["keep", "keep", "delete", "forget", "wait"]), st.sampled_from([None, "a", "b"]), st.integers(0, 30)),
+    min_size=4,
     max_size=30,
 )  # fmt: skip
 
@@ -259,7 +287,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_kept_responses_stay_within_their_bounds_and_the_oldest_go(steps):
     now, model = [0.0], KeptList()
-    kept = KeptResponses(lambda: now[0], max_count=3, max_bytes=400, keep_s=50)
+    kept = KeptResponses(lambda: now[0], max_count=3, max_bytes=700, keep_s=50)
     for at, (step, tenant, number) in enumerate(steps):
         own = [name for _, name, *_ in model.live(tenant, now[0])]
         if step == "keep":
@@ -269,7 +297,7 @@ def test_kept_responses_stay_within_their_bounds_and_the_oldest_go(steps):
             size = len(msgspec.json.encode(document)) + len(msgspec.json.encode(inputs))
             model.all.append((tenant, f"r{at}", size, now[0] + 50))
             while (
-                len(live := model.live(tenant, now[0])) > 3 or sum(each[2] for each in live) > 400
+                len(live := model.live(tenant, now[0])) > 3 or sum(each[2] for each in live) > 700
             ):
                 model.all.remove(live[0])
         elif step == "delete" and own:
