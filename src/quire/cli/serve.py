@@ -14,7 +14,7 @@ from quire.cli import options, output
 from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, load, name_of, source_of
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
-from quire.config import format_bytes, parse_bytes
+from quire.config import format_bytes, parse_bytes, read_bytes
 from quire.errors import ConfigError
 from quire.extras import lacking_package, require
 from quire.plugins import load_offered
@@ -49,9 +49,22 @@ def serve(
     *,
     model: options.Model = TINY,
     name: Annotated[
-        str | None,
-        typer.Option(help="The model's name for clients.", show_default="the folder's, or the id"),
+        list[str] | None,
+        typer.Option(
+            help="The model's name for clients; several times for several names.",
+            show_default="the folder's, or the id",
+        ),
     ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="A file with the template of chats.", show_default="the model's"),
+    ] = None,
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            help="Sampling of requests that do not name it: auto, the model's; quire, temperature 1."
+        ),
+    ] = "auto",
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
     keys: options.Keys = None,
@@ -167,6 +180,8 @@ def serve(
       quire serve --replicas 3 --tier redis://127.0.0.1:6379
     """
     require("serve", "a server")
+    if generation_config not in ("auto", "quire"):
+        raise ConfigError(f"--generation-config is auto or quire, got {generation_config!r}")
     source_of(model)  # what is not there is said before anything is loaded
     if events is not None and not (events_in_clear or _is_local(events)):
         raise ConfigError(
@@ -196,7 +211,12 @@ def serve(
     wanted = Wanted(
         model=model,
         dtype=dtype,
-        name=name or name_of(model),
+        name=name[0] if name else name_of(model),
+        other_names=(name or [])[1:],
+        chat_template=None
+        if chat_template is None
+        else read_bytes(chat_template).decode("utf-8", "replace"),
+        generation_config=generation_config,
         keys=read_keys(keys, exposed=exposed),
         max_inflight=max_inflight,
         max_wait=max_wait,
@@ -264,9 +284,10 @@ def serve(
 
 
 class Wanted(NamedTuple):
-    """The settings of a server: a model as `load` takes it, its `name`, API keys, limits, tiers.
+    """The settings of a server: a model as `load` takes it, its names, API keys, limits, tiers.
 
-    `engine` are options of `Engine`.
+    `engine` are options of `Engine`, `chat_template` is the text of one, None for the model's. `generation_config` is
+    "auto", for the model's sampling parameters, or "quire".
     """
 
     model: str
@@ -280,6 +301,9 @@ class Wanted(NamedTuple):
     tier_file: Path | None
     tier_key_file: Path | None
     engine: Mapping[str, Any]
+    other_names: Sequence[str] = ()
+    chat_template: str | None = None
+    generation_config: str = "auto"
 
     def service(self, running: "AsyncEngine") -> "ServedModel":
         """Return an engine as a server has it."""
@@ -291,7 +315,11 @@ class Wanted(NamedTuple):
             max_body=self.max_body,
             slow_s=SLOW_S,
         )
-        return ServedModel(running, self.name, self.keys, bounds)
+        is_own = self.generation_config == "auto"
+        sampling: dict[str, Any] = running.engine.own_sampling if is_own else {}
+        return ServedModel(
+            running, self.name, self.keys, bounds, other_names=self.other_names, sampling=sampling
+        )
 
 
 @contextmanager
@@ -314,6 +342,8 @@ def opened_engine(
             from quire.observe.heat import Heat
 
             loaded, tokenizer = load(wanted.model, wanted.dtype)
+            if wanted.chat_template is not None:
+                tokenizer.chat_template = wanted.chat_template
             engine = Engine(
                 loaded,
                 tokenizer,

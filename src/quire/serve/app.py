@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire._version import __version__
 from quire.engines.purging import PurgeRequest
 from quire.serve import protocol
 from quire.serve.completions import CompletionReply
@@ -64,6 +65,7 @@ def make_app(service: ServedModel) -> Starlette:
         ("GET", "/v1/responses/{name}/input_items", None, responses.input_items),
         ("GET", "/v1/models", None, client.models),
         ("GET", "/v1/models/{name:path}", None, client.model),
+        ("GET", "/version", None, client.version),
         ("POST", "/tokenize", protocol.PromptRequest, client.tokenize),
         ("POST", "/detokenize", protocol.Detokenize, client.detokenize),
     ]
@@ -80,7 +82,8 @@ def make_app(service: ServedModel) -> Starlette:
         ("POST", "/v1/cache/evict", protocol.EvictRequest, operator.evict),
         ("POST", "/v1/cache/purge", PurgeRequest, operator.purge),
     ]
-    routes = [route(lambda _: None, "GET", "/health", None, client.health)]
+    asks = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+    routes = [route(lambda _: None, *each, None, client.health) for each in asks]
     routes += [route(service.keys.tenant, *each) for each in for_clients]
     routes += [route(service.keys.check_operator, *each) for each in for_operators]
     return Starlette(
@@ -105,11 +108,17 @@ class ClientRoutes:
         return {"input_tokens": (await self.tokenize(asked, request))["count"]}
 
     async def models(self, asked: None, request: Request) -> Any:
-        return {"object": "list", "data": [self._service.card()]}
+        return {
+            "object": "list",
+            "data": [self._service.card(each) for each in self._service.names],
+        }
 
     async def model(self, asked: None, request: Request) -> Any:
-        self._service.check_model(request.path_params["name"])
-        return self._service.card()
+        self._service.check_model(name := request.path_params["name"])
+        return self._service.card(name)
+
+    async def version(self, asked: None, request: Request) -> Any:
+        return {"version": __version__}
 
     async def tokenize(
         self, asked: protocol.PromptRequest | MessagePrompt, request: Request

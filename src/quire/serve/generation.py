@@ -102,6 +102,7 @@ def sampling_of(
     elif isinstance(asked, ChatRequest) and asked.callable_tools:
         tools = service.reader.tool_format
         given["skip_special_tokens"] &= not FORMATS[tools].is_special
+    given = service.sampling | given
     own: dict[str, Any] = {
         "max_tokens": asked.max_tokens,
         "logprobs": asked.num_logprobs,

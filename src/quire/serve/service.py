@@ -1,14 +1,15 @@
 """The state that all routes share: engine, API keys, requests in flight, tokenizer."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from quire.chat.reader import PromptReader
-from quire.engines.loop import AsyncEngine
+from quire.engines.loop import AsyncEngine, SamplingParams
 from quire.errors import ConfigError, RequestFailed
 from quire.observe.requests import RequestLog
 from quire.ops.pins import pin_budget
@@ -38,14 +39,27 @@ class Bounds(msgspec.Struct, frozen=True):
 class ServedModel:
     """An engine as a server has it.
 
+    `names`      those of the model for clients, the first of them in answers
+    `sampling`   sampling parameters of requests that do not name them. Raises `ConfigError` for one that cannot be
     `places`     those of sequences that were admitted and have not ended
     `retention`  prompts that tenants have retained: together at most as many tokens as pins may hold
     `kept`       responses that a later request may go on from
     `is_ending`  whether what runs is finished, and nothing new is taken
     """
 
-    def __init__(self, running: AsyncEngine, model: str, keys: ApiKeys, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        running: AsyncEngine,
+        model: str,
+        keys: ApiKeys,
+        bounds: Bounds,
+        *,
+        other_names: Sequence[str] = (),
+        sampling: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.running, self.model, self.keys, self.bounds = running, model, keys, bounds
+        self.names, self.sampling = tuple(dict.fromkeys([model, *other_names])), dict(sampling)
+        SamplingParams(**self.sampling)  # which a request would be refused for
         self.log = RequestLog(keys.in_order)
         self.max_model_len = running.engine.max_model_len
         self.reader = PromptReader(running.engine.tokenizer, self.max_model_len)
@@ -62,15 +76,16 @@ class ServedModel:
         """The sequences of all tenants."""
         return self.places.num_taken
 
-    def card(self) -> dict[str, Any]:
-        """Return the model's entry in `/v1/models`."""
-        own = {"id": self.model, "object": "model", "created": self._created}
+    def card(self, name: str) -> dict[str, Any]:
+        """Return the entry in `/v1/models` of one of the model's names."""
+        own = {"id": name, "object": "model", "created": self._created}
         return own | {"owned_by": "quire", "max_model_len": self.max_model_len}
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` unless a model that a request names is this one."""
-        if name not in (None, self.model):
-            said = f"the model {name!r} is not served here; {self.model!r} is"
+        if name is not None and name not in self.names:
+            served = " and ".join(map(repr, self.names))
+            said = f"the model {name!r} is not served here; {served} {'are' if self.names[1:] else 'is'}"
             raise ApiError(404, said, param="model", code="model_not_found")
 
     async def ids(self, asked: PromptRequest) -> list[Ids]:

@@ -21,7 +21,7 @@ from quire.engines.loop.answers import (
 )
 from quire.engines.loop.computing import Forward
 from quire.engines.loop.pace import StepPace
-from quire.engines.loop.params import SamplingParams
+from quire.engines.loop.params import SamplingParams, own_sampling
 from quire.engines.loop.requests import (
     Prompt,
     RequestOptions,
@@ -64,7 +64,7 @@ class Engine(PurgeableEngine):
         groups = settings.groups(packed.layout)
         self.tokenizer = tokenizer
         self.max_model_len = settings.longest(model.config, groups, packed.layout)
-        self.eos_ids = eos_ids(model)
+        self.eos_ids, self.own_sampling = eos_ids(model), own_sampling(model)
         with ExitStack() as opened:
             self.tiers, is_own = stack_of(settings.tiers)
             if self.tiers is not None and is_own:

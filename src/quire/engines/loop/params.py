@@ -1,7 +1,7 @@
 """Sampling parameters of a request, under vLLM's names, checked when they are made."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -123,3 +123,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _KINDS = get_type_hints(SamplingParams, include_extras=True)
+
+
+def own_sampling(model: Any) -> dict[str, Any]:
+    """Return the sampling parameters that a model's generation config names."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    own = {name: getattr(model.generation_config, name, None) for name in names}
+    return {name: value for name, value in own.items() if value is not None}
