@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 from loop_help import GREEDY, check_scores, nothing_held, plain_answer, tiny_model
+from passages_help import GATES, made
+from passages_help import prompt as in_segments
 
 from quire.engines.loop import Engine, SamplingParams, sampling, settings
 from quire.engines.loop.sampling import logprobs_of
 from quire.errors import ConfigError, QuireError, TokensError
+from quire_passages import NoRows, Passages
 from turns import few
 
 PROMPT = tuple((7 * i * i + 3 * i + 5) % 90 + 3 for i in range(50))
@@ -158,4 +161,19 @@ def test_a_scored_prompt_does_not_wait_for_another_request_that_computes_its_pre
     engine.step()
     assert len(engine.scheduler.queues.prefilling) == 2
     assert len(engine.scheduler.queues.waiting) == 1
+    engine.close()
+
+
+def test_a_scored_prompt_in_segments_is_computed_without_passages():
+    model, segments = made("Llama", {}), in_segments(sizes=(21, 48, 40, 9))
+    passages = Passages("64MiB", NoRows(), worth=10.0, min_tokens=2, gates=GATES)
+    engine = Engine(model, num_blocks=200, passages=passages)
+    parts = [segments.head, *segments.passages, segments.question]
+    for each in ([parts[0], *parts[-2:0:-1], parts[-1]], parts):
+        (output,) = engine.generate([{"segments": each}], GREEDY)
+    assert output.passages.exactness == "approximate"
+    asked = engine.add_request({"segments": parts}, ALONE)
+    assert engine._requests[asked].passages is None
+    (output,) = engine.step()
+    check_scores(model, segments.tokens.tolist(), output.prompt_logprobs, 0)
     engine.close()

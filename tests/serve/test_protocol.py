@@ -142,6 +142,23 @@ def test_a_field_that_is_null_is_as_if_it_were_absent(kind):
             read(ChatRequest, json.dumps(body | wrong).encode())
 
 
+@pytest.mark.parametrize(
+    ("given", "num_prompt_logprobs"),
+    [
+        (b'"logprobs": 2', None),
+        (b'"echo": true', None),
+        (b'"echo": true, "max_tokens": null', None),
+        (b'"echo": true, "max_tokens": 0', 0),
+        (b'"echo": true, "logprobs": 2', 2),
+        (b'"echo": true, "logprobs": 2, "prompt_logprobs": 5', 5),
+        (b'"prompt_logprobs": 0', 0),
+    ],
+)
+def test_a_prompt_is_scored_only_where_its_scores_are_told(given, num_prompt_logprobs):
+    asked = read(CompletionRequest, b'{"prompt": "a", %s}' % given)
+    assert asked.num_prompt_logprobs == num_prompt_logprobs
+
+
 def test_a_limit_is_refused_by_the_name_it_was_given_by():
     assert (
         refusal(ChatRequest, b'{"messages": [], "max_completion_tokens": 0}').param
