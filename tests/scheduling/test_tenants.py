@@ -8,53 +8,13 @@ from statistics import median
 
 import numpy as np
 from hypothesis import strategies as st
+from scheduling_clock import BLOCK, Clockwork
 
-from quire import CacheManager, Scope
-from quire.scheduling import Job, Limits, Scheduler
 from quire.scheduling.fairness import divided
 from turns import drawn
 
-BLOCK = 4
 SLACK = 3
 """Steps beside twice the time: for the step under way, and for what cannot be divided."""
-
-
-class Clockwork:
-    """A schedule without a model; a step takes one unit of time. No two prompts share a block."""
-
-    def __init__(self, slots, tokens, num_blocks, **limits):
-        self.manager = CacheManager(num_blocks, BLOCK)
-        self.scheduler = Scheduler(self.manager, Limits(slots, tokens, **limits))
-        self.now, self.number = 0, 0
-        self.arrivals, self.latencies, self.jobs = {}, {}, []
-
-    def ask(self, tenant, length, max_tokens, num_twins=0, priority=0):
-        """Queue a request of a tenant; return its job."""
-        self.number += 1
-        scope = Scope(tenant=tenant, salt=self.number)
-        prompt = np.arange(length, dtype=np.int32)
-        made = [
-            Job(prompt, max_tokens, scope=scope, priority=priority) for _ in range(1 + num_twins)
-        ]
-        job, *job.twins = made
-        self.scheduler.add(job)
-        self.arrivals |= dict.fromkeys(made, self.now)
-        self.jobs += made
-        return job
-
-    def step(self):
-        """Compute one step."""
-        step = self.scheduler.plan(self.now)
-        assert not self.scheduler.given_up
-        self.now += 1
-        if step is None:
-            return
-        self.manager.take_copies()
-        self.scheduler.complete(step, np.ones(len(step.samples), np.int32))
-        for job in step.sampled:
-            if job.num_generated >= job.max_tokens:
-                self.scheduler.finish(job)
-                self.latencies[job] = self.now - self.arrivals[job]
 
 
 def lone_latencies(asked, slots, tokens, num_blocks, **limits):
@@ -98,7 +58,8 @@ class Crowd:
         max_tokens = pick([1, 5, 40])
         length = pick([1, 5, 50, self.longest * len(self.others)])
         length = max(1, min(length, self.num_blocks * BLOCK - max_tokens))
-        self.all.ask(other, length, max_tokens, pick([0, 0, 0, 3, 15]), pick([0, 0, -1]))
+        num_twins = pick([0, 0, 0, 3, 15])
+        self.all.ask(other, length, max_tokens, num_twins, priority=pick([0, 0, -1]))
 
     def observe(self, length, max_tokens, num_twins):
         length = max(1, min(length, self.longest - max_tokens))

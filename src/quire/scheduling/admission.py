@@ -8,7 +8,7 @@ from quire.core import CacheManager
 from quire.core.room import least
 from quire.core.tokens import common_prefix
 from quire.ops import fits
-from quire.scheduling.job import Job
+from quire.scheduling.job import BY_RANK, Job
 
 
 def check_fits(manager: CacheManager, job: Job) -> None:
@@ -52,25 +52,35 @@ def granted(manager: CacheManager, job: Job, num_tokens: int) -> int:
     return max(num_tokens, 0)
 
 
-def has_leader(manager: CacheManager, job: Job, prefilling: Items[Job]) -> bool:
+def has_leader(manager: CacheManager, job: Job, prefilling: list[Job]) -> bool:
     """Whether a job that is being computed will store blocks that this one would compute again.
 
-    One whose prompt is scored computes them anyway.
+    That one is as urgent then as this one, and stands in `prefilling` accordingly. A job whose prompt is scored computes
+    all of it anyway.
     """
     if job.scores:
         return False
-    if job.behind is not None:
-        leader, end = job.behind
-        if leader in prefilling and leader.num_computed < end:
-            return True
-        job.behind = None
+    if is_held_back(job):
+        return True
+    job.behind = None
     for leader in prefilling:
         end = _shared_end(leader, job, manager.block_size)
         computes = leader.num_computed < end
         if computes and manager.probe(job.known(), job.scope).num_tokens < end:
             job.behind = leader, end
+            if leader.urgency < job.urgency:
+                leader.urgency = job.urgency
+                prefilling.sort(key=BY_RANK)
             return True
     return False
+
+
+def is_held_back(job: Job) -> bool:
+    """Whether the job that computes its prefix, as was found before, still does."""
+    if job.behind is None:
+        return False
+    leader, end = job.behind
+    return leader.state == "running" and leader.num_computed < end
 
 
 def _shared_end(leader: Job, job: Job, block_size: int) -> int:

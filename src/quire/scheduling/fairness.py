@@ -29,45 +29,49 @@ def divided(budget: int, spent: Items[int]) -> list[int]:
 def last_of(running: Items[Job]) -> Job:
     """Return the job that is preempted where blocks are short.
 
-    It is a tenant's last one by rank: of the lowest priority, and then of the tenant that holds most tokens.
+    It is a tenant's last one by rank: of the lowest priority, then one that is not urgent, and then of the tenant that
+    holds most tokens.
     """
     held, last = _held(running), {job.tenant: job for job in sorted(running, key=BY_RANK)}
-    return max(last.values(), key=lambda job: (-job.priority, held[job.tenant]))
+    return max(last.values(), key=lambda job: (-job.urgency, job.patience > 0, held[job.tenant]))
 
 
-def yielding(job: Job, running: Items[Job], slots: int, blocks: int, size: int) -> list[Job]:
+def yielding(
+    job: Job, priority: int, running: Items[Job], lacks: tuple[int, int], size: int
+) -> list[Job]:
     """Return running jobs that are preempted for one that waits; none where they would not do.
 
-    `slots`, `blocks`, `size`  running jobs, and blocks of `size` tokens, that are too many for it
+    `priority`  its own, or that of one that it holds up
+    `lacks`     running jobs, and blocks of `size` tokens, that are too many for it
 
-    Jobs of lower priority yield to it. Of equal ones those of another tenant do, to a job that has not run yet, as
-    long as that tenant then still has as many running ones as the job's, or holds as many tokens. So none of them
-    takes its place back. An urgent one yields to none of its own tenant.
+    Jobs of lower priority yield to it. Of equal ones those of another tenant do, as long as that tenant then still has
+    as many running ones as the job's; or, to a job that has not run yet, as long as it holds as many tokens. So none of
+    them takes its place back. An urgent one yields to none of its own tenant, and no blocks to an equal one.
     """
-    num, held = Counter(each.tenant for each in running), _held(running)
+    (slots, blocks), num, held = lacks, Counter(each.tenant for each in running), _held(running)
     left = sorted(running, key=BY_RANK)
     chosen: list[Job] = []
 
     def yields(other: Job) -> bool:
-        if other.priority != job.priority or other.tenant == job.tenant or job.num_preempted:
+        if other.urgency != priority or other.tenant == job.tenant:
             is_spared = other.tenant == job.tenant and not other.patience
-            return other.priority < job.priority and not is_spared
-        if slots > 0:
-            return num[other.tenant] > num[job.tenant] + 1
-        return held[other.tenant] > held[job.tenant] + job.num_tokens
+            return other.urgency < priority and not is_spared
+        if slots > 0 or not other.patience:
+            return slots > 0 and num[other.tenant] > num[job.tenant] + 1
+        return not job.num_preempted and held[other.tenant] > held[job.tenant] + job.num_tokens
 
     while slots > 0 or blocks > 0:
         last = {each.tenant: each for each in left if yields(each)}
         if not last:
             return []
         most = num if slots > 0 else held
-        victim = max(last.values(), key=lambda each: (-each.priority, most[each.tenant]))
+        victim = max(last.values(), key=lambda each: (-each.urgency, most[each.tenant]))
         left.remove(victim)
         chosen.append(victim)
         num[victim.tenant] -= 1
         held[victim.tenant] -= victim.num_tokens
         slots -= 1
-        blocks -= victim.num_computed // size
+        blocks -= -(-max(victim.open_seq.capacity, victim.num_tokens) // size)
     return chosen
 
 

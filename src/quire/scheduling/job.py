@@ -77,6 +77,8 @@ class Job:
     `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
     `num_due`     tokens that it had left to compute when it came
     `back_at`     the step before which it does not come back, where it was preempted for another one
+    `behind`      the job that computes its prefix, and up to which token
+    `urgency`     its priority, or the highest of those that wait for its prefix, or that it held up when it began
     Raises `TokensError`, `ScopeError`, `ConfigError`.
     """
 
@@ -103,7 +105,7 @@ class Job:
         self.num_scored = self.prompt_len - 1
         self.max_tokens = check_count("max_tokens", max_tokens)
         self.scope = scope
-        self.priority = as_int("priority", priority)
+        self.priority = self.urgency = as_int("priority", priority)
         self.deadline = inf if deadline is None else deadline
         self.start_by = inf
         self.terms: RequestTerms = terms or {}
@@ -163,7 +165,7 @@ class Job:
         """Its place among its tenant's jobs, lowest first: who is urgent, by priority, by what is left, by arrival."""
         if not self.patience:
             return (False, 0, 0, self.number)
-        return (True, -self.priority, self.num_due, self.number)
+        return (True, -self.urgency, self.num_due, self.number)
 
     def known(self, start: int = 0, stop: int | None = None) -> IntArray:
         """Return known tokens [start, stop), int32, as a copy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Generator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from quire.errors import InvariantError, SequenceError
 from quire.scheduling.job import BY_RANK, Job
@@ -19,35 +19,52 @@ class Tenant:
     `prefilling`     jobs whose prompts are computed, by rank
     `num_decoding`   its jobs that decode
     `num_prefilled`  tokens of prompts that were computed for it
-    `num_owed`       tokens of steps that its oldest prompt is owed, as shorter ones got them
-    `patience`       so many jobs of tenants with no fewer running ones are admitted while it waits; then it is next
+    `oldest`         its prompt that came first, of those that a step was divided among
+    `num_owed`       tokens of steps that this one is owed, as shorter ones got them
+    `patience`       so many jobs of tenants with no fewer running ones are admitted while it waits; then it is next.
+                     Below 0, so many more were, which had their share
     """
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, patience: int, num_prefilled: int) -> None:
         self.waiting: list[Job] = []
         self.prefilling: list[Job] = []
-        self.num_decoding = self.num_prefilled = self.num_owed = 0
-        self.patience = patience
+        self.oldest: Job | None = None
+        self.num_decoding = self.num_owed = 0
+        self.num_prefilled, self.patience = num_prefilled, patience
 
     @property
     def num_running(self) -> int:
         return len(self.prefilling) + self.num_decoding
 
-    def turn(self, at: int) -> tuple[bool, int, int, int]:
-        """Return its place among tenants with waiting jobs, lowest first, by that of these which is looked at.
+    def priority(self, job: Job) -> int:
+        """Return the priority of a job that waits: of an urgent one, the highest of those that it holds up."""
+        return job.urgency if job.patience else max(each.urgency for each in self.waiting)
 
-        An urgent job has the highest priority of those that it holds up.
-        """
-        job = self.waiting[at]
-        priority = job.priority if job.patience else max(each.priority for each in self.waiting)
+    def turn(self, at: int) -> tuple[bool, int, int, int]:
+        """Return its place among tenants with waiting jobs, lowest first, by that of these which is looked at."""
+        priority = self.priority(self.waiting[at])
         return (self.patience > 0, -priority, self.num_running, self.num_prefilled)
 
     def by_priority(self) -> Generator[tuple[int, Job]]:
         """Yield its prompts, last first, each with its priority or that of one that it holds up."""
         highest: int | None = None
         for job in reversed(self.prefilling):
-            highest = job.priority if highest is None else max(highest, job.priority)
+            highest = job.urgency if highest is None else max(highest, job.urgency)
             yield highest, job
+
+
+class Turn(NamedTuple):
+    """A tenant's place in an admission.
+
+    `turn`    of `Tenant.turn`
+    `number`  of the tenants
+    `at`      its waiting job that is looked at
+    """
+
+    turn: tuple[bool, int, int, int]
+    number: int
+    at: int
+    tenant: Tenant
 
 
 class JobQueues:
@@ -84,7 +101,9 @@ class JobQueues:
     def tenant(self, job: Job) -> Tenant:
         """Return the tenant of a job, a new one where it has no other."""
         if (tenant := self.tenants.get(job.tenant)) is None:
-            tenant = self.tenants[job.tenant] = Tenant(self._patience)
+            # No tokens that it had while others were not here come first.
+            least = min((each.num_prefilled for each in self.tenants.values()), default=0)
+            tenant = self.tenants[job.tenant] = Tenant(self._patience, least)
         return tenant
 
     def wait(self, job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TypeAlias
 
 from quire.core import CacheManager, DecodeBatch
@@ -10,12 +11,15 @@ from quire.core.tokens import IntArray
 from quire.errors import OutOfBlocks, QuireError
 from quire.ops import fits
 from quire.scheduling.admission import granted
-from quire.scheduling.fairness import last_of
+from quire.scheduling.fairness import divided, last_of
 from quire.scheduling.job import Job, Limits
-from quire.scheduling.queues import JobQueues
+from quire.scheduling.queues import JobQueues, Tenant
 from quire.scheduling.step import Step
 
 Hook: TypeAlias = Callable[[Job], None]
+
+MOST_OWED = 4
+"""A tenant's oldest prompt lags at most so many steps behind the half that it is owed of each."""
 
 
 class Room:
@@ -94,6 +98,49 @@ class Room:
                 parts[job] = num_tokens
                 return num_tokens - has
         return 0
+
+    def _divide(self, budget: int, parts: dict[Job, int]) -> None:
+        """Divide the tokens of a step among prompts: by priority, then by tenant as evenly as can be, then by rank.
+
+        A tenant's share has the tokens of its jobs that decode in it; what one leaves goes to the others.
+        """
+        queues: dict[int, dict[Tenant, list[Job]]] = {}
+        tenants = self.queues.tenants.values()
+        for tenant in sorted(tenants, key=attrgetter("num_prefilled")):
+            for priority, job in tenant.by_priority():  # from the last one, which is popped last
+                queues.setdefault(priority, {}).setdefault(tenant, []).append(job)
+        spent = {tenant: tenant.num_decoding for tenant in tenants}
+        for priority in sorted(queues, reverse=True):
+            left = queues[priority]
+            while left and budget > 0:
+                shares = divided(budget, [spent[tenant] for tenant in left])
+                for (tenant, jobs), share in zip([*left.items()], shares, strict=True):
+                    used = self._cut_each(tenant, jobs, share, parts)
+                    budget -= used
+                    spent[tenant] += used
+                    if not jobs:
+                        del left[tenant]
+
+    def _cut_each(self, tenant: Tenant, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
+        """Give a tenant's prompts tokens of this step, and return how many; take away those that can use no more.
+
+        The first by rank comes first. The oldest is owed half of each share, as far as it can use it, and gets what it is
+        owed beyond `MOST_OWED` shares before all others, however many shorter ones come meanwhile.
+        """
+        oldest, used = min(jobs, key=attrgetter("number")), 0
+        if tenant.oldest is not oldest:
+            tenant.oldest, tenant.num_owed = oldest, 0
+        had = parts.get(oldest, 0)
+        half = min(-(-share // 2), self.limits.max_prefill_tokens or share, oldest.num_left)
+        tenant.num_owed = min(tenant.num_owed + half, (MOST_OWED + 1) * share)
+        if (due := tenant.num_owed - MOST_OWED * share) > 0:
+            used = self._cut(oldest, min(due, share), parts)
+        while jobs and used < share:
+            used += self._cut(jobs[-1], share - used, parts)
+            if used < share:
+                jobs.pop()
+        tenant.num_owed = max(tenant.num_owed - parts.get(oldest, 0) + had, 0)
+        return used
 
     def _make_way(self, error: OutOfBlocks) -> None:
         """Preempt the job that is the last to be served; if it is the only one, it is given up."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from contextlib import suppress
+from heapq import heapify, heappop, heappush
 from math import inf
-from operator import attrgetter
 
 import numpy as np
 
@@ -22,18 +23,21 @@ from quire.errors import (
     QueueTimeout,
     SequenceError,
 )
-from quire.scheduling.admission import check_fits, has_leader, lacking
-from quire.scheduling.fairness import divided, yielding
+from quire.scheduling.admission import check_fits, has_leader, is_held_back, lacking
+from quire.scheduling.fairness import yielding
 from quire.scheduling.job import BY_RANK, Job, Limits
-from quire.scheduling.queues import Tenant
+from quire.scheduling.queues import Tenant, Turn
 from quire.scheduling.room import Hook, Room
 from quire.scheduling.step import Step
 
 LOOK_AHEAD = 8
-"""So many waiting jobs that find no room are looked at before admission ends."""
+"""So many waiting jobs that find no room are looked at in all, but at least one of each tenant."""
 
-MOST_OWED = 4
-"""A tenant's oldest prompt lags at most so many steps behind the half that it is owed of each."""
+MOST_LOOKS = 64
+"""So many waiting jobs that find no room are looked at before admission ends, however many tenants there are."""
+
+MOST_PASSED = 64
+"""So many jobs within their tenants' shares pass an overdue one that is larger than its own; then nobody does."""
 
 MAX_BACK = 6
 """2 to the power of this: the most steps that a job which yielded to another one stays away."""
@@ -112,12 +116,10 @@ class Scheduler(Room):
             self._admit(min(most - len(queues.decoding), self.prompt_tokens))
         if is_late:
             self._end_waits()
-        budget = most - len(queues.decoding)
-        drafts = self._take_drafts(budget)
         parts: dict[Job, int] = {}
         if queues.num_prefilling:
-            budget -= sum(map(len, drafts.values()))
-            self._divide(min(budget, self.prompt_tokens), parts)
+            self._divide(min(most - len(queues.decoding), self.prompt_tokens), parts)
+        drafts = self._take_drafts(most - len(queues.decoding) - sum(parts.values()))
         if self._next is not None and not drafts and not parts:
             self._step = self._next
         elif queues.decoding or parts:
@@ -183,48 +185,6 @@ class Scheduler(Room):
                 self.queues.take(twin)
                 self._begin_decoding(twin)
 
-    # -- prompts ---------------------------------------------------------------------------
-
-    def _divide(self, budget: int, parts: dict[Job, int]) -> None:
-        """Divide the tokens of a step among prompts: by priority, then by tenant as evenly as can be, then by rank.
-
-        A tenant's share has the tokens of its jobs that decode in it; what one leaves goes to the others.
-        """
-        queues: dict[int, dict[Tenant, list[Job]]] = {}
-        tenants = self.queues.tenants.values()
-        for tenant in sorted(tenants, key=attrgetter("num_prefilled")):
-            for priority, job in tenant.by_priority():  # from the last one, which is popped last
-                queues.setdefault(priority, {}).setdefault(tenant, []).append(job)
-        spent = {tenant: tenant.num_decoding for tenant in tenants}
-        for priority in sorted(queues, reverse=True):
-            left = queues[priority]
-            while left and budget > 0:
-                shares = divided(budget, [spent[tenant] for tenant in left])
-                for (tenant, jobs), share in zip([*left.items()], shares, strict=True):
-                    used = self._cut_each(tenant, jobs, share, parts)
-                    budget -= used
-                    spent[tenant] += used
-                    if not jobs:
-                        del left[tenant]
-
-    def _cut_each(self, tenant: Tenant, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
-        """Give a tenant's prompts tokens of this step, and return how many; take away those that can use no more.
-
-        The first by rank comes first. The oldest is owed half of each share, and gets what it is owed beyond
-        `MOST_OWED` shares before all others, however many shorter ones come meanwhile.
-        """
-        oldest, used = min(jobs, key=attrgetter("number")), 0
-        had = parts.get(oldest, 0)
-        tenant.num_owed += -(-share // 2)
-        if (due := tenant.num_owed - MOST_OWED * share) > 0:
-            used = self._cut(oldest, min(due, share), parts)
-        while jobs and used < share:
-            used += self._cut(jobs[-1], share - used, parts)
-            if used < share:
-                jobs.pop()
-        tenant.num_owed = max(tenant.num_owed - parts.get(oldest, 0) + had, 0)
-        return used
-
     # -- admission -------------------------------------------------------------------------
 
     def _admit(self, budget: int) -> None:
@@ -239,31 +199,57 @@ class Scheduler(Room):
         if seen is not None and self.queues.num_running and not any(map(int.__gt__, room, seen)):
             return
         share = budget / sum(bool(tenant.waiting or tenant.prefilling) for tenant in tenants)
-        places, look = {tenant: 0 for tenant in tenants if tenant.waiting}, LOOK_AHEAD
-        is_overdue = False
-        while places and look:
-            tenant = min(places, key=lambda each: each.turn(places[each]))
-            at = places[tenant] if tenant.waiting[0].patience else 0
-            job = tenant.waiting[at]
-            if job.patience and self._num_steps < job.back_at and self.queues.num_running:
+        waiting = [tenant for tenant in tenants if tenant.waiting]
+        most_each, most = max(LOOK_AHEAD // len(waiting), 1), MOST_LOOKS
+        looks, overdue = Counter[Tenant](), list[Tenant]()
+        queue: list[Turn] = [
+            Turn(tenant.turn(0), number, 0, tenant) for number, tenant in enumerate(waiting)
+        ]
+        heapify(queue)
+        while queue and most:
+            turn, number, at, tenant = heappop(queue)
+            at = at if tenant.waiting[0].patience else 0
+            if (now := tenant.turn(at)) > turn:
+                heappush(queue, Turn(now, number, at, tenant))
+                continue
+            job, num_running = tenant.waiting[at], self.queues.num_running
+            if job.patience and self._num_steps < job.back_at and num_running:
                 self._room_seen = None
                 at += 1
             elif self._is_behind(tenant, job, share):
                 self._room_seen = None
                 at = len(tenant.waiting)
-            elif is_overdue and not self._is_in_share(tenant, job):
+            elif any(self._goes_before(other, tenant, job) for other in overdue):
                 at = len(tenant.waiting)
-            elif not has_leader(self.manager, job, tenant.prefilling) and self._makes_room(job):
+            elif not has_leader(self.manager, job, tenant.prefilling) and self._makes_room(
+                job, tenant.priority(job)
+            ):
                 self._start(tenant, job)
+                if (
+                    self.queues.num_running <= num_running
+                ):  # others of fewer running ones come sooner
+                    queue = [each._replace(turn=each.tenant.turn(each.at)) for each in queue]
+                    heapify(queue)
             else:
-                look -= job.behind is None
-                is_overdue |= not tenant.patience
-                at = at + 1 if job.patience and tenant.patience else len(tenant.waiting)
-            places[tenant] = at
-            if at >= len(tenant.waiting):
-                del places[tenant]
+                if job.behind is None:
+                    looks[tenant] += 1
+                    most -= 1
+                if not tenant.patience > 0:
+                    overdue.append(tenant)
+                can_pass = job.patience and tenant.patience > 0 and looks[tenant] < most_each
+                at = at + 1 if can_pass else len(tenant.waiting)
+            while 0 < at < len(tenant.waiting) and is_held_back(tenant.waiting[at]):
+                at += 1
+            if at < len(tenant.waiting):
+                heappush(queue, Turn(tenant.turn(at), number, at, tenant))
         if self._batch is None:
             self._reserve_decodes()
+
+    def _goes_before(self, other: Tenant, tenant: Tenant, job: Job) -> bool:
+        """Whether a tenant that is overdue keeps a job of another one waiting, which has its share, or passed it too often."""
+        if tenant.priority(job) > other.priority(other.waiting[0]):
+            return False
+        return other.patience <= -MOST_PASSED or not self._is_in_share(tenant, job)
 
     def _is_behind(self, tenant: Tenant, job: Job, share: float) -> bool:
         """Whether a waiting job would compute nothing yet, as those before it need its tenant's share of a step."""
@@ -282,9 +268,10 @@ class Scheduler(Room):
             n * num <= pool.num_blocks for n, pool in zip(blocks, pools, strict=True)
         )
 
-    def _makes_room(self, job: Job) -> bool:
+    def _makes_room(self, job: Job, priority: int) -> bool:
         """Whether a waiting job finds a place and room, once running ones that yield to it were preempted.
 
+        `priority`  its own, or that of one that it holds up
         Where nothing runs there is nothing to wait for.
         """
         queues = self.queues
@@ -293,7 +280,8 @@ class Scheduler(Room):
             blocks = lacking(self.manager, job, queues.prefilling, self.limits.watermark)
             if slots <= 0 and blocks <= 0:
                 break
-            victims = yielding(job, queues.running, slots, blocks, self.manager.block_size)
+            lacks, size = (slots, blocks), self.manager.block_size
+            victims = yielding(job, priority, queues.running, lacks, size)
             if not victims:
                 return False
             victim = victims[0]  # and then the next: others may read some of its blocks, too
@@ -318,18 +306,23 @@ class Scheduler(Room):
             job.num_found = min(job.seq.num_cached, job.prompt_len)
             if job.seq.pending is not None and not job.scores:
                 job.missed = job.seq.pending.missed
-        job.start_by = inf
+        job.start_by, job.urgency = inf, tenant.priority(job)
         job.started = self._now if job.started is None else job.started
         self.queues.take(job)
         self.queues.compute(job)
-        passed = [other for other in tenant.waiting if other.number < job.number and other.patience]
+        lower = [other for other in tenant.prefilling if other.urgency < job.urgency]
+        passed = [*tenant.waiting, *lower]
+        passed = [other for other in passed if other.number < job.number and other.patience]
         for other in passed:
             other.patience -= 1
         if not all(other.patience for other in passed):
             tenant.waiting.sort(key=BY_RANK)
+            tenant.prefilling.sort(key=BY_RANK)
         for other in self.queues.tenants.values():
             if other is not tenant and other.waiting and other.num_running < tenant.num_running:
-                other.patience = max(other.patience - 1, 0)
+                other.patience = max(other.patience - 1, -MOST_PASSED)
+        if tenant.patience <= -MOST_PASSED:  # who passed it so often does not take its blocks
+            job.patience = 0
         tenant.patience = self.limits.max_passed
         if self._opened is not None:
             self._opened(job)
