@@ -167,9 +167,9 @@ def test_the_kernel_has_4400_lines_at_most_and_2750_of_code():
     assert sum(map(num_code_lines, texts)) <= 2750
 
 
-def test_the_server_has_1900_lines_of_code_at_most():
+def test_the_server_has_2500_lines_of_code_at_most():
     files = (SRC / "serve").rglob("*.py")
-    assert sum(num_code_lines(path.read_text(encoding="utf-8")) for path in files) <= 1900
+    assert sum(num_code_lines(path.read_text(encoding="utf-8")) for path in files) <= 2500
 
 
 def test_engine_and_scheduler_have_2400_lines_of_code_at_most():
