@@ -5,7 +5,7 @@ python benchmarks/beside_long_prompt.py --model smollm2 --bounds 0,0.25,0.08
 A row per bound (`quire serve --max-inter-token`, 0: none), medians of rounds:
 
     short alone    seconds of a request of 20 tokens, one new, while nothing else runs
-    short beside   seconds of such requests while the long prompt is computed, and of the slowest
+    short beside   seconds of such requests while the long prompt is computed, one every 2 s, and of the slowest
     gap            the 99th percentile of the times between tokens of a stream meanwhile
     tokens         of the stream meanwhile
     long           seconds of the long prompt's first token, beside both; `ratio`: against that with bound 0
@@ -27,7 +27,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 PAUSE_S = 0.25
-"""Between two short requests, and before the long prompt comes to a stream."""
+"""Before the long prompt comes to a stream."""
+
+EVERY_S = 2.0
+"""From one short request to the next, or as long as it takes."""
 
 
 class Client:
@@ -101,7 +104,7 @@ def measured(url: str, length: int, seed: int) -> dict[str, float]:
     short: list[float] = []
     while asking.is_alive():
         short.append(Client(url, seed + 2 + len(short)).seconds(20))
-        sleep(PAUSE_S)
+        sleep(max(EVERY_S - short[-1], 0))
     ended, is_done = perf_counter(), True
     following.join()
     within = [at for at in times if begun <= at <= ended]

@@ -2,9 +2,9 @@
 
 job        the tokens to generate, and the progress; the limits of a schedule
 queues     the jobs that are not finished, by tenant: who waits, has a prompt, decodes
-room       Room: blocks for a step, and who is preempted where they are short
+room       Room: tokens and blocks for a step, and who is preempted where they are short
 admission  whether a job would find room, and whether another one computes its prefix
-fairness   the parts of a step by tenant, and the running jobs that yield to one that waits
+fairness   parts of a budget by tenant, and the running jobs that yield to one that waits
 step       the inputs of one forward, as arrays
 scheduler  Scheduler: plan a step, complete it
 fit        CostFit: seconds learned from what was measured

@@ -1,4 +1,4 @@
-"""Room: the blocks that running jobs get for a step, and the jobs that are preempted where blocks are short."""
+"""Room: the tokens and blocks that running jobs get for a step, and the jobs preempted where blocks are short."""
 
 from __future__ import annotations
 
