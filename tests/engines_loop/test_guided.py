@@ -119,6 +119,13 @@ def forms(draw, depth=2):
     return tuple(f"({a}){'+' if kind == 'some of' else '?'}" for a in left)
 
 
+@pytest.mark.parametrize("form", ['(("a")+)+', '("a"{2}){2}', '(("a"+)?){1,3}'])
+def test_a_repetition_in_gbnf_may_be_repeated(form):
+    asked = {"grammar": f'root ::= "b" {form} "c"'}
+    answer = run(SamplingParams(structured_outputs=asked, temperature=0.0), Toy(1, VOCAB), most=60)
+    assert answer is None or re.fullmatch("ba*c", bytes(answer).decode())
+
+
 @pytest.mark.cases(2)
 @settings(max_examples=40, deadline=None)
 @given(form=forms(), seed=st.integers(0, 2**32), temperature=st.sampled_from([0.0, 1.0, 3.0]))

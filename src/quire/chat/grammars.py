@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -118,12 +119,17 @@ def _as_lark(text: str) -> str:
     """Return a grammar as Lark writes it, also of one in GBNF. Raises `ValueError`."""
     if not _GBNF_RULE.search(text):
         return text
-    from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - optional
-
+    converter: Any = import_module("llguidance.gbnf_to_lark")  # optional
+    converter.RepetitionNode.is_atomic = _needs_parentheses
     try:
-        return gbnf_to_lark(text)
+        return str(converter.gbnf_to_lark(text))
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _needs_parentheses(repetition: object) -> bool:
+    """Say of each repetition that it is not atomic: by default, llguidance writes one that is repeated as `"a"++`."""
+    return False
 
 
 def _any_of(texts: Sequence[str]) -> str:
