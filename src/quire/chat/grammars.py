@@ -127,7 +127,7 @@ def _as_lark(text: str) -> str:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _needs_parentheses(repetition: object) -> bool:
+def _needs_parentheses(_: object) -> bool:
     """Say of each repetition that it is not atomic: by default, llguidance writes one that is repeated as `"a"++`."""
     return False
 
