@@ -137,3 +137,12 @@ def test_a_long_prompt_that_cannot_use_its_half_is_owed_no_more(most):
     clock.steps(30)
     clock.scheduler.prompt_tokens = 16
     assert clock.wait_for(clock.ask("a", 8)) <= 2
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_a_short_prompt_and_a_long_one_share_steps_of_any_few_tokens(tokens):
+    clock = Clockwork(8, 40, 1000)
+    clock.ask("a", 1000)
+    clock.scheduler.prompt_tokens = tokens
+    clock.steps(20)
+    assert clock.wait_for(clock.ask("a", 20)) <= 2 * 20 // tokens + 5

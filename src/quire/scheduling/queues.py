@@ -29,7 +29,7 @@ class Tenant:
         self.waiting: list[Job] = []
         self.prefilling: list[Job] = []
         self.oldest: Job | None = None
-        self.num_decoding = self.num_owed = 0
+        self.num_decoding, self.num_owed = 0, 0.0
         self.num_prefilled, self.patience = num_prefilled, patience
 
     @property

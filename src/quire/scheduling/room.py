@@ -131,9 +131,9 @@ class Room:
         if tenant.oldest is not oldest:
             tenant.oldest, tenant.num_owed = oldest, 0
         had = parts.get(oldest, 0)
-        half = min(-(-share // 2), self.limits.max_prefill_tokens or share, oldest.num_left)
+        half = min(share / 2, self.limits.max_prefill_tokens or share, oldest.num_left)
         tenant.num_owed = min(tenant.num_owed + half, (MOST_OWED + 1) * share)
-        if (due := tenant.num_owed - MOST_OWED * share) > 0:
+        if (due := int(tenant.num_owed - MOST_OWED * share)) > 0:
             used = self._cut(oldest, min(due, share), parts)
         while jobs and used < share:
             used += self._cut(jobs[-1], share - used, parts)
