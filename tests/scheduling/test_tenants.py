@@ -85,9 +85,7 @@ def slowdowns(seed, num_tenants, slots, tokens, room, **limits):
     tokens=st.integers(2, 30),
     room=st.integers(12, 40),
     most=st.sampled_from([None, None, 1, 7]),
-    max_passed=st.sampled_from(
-        [4, 16]
-    ),  # with 1, urgent jobs go first so often that it is up to 4 x
+    max_passed=st.sampled_from([1, 4, 16]),
 )
 def test_what_others_ask_at_most_doubles_the_time_that_a_share_of_the_schedule_takes(
     *, seed, num_tenants, slots, tokens, room, most, max_passed

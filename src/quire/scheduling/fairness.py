@@ -29,11 +29,11 @@ def divided(budget: int, spent: Items[int]) -> list[int]:
 def last_of(running: Items[Job]) -> Job:
     """Return the job that is preempted where blocks are short.
 
-    It is a tenant's last one by rank: of the lowest priority, then one that is not urgent, and then of the tenant that
+    It is a tenant's last one by rank: of the lowest priority, then one that is not overdue, and then of the tenant that
     holds most tokens.
     """
     held, last = _held(running), {job.tenant: job for job in sorted(running, key=BY_RANK)}
-    return max(last.values(), key=lambda job: (-job.urgency, job.patience > 0, held[job.tenant]))
+    return max(last.values(), key=lambda job: (-job.urgency, not job.is_overdue, held[job.tenant]))
 
 
 def yielding(
@@ -46,7 +46,8 @@ def yielding(
 
     Jobs of lower priority yield to it. Of equal ones those of another tenant do, as long as that tenant then still has
     as many running ones as the job's; or, to a job that has not run yet, as long as it holds as many tokens. So none of
-    them takes its place back. An urgent one yields to none of its own tenant, and no blocks to an equal one.
+    them takes its place back. An urgent one yields to none of its own tenant, and an overdue one
+    no blocks to an equal one.
     """
     (slots, blocks), num, held = lacks, Counter(each.tenant for each in running), _held(running)
     left = sorted(running, key=BY_RANK)
@@ -56,7 +57,7 @@ def yielding(
         if other.urgency != priority or other.tenant == job.tenant:
             is_spared = other.tenant == job.tenant and not other.patience
             return other.urgency < priority and not is_spared
-        if slots > 0 or not other.patience:
+        if slots > 0 or other.is_overdue:
             return slots > 0 and num[other.tenant] > num[job.tenant] + 1
         return not job.num_preempted and held[other.tenant] > held[job.tenant] + job.num_tokens
 

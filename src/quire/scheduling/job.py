@@ -77,6 +77,7 @@ class Job:
     `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
     `num_due`     tokens that it had left to compute when it came
     `back_at`     the step before which it does not come back, where it was preempted for another one
+    `is_overdue`  whether others within their shares passed it so often that equal ones do not take its blocks
     `behind`      the job that computes its prefix, and up to which token
     `urgency`     its priority, or the highest of those that wait for its prefix, or that it held up when it began
     Raises `TokensError`, `ScopeError`, `ConfigError`.
@@ -118,6 +119,7 @@ class Job:
         self.missed: Missed | None = None
         self.num_yielded = self.num_due = self.back_at = 0
         self.patience = 1
+        self.is_overdue = False
         self.behind: tuple[Job, int] | None = None
 
     @property

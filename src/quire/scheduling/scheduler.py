@@ -31,13 +31,13 @@ from quire.scheduling.room import Hook, Room
 from quire.scheduling.step import Step
 
 LOOK_AHEAD = 8
-"""So many waiting jobs that find no room are looked at in all, but at least one of each tenant."""
+"""The number of waiting jobs without room that an admission looks at; of each tenant it looks at one at least."""
 
 MOST_LOOKS = 64
-"""So many waiting jobs that find no room are looked at before admission ends, however many tenants there are."""
+"""The number of waiting jobs without room behind which an admission ends, however many tenants there are."""
 
 MOST_PASSED = 64
-"""So many jobs within their tenants' shares pass an overdue one that is larger than its own; then nobody does."""
+"""The number of jobs within their tenants' shares that pass an overdue one larger than its own; then nobody does."""
 
 MAX_BACK = 6
 """2 to the power of this: the most steps that a job which yielded to another one stays away."""
@@ -321,8 +321,7 @@ class Scheduler(Room):
         for other in self.queues.tenants.values():
             if other is not tenant and other.waiting and other.num_running < tenant.num_running:
                 other.patience = max(other.patience - 1, -MOST_PASSED)
-        if tenant.patience <= -MOST_PASSED:  # who passed it so often does not take its blocks
-            job.patience = 0
+        job.is_overdue |= tenant.patience <= -MOST_PASSED
         tenant.patience = self.limits.max_passed
         if self._opened is not None:
             self._opened(job)
