@@ -239,7 +239,7 @@ def agent(**more):
     } | more
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_session_of_thirty_tool_calls_computes_only_what_is_new(server):
     size, before = server.manager.block_size, copy.copy(server.manager.stats)
     talk = [{"role": "user", "content": [{"type": "text", "text": "Look."}]}]

@@ -79,7 +79,7 @@ def test_an_image_in_a_chat_is_refused_by_its_place(server):
     assert answer.json()["error"]["param"] == "messages[0].content[0].type"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_command_takes_names_and_a_chat_template(tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
