@@ -166,6 +166,18 @@ def opened(keys=None, **options):
     assert handle.num_open == 0
 
 
+def test_pages_of_allowed_sites_may_ask():
+    page = "https://chat.example"
+    for front in opened(ApiKeys(origins=[page])):
+        for more in ({}, {"stream": True}):
+            answer = plain_http.post(
+                f"{front.url}/v1/completions",
+                json={"prompt": TEXT, **more},
+                headers={"origin": page},
+            )
+            assert answer.headers["access-control-allow-origin"] == page
+
+
 def lines(answer):
     return [line for line in answer.text.splitlines() if line.startswith("data: ")]
 

@@ -214,6 +214,18 @@ def test_keys_and_sizes_are_checked_before_anybody_is_asked():
         assert len(fake.asked) == 1
 
 
+def test_the_router_decides_which_pages_may_ask():
+    fake, page = FakeUpstream("one"), "https://chat.example"
+    with served(fake.app()) as url, routed([url], keys=ApiKeys(origins=[page])) as router:
+        router.well(True)
+        for more in ({}, {"stream": True}):
+            answer = router.ask(headers={"origin": page}, **more)
+            assert answer.headers["access-control-allow-origin"] == page
+        assert "origin" not in fake.asked[0][2]
+        assert router.ask(headers={"origin": "https://evil.example"}).status_code == 403
+        assert len(fake.asked) == 2
+
+
 def test_another_router_needs_no_prefixes(two):
     router, _ = two
     router.proxy._router = RoundRobin()

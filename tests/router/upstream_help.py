@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 import plain_http
 from quire.routing import PrefixAware
+from quire.web.cors import with_cors
 from quire.web.keys import ApiKeys
 from quire_router.prefixes import SentPrefixes
 from quire_router.proxy import Proxy
@@ -119,7 +120,7 @@ def routed(urls, router=None, prefixes=None, keys=None, **more):
     prefixes = prefixes or SentPrefixes(1 << 12)
     upstreams = [Upstream(url) for url in urls]
     proxy = Proxy(upstreams, router or PrefixAware(4.0), prefixes, keys or ApiKeys(), **more)
-    with served(proxy.app()) as url:
+    with served(with_cors(proxy.app(), proxy.keys.origins)) as url:
         try:
             yield Router(url, proxy)
         finally:

@@ -177,3 +177,16 @@ def test_a_line_of_keys_with_another_third_word_is_refused(tmp_path, more):
     file.write_text(f"ann key-of-ann {more}\n")
     with pytest.raises(ConfigError, match=r"line 1 .* a line is NAME KEY"):
         read_keys(file, exposed=False)
+
+
+def test_pages_of_allowed_sites_may_ask_as_clients_do_and_not_as_the_operator():
+    for allowed in (["https://chat.example"], ["https://chat.example", "*"], ["*"]):
+        keys = ApiKeys(origins=allowed)
+        page = {"host": "localhost:1", "origin": "https://chat.example"}
+        assert keys.tenant(page) is None
+        assert status(lambda keys=keys, page=page: keys.check_operator(page)) == 403
+        elsewhere = page | {"host": "evil.example"}
+        assert status(lambda keys=keys, page=elsewhere: keys.tenant(page)) == 403
+    assert keys.tenant({"host": "localhost:1", "origin": "null"}) is None
+    keys = ApiKeys([("ann", "key-of-ann")], origins=["*"])
+    assert status(lambda: keys.tenant({"origin": "https://chat.example"})) == 401

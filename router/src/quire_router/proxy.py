@@ -134,7 +134,8 @@ class Proxy(Gateway):
         request = incoming.request
         async with AsyncExitStack() as held:
             held.enter_context(upstream.asked())
-            headers = [pair for pair in request.headers.items() if pair[0] not in OF_THE_HOP]
+            dropped = OF_THE_HOP | {"origin"}  # whether the page may ask was decided here
+            headers = [pair for pair in request.headers.items() if pair[0] not in dropped]
             sent = self._client.build_request(
                 request.method,
                 upstream.name + request.url.path,

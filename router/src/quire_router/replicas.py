@@ -20,9 +20,10 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from quire.routing import router_named
+from quire.web.cors import with_cors
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
 from quire_router.figures import ReplicaFigures
@@ -134,9 +135,10 @@ class Ingress(Gateway):
         self._replicas = replicas.options(stream=True)
         self._sees_prefix = sees_prefix
 
-    def __serve_build_asgi_app__(self) -> Starlette:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         figures = ReplicaFigures(self.keys, self._told, max_body=self.max_body, slow_s=self.slow_s)
-        return self.app(Route("/health", self._handle), *figures.routes())
+        app = self.app(Route("/health", self._handle), *figures.routes())
+        return with_cors(app, self.keys.origins)
 
     async def answered(self, incoming: Incoming) -> Response:
         """Return a replica's answer. Raises `ApiError` where none answers."""

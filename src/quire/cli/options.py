@@ -5,6 +5,14 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+AllowOrigin: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin",
+        help="Another site whose pages may ask from a browser: https://HOST, several times; *: any.",
+        show_default=False,
+    ),
+]
 AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON document only; of an error, too.")
 ]

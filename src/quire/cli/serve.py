@@ -68,6 +68,7 @@ def serve(
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
     keys: options.Keys = None,
+    allow_origin: options.AllowOrigin = None,
     kv_memory: options.KvMemory = "1GiB",
     max_model_len: Annotated[
         int | None,
@@ -217,7 +218,7 @@ def serve(
         if chat_template is None
         else read_bytes(chat_template).decode("utf-8", "replace"),
         generation_config=generation_config,
-        keys=read_keys(keys, exposed=exposed),
+        keys=read_keys(keys, exposed=exposed, origins=allow_origin or ()),
         max_inflight=max_inflight,
         max_wait=max_wait,
         max_body=limit,

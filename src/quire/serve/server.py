@@ -16,6 +16,7 @@ from quire.engines.loop import AsyncEngine, Engine
 from quire.serve.app import make_app
 from quire.serve.service import ServedModel
 from quire.web.clients import UVICORN
+from quire.web.cors import with_cors
 
 logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
 
@@ -48,7 +49,8 @@ class ModelServer(uvicorn.Server):
     """
 
     def __init__(self, service: ServedModel, grace_s: float | None = None) -> None:
-        config = uvicorn.Config(make_app(service), timeout_keep_alive=IDLE_S, **UVICORN)
+        app = with_cors(make_app(service), service.keys.origins)
+        config = uvicorn.Config(app, timeout_keep_alive=IDLE_S, **UVICORN)
         super().__init__(config)
         self._service, self._grace_s = service, inf if grace_s is None else grace_s
         self._is_hurried, self._until = False, inf

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,6 +20,8 @@ from quire.web.errors import ApiError
 KEY_ENV, OPERATOR_ENV = "QUIRE_API_KEY", "QUIRE_OPERATOR_KEY"
 MIN_KEY = 8
 LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@,*]+")
 
 PRIORITY = re.compile(r"priority=(-?(?:100|\d{1,2}))")
 
@@ -33,6 +36,7 @@ class ApiKeys:
     `operator`   the key for `/metrics`, `/v1/cache` and the page
     `exposed`    whether the server listens beyond loopback
     `priorities` the highest priority that a tenant may ask for, where it is not 0
+    `origins`    of other sites whose pages may ask as clients do, "*" being all; the operator's paths stay closed to them
 
     `names`      of the tenants; `in_order`: as they were given
 
@@ -46,6 +50,7 @@ class ApiKeys:
         *,
         exposed: bool = False,
         priorities: Mapping[str, int] | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
         keys = [*tenants, *([(OPERATOR, operator)] if operator else [])]
         for name, key in keys:
@@ -61,6 +66,13 @@ class ApiKeys:
             raise ConfigError(
                 f"a server beyond loopback needs keys: --keys FILE, or the environment's {KEY_ENV}"
             )
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"--allow-origin is *, or an origin as browsers send it, https://HOST or http://HOST:PORT "
+                    f"in lower case and without a path, got {origin[:80]!r}"
+                )
+        self.origins = frozenset(origins)
         self._exposed, self._has_operator = exposed, bool(operator)
         self._priorities = dict(priorities or {})
         self.in_order = tuple(dict.fromkeys(name for name, _ in tenants))
@@ -68,7 +80,7 @@ class ApiKeys:
 
     def tenant(self, headers: Mapping[str, str]) -> str | None:
         """Return the tenant of a request, None on a server without keys. Raises `ApiError` 401."""
-        self._check_origin(headers)
+        self._check_origin(headers, self.origins)
         if not self.names:
             return None
         owner = self._owner(headers)
@@ -101,16 +113,19 @@ class ApiKeys:
         found = [name for known, name in self._owners.items() if hmac.compare_digest(known, given)]
         return found[0] if found else None
 
-    def _check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise `ApiError` for a request that another site's page makes a browser send."""
+    def _check_origin(
+        self, headers: Mapping[str, str], allowed: AbstractSet[str] = frozenset()
+    ) -> None:
+        """Raise `ApiError` for a request that another site's page makes a browser send, unless its origin is allowed."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
-            raise ApiError(403, f"the page of {origin[:80]!r} may not ask this server")
+        is_own = origin is None or origin.partition("://")[2] == host
+        if not (is_own or {origin, "*"} & allowed):
+            raise ApiError(403, f"the page of {origin!r:.80} may not ask this server")
         if not self._owners and not LOCAL.fullmatch(host):
             raise ApiError(403, f"this server is asked as localhost, not as {host[:80]!r}")
 
 
-def read_keys(file: Path | None, *, exposed: bool) -> ApiKeys:
+def read_keys(file: Path | None, *, exposed: bool, origins: Sequence[str] = ()) -> ApiKeys:
     """Return the keys of a file and of the environment. Raises `ConfigError`.
 
     A line of it is `NAME KEY`, or `NAME KEY priority=N` for a tenant that may ask for priorities up to N.
@@ -136,7 +151,7 @@ def read_keys(file: Path | None, *, exposed: bool) -> ApiKeys:
     if own := os.environ.get(KEY_ENV):
         tenants.append(("default", own))
     operator = os.environ.get(OPERATOR_ENV) or None
-    return ApiKeys(tenants, operator, exposed=exposed, priorities=priorities)
+    return ApiKeys(tenants, operator, exposed=exposed, priorities=priorities, origins=origins)
 
 
 def is_open_to_all(file: Path) -> bool:

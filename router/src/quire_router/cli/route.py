@@ -37,6 +37,7 @@ def route(
     host: options.Host = "127.0.0.1",
     port: options.Port = 8080,
     keys: options.Keys = None,
+    allow_origin: options.AllowOrigin = None,
     max_body: options.MaxBody = "64MiB",
     as_json: options.AsJson = False,
 ) -> None:
@@ -57,12 +58,13 @@ def route(
 
     from quire.routing import router_named
     from quire.web.clients import UVICORN
+    from quire.web.cors import with_cors
     from quire.web.keys import is_loopback, read_keys
     from quire_router.prefixes import SentPrefixes, ToldPrefixes
     from quire_router.proxy import Proxy
     from quire_router.upstreams import Upstream
 
-    known = read_keys(keys, exposed=not is_loopback(host))
+    known = read_keys(keys, exposed=not is_loopback(host), origins=allow_origin or ())
     chosen = router_named(router, load_limit=load_limit)
     servers = [Upstream(each) for each in upstream]
     names = [each.name for each in servers]
@@ -84,7 +86,7 @@ def route(
     else:
         output.stdout().print(f"{len(names)} upstreams at {url}/v1", highlight=False)
     sys.stdout.flush()
-    config = uvicorn.Config(proxy.app(), **UVICORN)
+    config = uvicorn.Config(with_cors(proxy.app(), known.origins), **UVICORN)
     for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn sends itself what ended it, at the end
         signal.signal(each, _end)
     try:
