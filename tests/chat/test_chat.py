@@ -1,5 +1,6 @@
 """Conversations to prompts, and tool calls found in answers."""
 
+import copy
 import json
 
 import msgspec
@@ -52,6 +53,14 @@ def test_content_in_parts_is_joined_and_none_is_empty(tokenizer):
     assert prompt_of(tokenizer, chat({"role": "user"})) == prompt_of(
         tokenizer, chat({"role": "user", "content": ""})
     )
+
+
+def test_a_developers_message_is_the_systems_unless_the_template_knows_developers(tokenizer):
+    asked = chat({"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Hi"})
+    assert prompt_of(tokenizer, asked) == "<bos><system>Be kind.<user>Hi<assistant>"
+    knows = copy.copy(tokenizer)
+    knows.chat_template = "{% for m in messages %}{% if m.role == 'developer' %}D{{ m.content }}{% endif %}{% endfor %}"
+    assert prompt_of(knows, asked) == "DBe kind."
 
 
 def test_a_conversation_that_no_template_lays_out_is_refused(tokenizer):

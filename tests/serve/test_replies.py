@@ -37,6 +37,10 @@ def data(event):
     return json.loads(event[6:])
 
 
+def each_of(events):
+    return [data(b"data: " + each) for each in events.split(b"data: ")[1:]]
+
+
 def reply(tokenizer, *, chat=True, top=None, tools=None, usage=False):
     asked = {"stream": True, "stream_options": {"include_usage": usage}}
     if chat:
@@ -52,9 +56,7 @@ def streamed(made, choice, outputs):
     events = []
     for each in outputs:
         choice.take(each)
-        event = made.chunk(choice)
-        if event:
-            events.append(data(event)["choices"][0])
+        events += [event["choices"][0] for event in each_of(made.chunk(choice))]
     return events
 
 
@@ -86,10 +88,10 @@ def test_a_stream_has_each_piece_once(tokenizer):
 
 def test_a_stream_with_its_usage_says_in_all_other_events_that_they_have_none(tokenizer):
     made, choice = reply(tokenizer, usage=True)
-    said = [*made.opening()]
+    said = b"".join(made.opening())
     choice.take(output("Hello", reason="length"))
-    said.append(made.chunk(choice))
-    assert [data(each)["usage"] for each in said] == [None, None]
+    said += made.chunk(choice)
+    assert [each["usage"] for each in each_of(said)] == [None, None, None]
     last, done = made.closing()
     assert data(last)["choices"] == []
     assert data(last)["usage"]["completion_tokens"] == 5
@@ -114,7 +116,7 @@ def test_tool_calls_come_whole_and_no_part_of_them_as_text(tokenizer):
     events = streamed(made, choice, outputs)
     said = "".join(each["delta"].get("content", "") for each in events)
     assert said.rstrip() == "So:"
-    (call,) = events[-1]["delta"]["tool_calls"]
+    (call,) = events[-2]["delta"]["tool_calls"]
     assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
     assert (call["index"], call["type"]) == (0, "function")
     assert events[-1]["finish_reason"] == "tool_calls"
@@ -174,7 +176,7 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
                 outputs=made,
             )
             told = [streamed.chunk(choice) for choice in streamed.take(place, news)]
-            events += [data(event)["choices"][0] for event in told if event]
+            events += [event["choices"][0] for event in each_of(b"".join(told))]
             if all(each.finish_reason for each in made):
                 running.remove(place)
                 assert len([*whole.take(place, news)]) == len(made)
@@ -182,7 +184,9 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
         told = [each for each in events if each["index"] == right["index"]]
         assert [each["finish_reason"] for each in told[:-1]] == [None] * (len(told) - 1)
         assert told[-1]["finish_reason"] == right["finish_reason"]
-        if not chat:
+        if chat:
+            assert told[-1]["delta"] == {}
+        else:
             assert "".join(each["text"] for each in told) == right["text"]
             place, index = divmod(right["index"], asked.n)
             begun = prompts[place] if echo else ""
@@ -207,7 +211,7 @@ def test_tool_calls_of_a_whole_answer(tokenizer):
 def test_text_held_back_for_a_tool_call_is_sent_if_it_is_none(tokenizer):
     made, choice = reply(tokenizer, tools="hermes")
     events = streamed(made, choice, [output("a <tool"), output("a <tool", reason="stop")])
-    assert [each["delta"] for each in events] == [{"content": "a"}, {"content": " <tool"}]
+    assert [each["delta"] for each in events] == [{"content": "a"}, {"content": " <tool"}, {}]
 
 
 def test_log_probabilities_of_chats(tokenizer):
@@ -216,7 +220,8 @@ def test_log_probabilities_of_chats(tokenizer):
     one, two = {a: -0.5, b: -0.9}, {b: SimpleNamespace(logprob=-2.0), a: -0.1}
     events = streamed(made, choice, [
         output("a", logprobs=[one]), output("ab", logprobs=[one, two], reason="stop")])  # fmt: skip
-    (first,), (second,) = (each["logprobs"]["content"] for each in events)
+    (first,), (second,) = (each["logprobs"]["content"] for each in events[:-1])
+    assert events[-1]["logprobs"] is None
     assert first == {
         "token": "a", "logprob": -0.5, "bytes": [a],
         "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [a]}],

@@ -372,7 +372,10 @@ def test_several_choices_stream_their_tool_calls_with_log_probabilities_and_usag
     choices = [each for chunk in chunks for each in chunk.choices]
     calls = [each for each in choices if each.delta.tool_calls]
     assert sorted(each.index for each in calls) == [0, 1, 2]
-    assert {each.finish_reason for each in calls} == {"tool_calls"}
+    ends = [each for each in choices if each.finish_reason]
+    assert sorted((each.index, each.finish_reason) for each in ends) == [
+        (index, "tool_calls") for index in range(3)
+    ]
     told = sum(len(each.logprobs.content) for each in choices if each.logprobs)
     assert told == chunks[-1].usage.completion_tokens
     assert len({each.delta.tool_calls[0].id for each in calls}) == 3

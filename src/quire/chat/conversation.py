@@ -48,9 +48,14 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as templates read it: text joined, arguments of calls as data. Raises `ConfigError`."""
+    def plain(self, template: str = "") -> dict[str, Any]:
+        """Return it as a template reads it: text joined, arguments of calls as data. Raises `ConfigError`.
+
+        A developer's message is the system's, unless the template knows developers.
+        """
         said: dict[str, Any] = {"content": "", **msgspec.to_builtins(self)}
+        if self.role == "developer" and self.role not in template:
+            said["role"] = "system"
         if isinstance(self.content, list):
             said["content"] = "".join(part.text for part in self.content)
         for call in said.get("tool_calls", ()):
@@ -97,7 +102,7 @@ class Conversation(msgspec.Struct, kw_only=True):
             )
         return laid_out(
             tokenizer,
-            [each.plain() for each in self.messages],
+            [each.plain(template) for each in self.messages],
             self.chat_template_kwargs,
             tools=msgspec.to_builtins(tools) or None,
             add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,

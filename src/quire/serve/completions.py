@@ -83,9 +83,18 @@ class CompletionReply(Reply):
         return [self._chunk([each]) for each in shapes] if self._chat else []
 
     def chunk(self, choice: ReplyChoice) -> bytes:
-        news = choice.news(self._top)
+        """Return the events of a choice's news.
+
+        The end of a chat's choice is an event of its own: clients end a tool call by it.
+        """
+        parts = [choice.news(self._top)]
+        if self._chat and (reason := parts[0].finish_reason):
+            parts = [parts[0]._replace(finish_reason=None), News("", [], [], reason)]
+        return b"".join(self._news_event(choice, each) for each in parts if any(each))
+
+    def _news_event(self, choice: ReplyChoice, news: News) -> bytes:
         told = self._told() if news.finish_reason else {}
-        return self._chunk([self._shape(choice, news, "delta")], **told) if any(news) else b""
+        return self._chunk([self._shape(choice, news, "delta")], **told)
 
     def broken(self, error: ApiError) -> bytes:
         return sse(error.document())

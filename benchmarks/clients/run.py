@@ -1,0 +1,223 @@
+"""Clients against `quire serve`: a table of clients and features.
+
+    python benchmarks/clients/run.py [--among NAMES] [--model MODEL] [--json | --write]
+
+Makes an environment of each client below `.clients`, from PyPI or npm, and keeps it. Starts a server, runs each
+client's script (`client_*`; `cells.py` says how), and prints the table: a cell is `yes`, `—` where the client has no such
+feature, or the error. `--write` puts the table of all clients into docs/clients.md. Exits with 1 if there is an error.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import cells
+
+from quire.cli.server_process import HOST, ServerProcess
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "clients.md"
+MARKS = "<!-- table -->", "<!-- end of the table -->"
+CLIENT_S = 900
+"""Seconds that a client's script may take."""
+
+
+class Client(NamedTuple):
+    """A client: its script below `benchmarks/clients`, and its packages, the first of which gives the version.
+
+    `shares_base`  whether its environment finds the packages of this one, so that torch is not installed twice
+    """
+
+    name: str
+    script: str
+    packages: tuple[str, ...]
+    shares_base: bool = False
+
+
+CLIENTS = (
+    Client("openai (Python)", "client_openai.py", ("openai",)),
+    Client("openai (Node)", "client_openai_node.mjs", ("openai", "zod")),
+    Client("anthropic (Python)", "client_anthropic.py", ("anthropic",)),
+    Client("anthropic (Node)", "client_anthropic_node.mjs", ("@anthropic-ai/sdk",)),
+    Client("ai, @ai-sdk/openai", "client_vercel_openai.mjs", ("@ai-sdk/openai", "ai", "zod")),
+    Client("ai, @ai-sdk/anthropic", "client_vercel_anthropic.mjs", ("@ai-sdk/anthropic", "ai", "zod")),
+    Client(
+        "ai, @ai-sdk/openai-compatible",
+        "client_vercel_compatible.mjs",
+        ("@ai-sdk/openai-compatible", "ai", "zod"),
+    ),
+)  # fmt: skip
+
+
+class Environment:
+    """The packages of a client, in a folder that is kept."""
+
+    def __init__(self, client: Client, root: Path) -> None:
+        self.client, self.folder = client, root / Path(client.script).stem.removeprefix("client_")
+        self.is_node = client.script.endswith(".mjs")
+
+    def install(self) -> None:
+        """Install the packages, unless they are there."""
+        done = self.folder / "installed"
+        asked = " ".join(self.client.packages)
+        if done.is_file() and done.read_text() == asked:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        if self.is_node:
+            (self.folder / "package.json").write_text('{"private": true, "type": "module"}')
+            _run(["npm", "install", "--no-audit", "--no-fund", *self.client.packages], self.folder)
+        else:
+            _run([sys.executable, "-m", "venv", "."], self.folder)
+            if self.client.shares_base:
+                (site,) = self.folder.glob("lib/python*/site-packages")
+                (site / "base.pth").write_text(sysconfig.get_path("purelib"))
+            _run([self._python, "-m", "pip", "install", "-q", *self.client.packages], self.folder)
+        done.write_text(asked)
+
+    def version(self) -> str:
+        """Return the version of the first package."""
+        package = self.client.packages[0].partition("[")[0]
+        if self.is_node:
+            told = (self.folder / "node_modules" / package / "package.json").read_text()
+            return json.loads(told)["version"]
+        ask = f"from importlib.metadata import version; print(version({package!r}))"
+        return _run([self._python, "-c", ask], self.folder).strip()
+
+    def measure(self, url: str, model: str) -> dict[str, str]:
+        """Run the client's script; return its cells."""
+        if self.is_node:  # which looks for packages beside the script
+            for each in HERE.glob("*.mjs"):
+                shutil.copy(each, self.folder)
+            command = ["node", self.client.script]
+        else:
+            command = [self._python, str(HERE / self.client.script)]
+        quiet = {"AI_SDK_LOG_WARNINGS": "false", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+        try:
+            done = subprocess.run(  # noqa: PLW1510 - a script that fails has told less
+                [*command, url, model],
+                cwd=self.folder,
+                env=os.environ | quiet,
+                capture_output=True,
+                text=True,
+                timeout=CLIENT_S,
+            )
+            out, failed = (
+                done.stdout,
+                f"the script ended with {done.returncode}: {done.stderr[-300:]}",
+            )
+        except subprocess.TimeoutExpired as late:
+            out, failed = (late.stdout or b"").decode(), f"the script took more than {CLIENT_S} s"
+        told = [json.loads(each) for each in out.splitlines() if each.startswith('{"feature"')]
+        found = {each["feature"]: each["said"] for each in told}
+        return found or {"chat": " ".join(failed.split())}
+
+    @property
+    def _python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+
+def _run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def measured(among: list[Client], root: Path, model: str) -> list[dict[str, object]]:
+    """Return the row of each client, against one server."""
+    places = [Environment(each, root) for each in among]
+    for place in places:
+        print(f"{place.client.name}: {place.folder}", file=sys.stderr)
+        place.install()
+    rows = []
+    with tempfile.TemporaryDirectory() as made:
+        keys = Path(made) / "keys"
+        keys.touch(mode=0o600)
+        keys.write_text(f"clients {cells.KEY}\n")
+        serve = [sys.executable, "-m", "quire", "serve", "--model", model, "--name", model]
+        serve += [
+            "--dtype",
+            "float32",
+            "--max-inflight",
+            str(cells.MAX_INFLIGHT),
+            "--keys",
+            str(keys),
+        ]
+        environment = os.environ | {"QUIRE_OPERATOR_KEY": cells.OPERATOR_KEY}
+        with closing(ServerProcess(serve, environment)) as server:
+            for place in places:
+                found = place.measure(f"http://{HOST}:{server.port}", model)
+                rows.append(
+                    {"client": place.client.name, "version": place.version(), "cells": found}
+                )
+                print(f"{place.client.name}: {len(found)} cells", file=sys.stderr)
+    return rows
+
+
+def table(rows: list[dict]) -> str:
+    """Return the rows as Markdown; an error is a number, told below."""
+    errors: list[str] = []
+
+    def cell(row, feature):
+        said = row["cells"].get(feature, "—")
+        if said in ("yes", "—"):
+            return said
+        errors.append(f"{row['client']}, {cells.FEATURES[feature]}: {said}")
+        return f"error {len(errors)}"
+
+    lines = [
+        f"| client | version | {' | '.join(cells.FEATURES.values())} |",
+        f"|{'---|' * (2 + len(cells.FEATURES))}",
+    ]
+    for row in rows:
+        told = " | ".join(cell(row, each) for each in cells.FEATURES)
+        lines.append(f"| {row['client']} | {row['version']} | {told} |")
+    told = [f"{number}. `{each}`" for number, each in enumerate(errors, 1)]
+    return "\n".join([*lines, *([""] if told else []), *told]) + "\n"
+
+
+def write(rows: list[dict]) -> None:
+    """Put the table into the page."""
+    begin, end = MARKS
+    head, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    _, tail = rest.split(end)
+    PAGE.write_text(f"{head}{begin}\n\n{table(rows)}\n{end}{tail}", encoding="utf-8")
+
+
+def main() -> int:
+    """Measure; return the exit status."""
+    options = argparse.ArgumentParser(description=textwrap.dedent(__doc__).partition("\n")[0])
+    options.add_argument("--among", help="parts of clients' names, separated by commas")
+    options.add_argument("--model", default="quire-tiny", help="as `quire serve` takes it")
+    options.add_argument("--cache", type=Path, default=HERE.parents[1] / ".clients")
+    how = options.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true")
+    how.add_argument("--write", action="store_true")
+    asked = options.parse_args()
+    parts = (asked.among or "").split(",")
+    among = [each for each in CLIENTS if any(part in each.name for part in parts)]
+    if not among:
+        options.error(
+            f"no client of {[each.name for each in CLIENTS]} has {asked.among} in its name"
+        )
+    if asked.write and among != [*CLIENTS]:
+        options.error("--write is for all clients: leave out --among")
+    rows = measured(among, asked.cache.resolve(), asked.model)
+    print(json.dumps(rows) if asked.json else table(rows))
+    if asked.write:
+        write(rows)
+    return 0 if all(said == "yes" for row in rows for said in row["cells"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
