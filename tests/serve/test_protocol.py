@@ -142,6 +142,13 @@ def test_a_field_that_is_null_is_as_if_it_were_absent(kind):
             read(ChatRequest, json.dumps(body | wrong).encode())
 
 
+def test_a_null_before_malformed_json_is_refused_like_any_malformed_body():
+    body = rb'{"prompt": "a", "n": null, "cache_salt": "\ud800"}'
+    with pytest.raises(ApiError) as raised:
+        read(CompletionRequest, body)
+    assert raised.value.status == 400
+
+
 @pytest.mark.parametrize(
     ("given", "num_prompt_logprobs"),
     [

@@ -17,6 +17,7 @@ from quire.serve.fields import MAX_TOLD, unknown_in
 from quire.serve.generation import answered
 from quire.serve.message_requests import MessagePrompt, MessageRequest
 from quire.serve.messages import MessageReply
+from quire.serve.openapi import Made, document
 from quire.serve.operator import Operator
 from quire.serve.response_routes import ResponseRoutes
 from quire.serve.responses import ResponseRequest
@@ -52,7 +53,7 @@ def make_app(service: ServedModel) -> Starlette:
 
         return Route(path, handle, methods=[method])
 
-    for_clients: list[tuple[str, str, Any, Answer]] = [
+    for_clients: list[Made] = [
         ("POST", "/v1/completions", protocol.CompletionRequest, generate),
         ("POST", "/v1/chat/completions", protocol.ChatRequest, generate),
         ("POST", "/v1/messages", MessageRequest, client.message),
@@ -69,7 +70,7 @@ def make_app(service: ServedModel) -> Starlette:
         ("POST", "/tokenize", protocol.PromptRequest, client.tokenize),
         ("POST", "/detokenize", protocol.Detokenize, client.detokenize),
     ]
-    for_operators: list[tuple[str, str, Any, Answer]] = [
+    for_operators: list[Made] = [
         ("GET", "/", None, operator.page),
         ("GET", "/metrics", None, operator.metrics),
         ("GET", "/v1/cache", None, operator.state),
@@ -83,7 +84,15 @@ def make_app(service: ServedModel) -> Starlette:
         ("POST", "/v1/cache/purge", PurgeRequest, operator.purge),
     ]
     asks = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
-    routes = [route(lambda _: None, *each, None, client.health) for each in asks]
+    open_to_all: list[Made] = [(*each, None, client.health) for each in asks]
+    has_keys = bool(service.keys.names)
+    said = as_json(document(open_to_all, for_clients, for_operators, has_keys=has_keys)).body
+
+    async def described(_: Request) -> Response:
+        return Response(said, media_type="application/json")
+
+    routes = [Route("/openapi.json", described)]
+    routes += [route(lambda _: None, *each) for each in open_to_all]
     routes += [route(service.keys.tenant, *each) for each in for_clients]
     routes += [route(service.keys.check_operator, *each) for each in for_operators]
     return Starlette(

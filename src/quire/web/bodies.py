@@ -59,15 +59,15 @@ def read(kind: type[Body], body: bytes) -> Body:
 
 
 def _without(body: bytes, path: str) -> bytes | None:
-    """Return a document without the field at a path of names; None where it is none."""
-    document: Any = msgspec.json.decode(body)
-    held = document
+    """Return a document without the field at a path of names; None where it is none, or is malformed behind that."""
     *parents, name = path.split(".")[1:] or [""]
     try:
+        document: Any = msgspec.json.decode(body)
+        held = document
         for each in parents:
             held = held[each]
         del held[name]
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, msgspec.DecodeError, RecursionError, UnicodeError):
         return None
     return msgspec.json.encode(document)
 
