@@ -13,6 +13,7 @@ from quire.core import Scope
 from quire.errors import ConfigError, TokensError
 from quire.serve.message_requests import MessagePrompt, MessageRequest
 from quire.serve.messages import MessageReply
+from quire.serve.replies import AnswerMarks
 from quire.serve.retention import RetentionBudget
 from quire.web.bodies import read
 from quire.web.errors import MESSAGES, ApiError, error_document
@@ -208,7 +209,7 @@ def output(text, *, reason=None, stop=None):
 def reply(**given):
     asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 999} | given
     chat = read(MessageRequest, json.dumps(asked).encode()).chat()
-    return MessageReply(chat, "tiny", None, tools="hermes", block_size=16)
+    return MessageReply(chat, "tiny", None, marks=AnswerMarks("hermes"), block_size=16)
 
 
 def events_of(made, outputs):

@@ -14,6 +14,7 @@ from quire import demo_model
 from quire.chat.tokens import token_bytes
 from quire.serve.completions import CompletionReply
 from quire.serve.protocol import ChatRequest, CompletionRequest
+from quire.serve.replies import AnswerMarks
 from quire.web.clients import DONE
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -41,14 +42,14 @@ def each_of(events):
     return [data(b"data: " + each) for each in events.split(b"data: ")[1:]]
 
 
-def reply(tokenizer, *, chat=True, top=None, tools=None, usage=False):
+def reply(tokenizer, *, chat=True, top=None, tools=None, usage=False, thinks=None):
     asked = {"stream": True, "stream_options": {"include_usage": usage}}
     if chat:
         asked |= {"messages": [], "logprobs": top is not None, "top_logprobs": top}
     else:
         asked |= {"prompt": "a", "logprobs": top}
     request = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
-    made = CompletionReply(request, "tiny", tokenizer, tools=tools)
+    made = CompletionReply(request, "tiny", tokenizer, marks=AnswerMarks(tools, thinks))
     return made, made.choices[0]
 
 
@@ -161,7 +162,8 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
     asked = msgspec.convert(asked, ChatRequest if chat else CompletionRequest)
     tools = tools if chat else None
     streamed, whole = (
-        CompletionReply(asked, "tiny", tokenizer, len(requests), tools) for _ in range(2)
+        CompletionReply(asked, "tiny", tokenizer, len(requests), AnswerMarks(tools))
+        for _ in range(2)
     )
     events, step, running = [], 0, set(range(len(requests)))
     while running:

@@ -17,6 +17,7 @@ from quire.errors import ConfigError
 from quire.observe.requests import RequestLog
 from quire.serve.items import ResponseItem, messages_of
 from quire.serve.operator import Operator
+from quire.serve.replies import AnswerMarks
 from quire.serve.responses import AskedResponse, ResponseReply, ResponseRequest
 from quire.serve.stored import KeptResponses
 from quire.web.bodies import read
@@ -148,9 +149,9 @@ def output(text, reason, *, logprobs):
 
 def replies(tokenizer, asked, kept):
     request = msgspec.convert({"input": "a"} | asked, ResponseRequest)
-    chat = request.chat(request.items, None)
+    chat = request.chat(request.items)
     return ResponseReply(
-        chat, "tiny", tokenizer, tools="hermes", of=AskedResponse(request, kept.append)
+        chat, "tiny", tokenizer, marks=AnswerMarks("hermes"), of=AskedResponse(request, kept.append)
     )
 
 

@@ -312,7 +312,7 @@ BAD = [
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"reasoning": {"effort": "high"}}, "reasoning"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"include": ["file_search_call.results"]}, "include"),
     ({"metadata": {"a": "b" * 513}}, "metadata[...]"),

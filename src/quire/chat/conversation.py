@@ -47,6 +47,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_calls: list[Tool] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def plain(self, template: str = "") -> dict[str, Any]:
         """Return it as a template reads it: text joined, arguments of calls as data. Raises `ConfigError`.
@@ -66,7 +67,13 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise ConfigError(
                     f"messages: the arguments of a call are JSON, got {given[:SEEN]!r}"
                 ) from None
+        if thought := said.pop("reasoning", None):
+            said.setdefault("reasoning_content", thought)
         return said
+
+
+_SWITCH = re.compile(r"\b(?:if|not|and|or)\s+\(*(enable_thinking|thinking)\b")
+"""A variable of a chat template that switches reasoning on and off."""
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -74,6 +81,7 @@ class Conversation(msgspec.Struct, kw_only=True):
 
     documents               texts that the answer is to be found in, placed by the chat template (`documents`)
     continue_final_message  whether the answer goes on with the last message, which stays open
+    reasoning_effort        how much the model reasons first: given to the template, or "none" to its switch
     """
 
     messages: list[ChatMessage] | None = None
@@ -82,6 +90,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
     documents: list[str] | None = None
 
     @property
@@ -100,16 +109,35 @@ class Conversation(msgspec.Struct, kw_only=True):
                 "tools: the model's chat template has no place for tools, so the model would not see them; "
                 "describe them in a message, or use a model whose template has tools"
             )
+        messages = [each.plain(template) for each in self.messages]
+        for each in messages:
+            if thought := each.get("reasoning_content"):  # templates know it by one of these names
+                each |= {"reasoning": thought, "thinking": thought}
         return laid_out(
             tokenizer,
-            [each.plain(template) for each in self.messages],
-            self.chat_template_kwargs,
+            messages,
+            self._variables(template),
             tools=msgspec.to_builtins(tools) or None,
             add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
             continue_final_message=self.continue_final_message,
             tokenize=False,
             **options,
         )
+
+    def _variables(self, template: str) -> dict[str, Any]:
+        """Return the variables of a chat template. Raises `ConfigError` for an effort that it does not read."""
+        effort, given = self.reasoning_effort, self.chat_template_kwargs
+        if effort is None:
+            return given
+        own: dict[str, Any] = dict.fromkeys(_SWITCH.findall(template), effort != "none")
+        if "reasoning_effort" in template:
+            own["reasoning_effort"] = effort
+        if not own and effort != "none":
+            raise ConfigError(
+                f"reasoning_effort is {effort[:SEEN]!r}, but the model's chat template has no reasoning_effort "
+                "and no enable_thinking; leave it out"
+            )
+        return own | given
 
     def forced_call(self) -> dict[str, Any] | None:
         """Return the JSON schema of an answer that must be a tool call; None where it need not. Raises `ConfigError`."""

@@ -31,9 +31,12 @@ class Grammars:
         self._eos_ids = list(eos_ids)
         self._compiled = lru_cache(NUM_KEPT)(self._compile)
 
-    def open(self, kind: str, text: str) -> "Grammar":
-        """Return a grammar at its start, of `StructuredOutputs.grammar_of`; on any thread, and at once if it was opened before."""
-        return Grammar(self._compiled(kind, text).deep_copy(), kind, self._vocab_size)
+    def open(self, kind: str, text: str, tags: tuple[str, str] | None = None) -> "Grammar":
+        """Return a grammar at its start, of `StructuredOutputs.grammar_of`; on any thread, and at once if it was opened before.
+
+        With `tags`, reasoning between these may precede it; it does if the first tag is "".
+        """
+        return Grammar(self._compiled(kind, text, tags).deep_copy(), kind, self._vocab_size)
 
     @cached_property
     def _tokens(self) -> Any:
@@ -49,7 +52,7 @@ class Grammars:
         except ValueError as error:
             raise ConfigError(f"llguidance cannot use this tokenizer: {error}") from error
 
-    def _compile(self, kind: str, text: str) -> Any:
+    def _compile(self, kind: str, text: str, tags: tuple[str, str] | None) -> Any:
         """Return llguidance's matcher, which goes on itself, and is therefore copied."""
         require("hf", "structured_outputs")
         from llguidance import LLMatcher  # noqa: PLC0415 - optional
@@ -64,10 +67,49 @@ class Grammars:
                 grammar = LLMatcher.grammar_from_regex(_checked(regex))
         except ValueError as error:
             raise _unusable(kind, error) from error
-        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        tokens = self._tokens
+        if tags is not None:
+            grammar = self._behind_reasoning(grammar, *tags)
+        matcher = LLMatcher(tokens, grammar, log_level=0)
+        if tags is not None and matcher.is_error():  # its own errors have its own places
+            self._compiled(kind, text, None)
         if matcher.is_error():
             raise _unusable(kind, _IN_LARK.sub(r"\1", matcher.get_error()))
         return matcher
+
+    def _behind_reasoning(self, grammar: str, opener: str, closer: str) -> str:
+        """Return a grammar behind reasoning between two tags, of which an opener that is "" was in the prompt.
+
+        llguidance spells an added token by its id alone, so such a tag may come as a token or as text.
+        """
+        ends, regex = self._with_added(closer), re.escape(closer).replace("/", "\\/")
+        rules = [
+            f"start: {'reasoning' if not opener else '(opener reasoning)?'} @form",
+            f"reasoning: (text{' | THOUGHT ' + ends if ends else ''}) BREAKS",
+            f"text[suffix={json.dumps(closer)}]: /(?s:.*)/",
+            f"THOUGHT: /(?s:.*)/ & ~/(?s:.*){regex}(?s:.*)/" if ends else "",
+            "BREAKS: /\\n{0,2}/",
+        ]
+        if opener:
+            added = self._with_added(opener)
+            rules.append(f"opener: {json.dumps(opener)}{' | ' + added if added else ''}")
+        form: dict[str, Any] = {"lark_grammar": grammar}
+        if grammar.startswith("{"):  # llguidance's own form, of a schema or a regular expression
+            form = json.loads(grammar)["grammars"][0]
+        whole = {"name": "answer", "lark_grammar": "\n".join(rules)}
+        return json.dumps({"grammars": [whole, form | {"name": "form"}]})
+
+    def _with_added(self, tag: str) -> str:
+        """Return a tag as Lark's sequence of added tokens and texts; "" if it has no added token."""
+        added = self._tokenizer.added_tokens_decoder
+        ids: list[int] = self._tokenizer(tag, add_special_tokens=False)["input_ids"]
+        if not any(each in added for each in ids):
+            return ""
+        spelled = (
+            f"<[{each}]>" if each in added else json.dumps(self._tokenizer.decode([each]))
+            for each in ids
+        )
+        return " ".join(spelled)
 
 
 class Grammar:

@@ -96,8 +96,38 @@ MaybeModel: TypeAlias = Annotated[
 NumGpus: TypeAlias = Annotated[
     int, typer.Option("--num-gpus", min=1, help="Accelerators that share the model's tensors.")
 ]
+Passages: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--passages",
+        help="Bytes for K and V of documents that chats bring, reused in any order: answers are approximate.",
+        show_default=False,
+    ),
+]
+PassageRows: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--passage-rows",
+        help="Rows of documents to compute again, with --passages: kv-deviation:0.15, epic:16, ...",
+    ),
+]
+PassageTier: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--passage-tier",
+        help="A tier for documents' K and V in eight bits, with --passages: disk:/var/kv?capacity=20GiB, ...",
+        show_default=False,
+    ),
+]
 Port: TypeAlias = Annotated[int, typer.Option("--port", min=0, max=65535, help="Its port; 0: any.")]
 Quick: TypeAlias = Annotated[bool, typer.Option("--quick", help="Fewer rows and rounds.")]
+ReasoningParser: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--reasoning-parser",
+        help="Reasoning apart from content: auto, by the chat template; none; or qwen3, deepseek_r1, mistral, ...",
+    ),
+]
 RecordTo: TypeAlias = Annotated[
     Path | None,
     typer.Option(

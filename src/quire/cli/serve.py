@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from quire.chat.reasoning import check_parser
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, load, name_of, source_of
@@ -59,6 +60,7 @@ def serve(
         Path | None,
         typer.Option(help="A file with the template of chats.", show_default="the model's"),
     ] = None,
+    reasoning_parser: options.ReasoningParser = "auto",
     generation_config: Annotated[
         str,
         typer.Option(
@@ -110,26 +112,9 @@ def serve(
     tier_file: TierFile = None,
     tier_key_file: TierKeyFile = None,
     dtype: options.Dtype = "auto",
-    passages: Annotated[
-        str | None,
-        typer.Option(
-            help="Bytes for K and V of documents that chats bring, reused in any order: answers are approximate.",
-            show_default=False,
-        ),
-    ] = None,
-    passage_rows: Annotated[
-        str,
-        typer.Option(
-            help="Rows of documents to compute again, with --passages: kv-deviation:0.15, epic:16, ..."
-        ),
-    ] = "kv-deviation:0.15",
-    passage_tier: Annotated[
-        str | None,
-        typer.Option(
-            help="A tier for documents' K and V in eight bits, with --passages: disk:/var/kv?capacity=20GiB, ...",
-            show_default=False,
-        ),
-    ] = None,
+    passages: options.Passages = None,
+    passage_rows: options.PassageRows = "kv-deviation:0.15",
+    passage_tier: options.PassageTier = None,
     events: Annotated[
         str | None,
         typer.Option(
@@ -183,6 +168,7 @@ def serve(
     require("serve", "a server")
     if generation_config not in ("auto", "quire"):
         raise ConfigError(f"--generation-config is auto or quire, got {generation_config!r}")
+    check_parser(reasoning_parser)
     source_of(model)  # what is not there is said before anything is loaded
     if events is not None and not (events_in_clear or _is_local(events)):
         raise ConfigError(
@@ -218,6 +204,7 @@ def serve(
         if chat_template is None
         else read_bytes(chat_template).decode("utf-8", "replace"),
         generation_config=generation_config,
+        reasoning_parser=reasoning_parser,
         keys=read_keys(keys, exposed=exposed, origins=allow_origin or ()),
         max_inflight=max_inflight,
         max_wait=max_wait,
@@ -261,7 +248,6 @@ def serve(
         run_replicas = load_offered("quire.replicas", "ray")
         if run_replicas is None:
             raise ConfigError(lacking_package("--replicas", "quire-router"))
-
         run_replicas(wanted, plan, (host, port), as_json=as_json)
         return
     if max_replicas is not None:
@@ -305,6 +291,7 @@ class Wanted(NamedTuple):
     other_names: Sequence[str] = ()
     chat_template: str | None = None
     generation_config: str = "auto"
+    reasoning_parser: str = "auto"
 
     def service(self, running: "AsyncEngine") -> "ServedModel":
         """Return an engine as a server has it."""
@@ -318,9 +305,11 @@ class Wanted(NamedTuple):
         )
         is_own = self.generation_config == "auto"
         sampling: dict[str, Any] = running.engine.own_sampling if is_own else {}
-        return ServedModel(
+        made = ServedModel(
             running, self.name, self.keys, bounds, other_names=self.other_names, sampling=sampling
         )
+        made.read_reasoning(self.reasoning_parser)
+        return made
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from quire._version import __version__
 from quire.chat.tokens import token_name
 from quire.serve.protocol import ChatRequest, CompletionRequest
-from quire.serve.replies import News, Reply, ReplyChoice, finite
+from quire.serve.replies import TEXT_ALONE, AnswerMarks, News, Reply, ReplyChoice, finite
 from quire.web.clients import DONE, sse
 from quire.web.errors import ApiError
 
@@ -27,10 +27,10 @@ class CompletionReply(Reply):
         model: str,
         tokenizer: Any,
         num_prompts: int = 1,
-        tools: str | None = None,
+        marks: AnswerMarks = TEXT_ALONE,
     ) -> None:
-        super().__init__(asked, model, tokenizer, num_prompts, tools)
-        self._asked, self._tokenizer = asked, tokenizer
+        super().__init__(asked, model, tokenizer, num_prompts, marks)
+        self._asked, self._tokenizer, self._marks = asked, tokenizer, marks
         self._hidden = {*tokenizer.all_special_tokens} if asked.skip_special_tokens else set[str]()
         self._scores: list[Any] = [None] * num_prompts
         self._chat, self._top = isinstance(asked, ChatRequest), asked.num_logprobs
@@ -89,7 +89,7 @@ class CompletionReply(Reply):
         """
         parts = [choice.news(self._top)]
         if self._chat and (reason := parts[0].finish_reason):
-            parts = [parts[0]._replace(finish_reason=None), News("", [], [], reason)]
+            parts = [parts[0]._replace(finish_reason=None), News("", "", [], [], reason)]
         return b"".join(self._news_event(choice, each) for each in parts if any(each))
 
     def _news_event(self, choice: ReplyChoice, news: News) -> bytes:
@@ -121,7 +121,13 @@ class CompletionReply(Reply):
             "completion_tokens": made,
             "total_tokens": self.prompt_tokens + made,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+        } | self._reasoning_counts()
+
+    def _reasoning_counts(self) -> dict[str, Any]:
+        if self._marks.reasoning is None:
+            return {}
+        tokens = sum(choice.reasoning_tokens for choice in self.choices)
+        return {"completion_tokens_details": {"reasoning_tokens": tokens}}
 
     def _shape(self, choice: ReplyChoice, news: News, place: str) -> dict[str, Any]:
         """Return news of a choice in the shape of chats, as a "message" or a "delta", or of completions."""
@@ -139,7 +145,10 @@ def _said(news: News, place: str) -> dict[str, Any]:
     """Return news as a chat's message, or as a delta of one, which has nothing that is not new."""
     said: dict[str, Any] = {"content": news.text} if news.text else {}
     if place == "message":
-        said = {"role": "assistant", "content": news.text or (None if news.calls else "")}
+        is_none = news.calls or news.reasoning
+        said = {"role": "assistant", "content": news.text or (None if is_none else "")}
+    if news.reasoning:
+        said |= {"reasoning_content": news.reasoning, "reasoning": news.reasoning}
     for at, call in enumerate(news.calls):
         made = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
         index = {"index": at} if place == "delta" else {}

@@ -18,7 +18,6 @@ ACCEPTED = frozenset(
     {
         "early_stopping",
         "guided_decoding_backend",
-        "include_reasoning",
         "length_penalty",
         "metadata",
         "parallel_tool_calls",
@@ -91,6 +90,7 @@ ELSEWHERE: Mapping[Any, frozenset[str]] = {
             "continue_final_message",
             "documents",
             "messages",
+            "reasoning_effort",
             "tool_choice",
             "tools",
         }

@@ -12,7 +12,7 @@ from quire.chat.tools import FORMATS
 from quire.engines.loop import SamplingParams
 from quire.errors import ConfigError
 from quire.serve.protocol import FIELDS, ChatRequest, CompletionRequest, Generation, Ids
-from quire.serve.replies import Reply, ReplyChoice
+from quire.serve.replies import AnswerMarks, Reply, ReplyChoice
 from quire.serve.service import ServedModel
 from quire.web.clients import EventStream, merged, until_gone
 from quire.web.errors import refused
@@ -34,8 +34,8 @@ async def answered(
     service.keys.check_priority(tenant, asked.priority)
     limit = service.max_model_len
     prompts = [asked.truncated(each, limit) for each in await service.ids(asked)]
-    params, tools = sampling_of(service, asked, prompts)
-    reply = shape(asked, service.model, service.reader.tokenizer, len(prompts), tools)
+    params, marks = sampling_of(service, asked, prompts)
+    reply = shape(asked, service.model, service.reader.tokenizer, len(prompts), marks)
 
     async def told() -> AsyncGenerator[ReplyChoice]:
         """Yield the choices that have news, as long as the engine works for them."""
@@ -90,18 +90,24 @@ async def answered(
 
 def sampling_of(
     service: ServedModel, asked: ChatRequest | CompletionRequest, prompts: Sequence[Ids]
-) -> tuple[SamplingParams, str | None]:
-    """Return the engine's parameters, and the format of tool calls, if there may be any. Raises `ApiError`, `ConfigError`."""
+) -> tuple[SamplingParams, AnswerMarks]:
+    """Return the engine's parameters, and how the answer marks its parts. Raises `ApiError`, `ConfigError`."""
     if not all(prompts):
         raise ConfigError("prompt is empty; send some text or token ids")
     asked.check_length(max(map(len, prompts)), service.max_model_len)
     given = {name: getattr(asked, name) for name in PARAMS if getattr(asked, name) is not None}
-    tools, (field, form) = None, asked.form() or ("", None)
+    marks, (field, form) = AnswerMarks(), asked.form() or ("", None)
     if field == "tools":
-        tools = "json"
+        marks = AnswerMarks("json")
     elif isinstance(asked, ChatRequest) and asked.callable_tools:
-        tools = service.reader.tool_format
+        marks = AnswerMarks(tools := service.reader.tool_format)
         given["skip_special_tokens"] &= not FORMATS[tools].is_special
+    if isinstance(asked, ChatRequest) and (
+        reasoning := service.reasoning_after(prompts[0], asked.continued)
+    ):
+        marks = marks._replace(reasoning=reasoning, tells_reasoning=asked.include_reasoning)
+        given["skip_special_tokens"] &= not reasoning.has_special(service.reader.tokenizer)
+        given["reasoning_tags"] = form and reasoning.tags
     given = service.sampling | given
     own: dict[str, Any] = {
         "max_tokens": asked.max_tokens,
@@ -109,4 +115,4 @@ def sampling_of(
         "prompt_logprobs": asked.num_prompt_logprobs,
         "structured_outputs": form,
     }
-    return SamplingParams(**given | own), tools
+    return SamplingParams(**given | own), marks

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from quire.serve.message_requests import MessageChat
-from quire.serve.replies import News, Reply, ReplyChoice
+from quire.serve.replies import TEXT_ALONE, AnswerMarks, News, Reply, ReplyChoice
 from quire.web.clients import sse
 from quire.web.errors import MESSAGES, ApiError, error_document
 
@@ -23,11 +23,11 @@ class MessageReply(Reply):
         model: str,
         tokenizer: Any,
         num_prompts: int = 1,
-        tools: str | None = None,
+        marks: AnswerMarks = TEXT_ALONE,
         *,
         block_size: int,
     ) -> None:
-        super().__init__(asked, model, tokenizer, num_prompts, tools)
+        super().__init__(asked, model, tokenizer, num_prompts, marks)
         self._asked, self._block_size = asked, block_size
         self._num_blocks, self._is_text_open, self._is_broken = 0, False, False
         name = f"msg_{uuid.uuid4().hex[:24]}"
@@ -78,7 +78,7 @@ class MessageReply(Reply):
         news = choice.news(None)
         if not self._asked.is_silent:
             return news
-        return News("", [], [], news.finish_reason and "length")
+        return News("", "", [], [], news.finish_reason and "length")
 
     def _start(self, block: dict[str, Any]) -> bytes:
         self._num_blocks += 1

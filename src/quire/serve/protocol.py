@@ -271,6 +271,7 @@ class ChatRequest(Generation, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Likeliest | None = None
+    include_reasoning: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -289,6 +290,12 @@ class ChatRequest(Generation, kw_only=True):
                 f"tool_choice and {asked[0]} both say which form the answer has; give one of them"
             )
         return asked if call is None else ("tools", StructuredOutputs(json=call))
+
+    @property
+    def continued(self) -> str:
+        """The text of the message that the answer goes on with; "" for none."""
+        last = self.messages[-1].plain() if self.continue_final_message and self.messages else {}
+        return str(last.get("content", ""))
 
     @property
     def num_logprobs(self) -> int | None:

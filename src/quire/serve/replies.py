@@ -4,15 +4,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from quire.chat.reasoning import ReasoningFormat
 from quire.chat.tokens import TextOffsets, token_bytes
 from quire.chat.tools import ToolCall, held_from, parse_tools, without_cut_call
 from quire.serve.protocol import ChatRequest, CompletionRequest
 from quire.web.errors import ApiError
 
 
-class News(NamedTuple):
-    """The unsent part of a choice: text, tool calls, tokens with log-probabilities, reason of its end."""
+class AnswerMarks(NamedTuple):
+    """Formats of an answer's parts; None for a part that it does not have.
 
+    `tools`            name of the format of tool calls
+    `tells_reasoning`  whether the reasoning is told
+    """
+
+    tools: str | None = None
+    reasoning: ReasoningFormat | None = None
+    tells_reasoning: bool = True
+
+
+TEXT_ALONE = AnswerMarks()
+
+
+class News(NamedTuple):
+    """The unsent part of a choice: reasoning, text, tool calls, tokens with log-probabilities, reason of its end."""
+
+    reasoning: str
     text: str
     calls: list[ToolCall]
     entries: list[dict[str, Any]]
@@ -20,17 +37,18 @@ class News(NamedTuple):
 
 
 class ReplyChoice:
-    """One choice of an answer: its sent text, and the text held back as a possible tool call.
+    """One choice of an answer, with the text held back as a possible tag or tool call.
 
-    After every call: sent text + held text == the choice's text, up to a tool call.
+    After every call: sent text + held text == the choice's content, up to a tool call.
     `num_tokens`  that were generated so far
     `echo`        prompt that its news begin with: text, token ids, and what was told of these
     """
 
-    def __init__(self, index: int, tokenizer: Any, tools: str | None) -> None:
+    def __init__(self, index: int, tokenizer: Any, marks: AnswerMarks) -> None:
         self.index, self.num_tokens = index, 0
-        self._tokenizer, self._tools = tokenizer, tools
-        self._num_chars = self._num_entries = 0
+        self._tokenizer, self._tools, self._reasoning = tokenizer, marks.tools, marks.reasoning
+        self._tells_reasoning = marks.tells_reasoning
+        self._num_reasoned = self._num_chars = self._num_entries = 0
         self.offsets = TextOffsets()
         self._latest: Any = None
         self.echo: tuple[str, list[int], list[Any]] | None = None
@@ -47,9 +65,22 @@ class ReplyChoice:
         ended_by = self._latest.stop_reason
         return ended_by if isinstance(ended_by, str) else None
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of its reasoning so far."""
+        latest, reasoning = self._latest, self._reasoning
+        if latest is None or reasoning is None:
+            return 0
+        return reasoning.num_tokens(self._tokenizer, latest.token_ids)
+
     def news(self, top: int | None) -> News:
         """Return what can be told now; of each token `top` of the likeliest, None for no log-probabilities."""
         text, reason, calls = self._latest.text, self._latest.finish_reason, list[ToolCall]()
+        thought = ""
+        if self._reasoning is not None:
+            thought, text = self._reasoning.split(text, is_whole=reason is not None)
+        new_thought = thought[self._num_reasoned :] if self._tells_reasoning else ""
+        self._num_reasoned = len(thought)
         if self._tools is not None and reason is None:
             text = text[: held_from(text, self._tools)]
         elif self._tools is not None:
@@ -63,7 +94,7 @@ class ReplyChoice:
             said, ids, told = self.echo
             fresh, self.echo = said + fresh, None
             entries = entries if top is None else self._entries(ids, told, top) + entries
-        return News(fresh, calls, entries, reason)
+        return News(new_thought, fresh, calls, entries, reason)
 
     def _fresh_entries(self, top: int) -> list[dict[str, Any]]:
         logprobs: list[Any] = self._latest.logprobs or []
@@ -108,9 +139,9 @@ class Reply(ABC):
         model: str,
         tokenizer: Any,
         num_prompts: int = 1,
-        tools: str | None = None,
+        marks: AnswerMarks = TEXT_ALONE,
     ) -> None:
-        self.choices = [ReplyChoice(at, tokenizer, tools) for at in range(num_prompts * asked.n)]
+        self.choices = [ReplyChoice(at, tokenizer, marks) for at in range(num_prompts * asked.n)]
         self.prompt_tokens = self.cached_tokens = 0
         self.passages = list[Any]()
         self.num_choices, self._begun = asked.n, set[int]()

@@ -18,7 +18,7 @@ from quire.serve.service import ServedModel
 from quire.serve.stored import KeptResponse
 from quire.web.errors import ApiError, refused
 
-RENAMED = re.compile(r"^messages\b|^response_format\b|\bmax_tokens\b")
+RENAMED = re.compile(r"^(messages|response_format|reasoning_effort)\b|\bmax_tokens\b")
 
 MAX_LISTED = 100
 
@@ -84,8 +84,7 @@ class ResponseRoutes:
         """Return the items of a request's whole prompt, and that as a chat. Raises `ApiError`, `ConfigError`."""
         items = self._kept.history(tenant, asked.previous_response_id)
         items += self._kept.resolved(tenant, asked.items)
-        template = getattr(self._service.reader.tokenizer, "chat_template", None)
-        return items, asked.chat(items, template)
+        return items, asked.chat(items)
 
     def _found(self, request: Request) -> KeptResponse:
         return self._kept.get(request.state.tenant, request.path_params["name"])

@@ -11,7 +11,7 @@ from quire.chat.conversation import Function, Tool
 from quire.errors import ConfigError
 from quire.serve.items import ResponseItem, messages_of, new_id
 from quire.serve.protocol import ChatRequest, Generation, JsonSchema, Likeliest, ResponseFormat
-from quire.serve.replies import Reply, ReplyChoice
+from quire.serve.replies import TEXT_ALONE, AnswerMarks, Reply, ReplyChoice
 from quire.web.bodies import SEEN
 from quire.web.clients import sse
 from quire.web.errors import ApiError
@@ -31,6 +31,7 @@ INSTEAD = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
 }
 """Fields of responses by those of chats."""
 
@@ -132,22 +133,16 @@ class ResponseRequest(Generation, kw_only=True):
         given = self.input or []
         return [ResponseItem(role="user", content=given)] if isinstance(given, str) else given
 
-    def chat(self, items: Sequence[ResponseItem], template: object) -> ChatRequest:
-        """Return the request as a chat of these items, for a model with this chat template. Raises `ConfigError`."""
+    def chat(self, items: Sequence[ResponseItem]) -> ChatRequest:
+        """Return the request as a chat of these items. Raises `ConfigError`."""
         same = {name: getattr(self, name) for name in Generation.__struct_fields__}
-        form, choice, effort = self.text_options.format, self.tool_choice, self.reasoning.effort
-        variables = self.chat_template_kwargs
-        if effort is not None and "reasoning_effort" in str(template):
-            variables = {"reasoning_effort": effort} | variables
-        elif effort not in (None, "none"):
-            said = f"reasoning.effort is {effort[:SEEN]!r}, but the model's chat template has no reasoning_effort"
-            raise ConfigError(f"{said}; leave it out")
+        form, choice = self.text_options.format, self.tool_choice
         schema = None if form.schema is None else JsonSchema(form.schema)
         own: dict[str, Any] = {
             "messages": messages_of(items, self.instructions),
             "tools": [each.tool() for each in self.tools or ()] or None,
             "tool_choice": choice.tool() if isinstance(choice, FunctionTool) else choice,
-            "chat_template_kwargs": variables,
+            "reasoning_effort": self.reasoning.effort,
             "response_format": ResponseFormat(form.type, schema),
             "max_tokens": self.max_output_tokens,
             "logprobs": LOGPROBS in self.include,
@@ -175,11 +170,11 @@ class ResponseReply(Reply):
         model: str,
         tokenizer: Any,
         num_prompts: int = 1,
-        tools: str | None = None,
+        marks: AnswerMarks = TEXT_ALONE,
         *,
         of: AskedResponse,
     ) -> None:
-        super().__init__(asked, model, tokenizer, num_prompts, tools)
+        super().__init__(asked, model, tokenizer, num_prompts, marks)
         self._of, self._top = of, asked.num_logprobs
         self._numbers = 0
         self._output, self._text = list[dict[str, Any]](), ""

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from quire.chat.conversation import template_of
 from quire.chat.reader import PromptReader
+from quire.chat.reasoning import TAIL, ReasoningFormat, reasoning_format
 from quire.engines.loop import AsyncEngine, SamplingParams
 from quire.errors import ConfigError, RequestFailed
 from quire.observe.requests import RequestLog
@@ -41,6 +43,7 @@ class ServedModel:
 
     `names`      those of the model for clients, the first of them in answers
     `sampling`   sampling parameters of requests that do not name them. Raises `ConfigError` for one that cannot be
+    `reasoning`  how the model marks reasoning; None where it has none
     `places`     those of sequences that were admitted and have not ended
     `retention`  prompts that tenants have retained: together at most as many tokens as pins may hold
     `kept`       responses that a later request may go on from
@@ -63,6 +66,7 @@ class ServedModel:
         self.log = RequestLog(keys.in_order)
         self.max_model_len = running.engine.max_model_len
         self.reader = PromptReader(running.engine.tokenizer, self.max_model_len)
+        self.read_reasoning("auto")
         manager = running.engine.manager
         share = pin_budget(manager) * manager.block_size // max(len(keys.names), 1)
         self.retention = RetentionBudget(share, manager.settings.clock or time.monotonic)
@@ -92,6 +96,17 @@ class ServedModel:
         """Return the prompts of a request as token ids. Raises `ConfigError`."""
         prompts, special = asked.prompts(), asked.add_special_tokens
         return [await self.reader.ids(each, add_special_tokens=special) for each in prompts]
+
+    def read_reasoning(self, parser: str) -> None:
+        """Find reasoning by a parser's name, as `reasoning_format` does."""
+        template = template_of(self.reader.tokenizer, with_tools=True)
+        self.reasoning = reasoning_format(parser, template)
+
+    def reasoning_after(self, prompt: Ids, continued: str) -> ReasoningFormat | None:
+        """Return how the answer to a prompt, which goes on with a message, marks reasoning; None if it has none."""
+        if self.reasoning is None:
+            return None
+        return self.reasoning.after(self.reader.tokenizer.decode(prompt[-TAIL:]), continued)
 
     async def one_prompt(self, asked: PromptRequest) -> Ids:
         """Return the prompt of a request that has one only. Raises `ConfigError`."""

@@ -53,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: Count | None = None  # number of likeliest tokens returned, before all of the above
     prompt_logprobs: Count | None = None  # the same of the prompt's tokens, computed without a hit
     structured_outputs: StructuredOutputs | None = None  # the form of the answer; a mapping too
+    reasoning_tags: tuple[str, str] | None = None  # reasoning may precede the form; "": it is open
     skip_special_tokens: bool = True
     detokenize: bool = True  # False: no text is made
     speculation: Annotated[int, Meta(ge=0, le=64)] = 0  # tokens guessed ahead; changes no answer

@@ -155,7 +155,7 @@ class Sampler:
     def grammar(self, params: SamplingParams) -> Grammar | None:
         """Return the grammar that a request asks for, on any thread. Raises `ConfigError`."""
         form = params.structured_outputs
-        return None if form is None else self._grammars.open(*form.grammar_of)
+        return form and self._grammars.open(*form.grammar_of, params.reasoning_tags)
 
     def sample(
         self,
