@@ -3,10 +3,12 @@
 A step is a unit of time. A tenant's latencies are held against a schedule of its own that has its part of all limits.
 """
 
+from itertools import chain
 from random import Random
 from statistics import median
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from scheduling_clock import BLOCK, Clockwork
 
@@ -15,6 +17,9 @@ from turns import drawn
 
 SLACK = 3
 """Steps beside twice the time: for the step under way, and for what cannot be divided."""
+
+LIVES = 5
+"""Schedules of one setting. The median is of all: a dozen requests have two kinds of latencies, which one may tip."""
 
 
 def lone_latencies(asked, slots, tokens, num_blocks, **limits):
@@ -77,8 +82,8 @@ def slowdowns(seed, num_tenants, slots, tokens, room, **limits):
 
 
 @drawn(
-    12,
-    10_000,
+    3,
+    2_000,
     seed=st.integers(0, 2**32),
     num_tenants=st.integers(2, 4),
     slots=st.integers(1, 6),
@@ -90,12 +95,29 @@ def slowdowns(seed, num_tenants, slots, tokens, room, **limits):
 def test_what_others_ask_at_most_doubles_the_time_that_a_share_of_the_schedule_takes(
     *, seed, num_tenants, slots, tokens, room, most, max_passed
 ):
-    tokens += slots
     limits = {"max_prefill_tokens": most, "max_passed": max_passed}
-    took, alone, asked = slowdowns(seed, num_tenants, slots, tokens, room, **limits)
-    if asked:
-        assert median(took) <= 2 * median(alone) + SLACK, asked
+    lives = [
+        slowdowns(seed + number, num_tenants, slots, tokens + slots, room, **limits)
+        for number in range(LIVES)
+    ]
+    lives = [life for life in lives if life[2]]
+    for took, alone, asked in lives:
         assert sum(took) <= 2 * sum(alone) + SLACK * len(asked), asked
+    if lives:
+        took, alone, asked = ([*chain(*part)] for part in zip(*lives, strict=True))
+        assert median(took) <= 2 * median(alone) + SLACK, asked
+
+
+@pytest.mark.parametrize(
+    ("share", "limits"),
+    [
+        ((1191, 2, 4, 6, 15), {"max_passed": 4}),
+        ((540392677, 3, 1, 13, 26), {"max_prefill_tokens": 7, "max_passed": 1}),
+    ],
+)
+def test_a_preempted_job_takes_blocks_back_from_a_tenant_with_twice_as_many_tokens(share, limits):
+    took, alone, _ = slowdowns(*share, **limits)
+    assert median(took) <= 2 * median(alone) + SLACK
 
 
 def test_one_request_of_many_answers_holds_up_no_other_tenant():

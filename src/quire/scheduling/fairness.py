@@ -45,9 +45,9 @@ def yielding(
     `lacks`     running jobs, and blocks of `size` tokens, that are too many for it
 
     Jobs of lower priority yield to it. Of equal ones those of another tenant do, as long as that tenant then still has
-    as many running ones as the job's; or, to a job that has not run yet, as long as it holds as many tokens. So none of
-    them takes its place back. An urgent one yields to none of its own tenant, and an overdue one
-    no blocks to an equal one.
+    as many running ones as the job's; or as long as it holds more tokens than that one then does: twice as many, where
+    the job was preempted itself. So none of them takes its place back at once. An urgent one yields to none of its own
+    tenant, and an overdue one no blocks to an equal one.
     """
     (slots, blocks), num, held = lacks, Counter(each.tenant for each in running), _held(running)
     left = sorted(running, key=BY_RANK)
@@ -59,7 +59,8 @@ def yielding(
             return other.urgency < priority and not is_spared
         if slots > 0 or other.is_overdue:
             return slots > 0 and num[other.tenant] > num[job.tenant] + 1
-        return not job.num_preempted and held[other.tenant] > held[job.tenant] + job.num_tokens
+        times = 2 if job.num_preempted else 1
+        return held[other.tenant] > times * (held[job.tenant] + job.num_tokens)
 
     while slots > 0 or blocks > 0:
         last = {each.tenant: each for each in left if yields(each)}
