@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.chat.reasoning import FORMATS
 from quire.core import Scope
 from quire.errors import ConfigError, TokensError
 from quire.serve.message_requests import MessagePrompt, MessageRequest
@@ -209,7 +210,9 @@ def output(text, *, reason=None, stop=None):
 def reply(**given):
     asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 999} | given
     chat = read(MessageRequest, json.dumps(asked).encode()).chat()
-    return MessageReply(chat, "tiny", None, marks=AnswerMarks("hermes"), block_size=16)
+    return MessageReply(
+        chat, "tiny", None, marks=AnswerMarks("hermes", FORMATS["qwen3"]), block_size=16
+    )
 
 
 def events_of(made, outputs):
@@ -238,8 +241,12 @@ def put_together(events):
             case "content_block_delta":
                 assert each["index"] == open_at
                 delta = each["delta"]
-                if delta["type"] == "text_delta":
-                    content[-1]["text"] += delta["text"]
+                if (kind := delta["type"].removesuffix("_delta")) in (
+                    "text",
+                    "thinking",
+                    "signature",
+                ):
+                    content[-1][kind] += delta[kind]
                 else:
                     pieces += delta["partial_json"]
             case "content_block_stop":
@@ -253,11 +260,13 @@ def put_together(events):
 
 @given(
     text=st.sampled_from(["", "Hello, world", "So: " + CALL, CALL, f"{CALL}\n{CALL}", "a <tool"]),
+    thought=st.sampled_from(["", "<think>\nLet me.\n</think>\n\n", "<think>So</think>"]),
     cuts=st.lists(st.integers(0, 150), max_size=5),
     reason=st.sampled_from(["stop", "length"]),
     is_parallel=st.booleans(),
 )
-def test_a_stream_puts_together_the_whole_message(text, cuts, reason, is_parallel):
+def test_a_stream_puts_together_the_whole_message(text, thought, cuts, reason, is_parallel):
+    text = thought + text
     given = {"tools": [{"name": "add", "input_schema": {}}]}
     given["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": not is_parallel}
     last = output(text, reason=reason)
@@ -275,6 +284,8 @@ def test_a_stream_puts_together_the_whole_message(text, cuts, reason, is_paralle
     assert [each["type"] for each in events][-2:] == ["message_delta", "message_stop"]
     assert events[-2]["delta"] == {name: right[name] for name in ("stop_reason", "stop_sequence")}
     assert events[-2]["usage"] == right["usage"]
+    thoughts = [each["thinking"] for each in content if each["type"] == "thinking"]
+    assert thoughts == [each for each in ("Let me.", "So") if each in thought]
     calls = [each for each in content if each["type"] == "tool_use"]
     assert len(calls) == min(text.count("<tool_call>"), 2 if is_parallel else 1)
     assert all(each["input"] == {"a": 1} for each in calls)

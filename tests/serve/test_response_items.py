@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from quire import demo_model
+from quire.chat.reasoning import FORMATS
 from quire.core import CacheManager
 from quire.engines.purging import PurgeRequest
 from quire.errors import ConfigError
@@ -151,8 +152,18 @@ def replies(tokenizer, asked, kept):
     request = msgspec.convert({"input": "a"} | asked, ResponseRequest)
     chat = request.chat(request.items)
     return ResponseReply(
-        chat, "tiny", tokenizer, marks=AnswerMarks("hermes"), of=AskedResponse(request, kept.append)
+        chat,
+        "tiny",
+        tokenizer,
+        marks=AnswerMarks("hermes", FORMATS["qwen3"]),
+        of=AskedResponse(request, kept.append),
     )
+
+
+SAID = {
+    "<think>Let me see.</think>": "Let me see.",
+    "<think>\nSo </thin\n</think>\n\n": "So </thin",
+}
 
 
 def replayed(events):
@@ -165,13 +176,15 @@ def replayed(events):
             made.append(event["item"])
         elif kind == "content_part.added":
             made[at]["content"].append(event["part"])
-        elif kind == "output_text.delta":
+        elif kind in ("output_text.delta", "reasoning_text.delta"):
             part = made[at]["content"][event["content_index"]]
             part["text"] += event["delta"]
         elif kind == "output_text.done":
             part = made[at]["content"][event["content_index"]]
             assert part["text"] == event["text"]
             part["logprobs"] = event["logprobs"]
+        elif kind == "reasoning_text.done":
+            assert made[at]["content"][event["content_index"]]["text"] == event["text"]
         elif kind == "content_part.done":
             assert made[at]["content"][event["content_index"]] == event["part"]
         elif kind == "function_call_arguments.delta":
@@ -195,12 +208,13 @@ def unnamed(document):
 
 
 @given(
-    text=st.sampled_from(["", "Hi", "Hello, world", "So: " + CALL, CALL + "\n" + CALL, "a <tool", "So: <tool_call>{"]),
+    said=st.tuples(st.sampled_from(["", *SAID]), st.sampled_from(["", "Hi", "Hello, world", "So: " + CALL, CALL + "\n" + CALL, "a <tool", "So: <tool_call>{"])),
     cuts=st.lists(st.integers(0, 130), max_size=6),
     reason=st.sampled_from(["stop", "length", None]),
     options=st.tuples(st.booleans(), st.booleans()),
 )  # fmt: skip
-def test_the_events_of_a_stream_make_the_whole_response(tokenizer, text, cuts, reason, options):
+def test_the_events_of_a_stream_make_the_whole_response(tokenizer, said, cuts, reason, options):
+    (thought, content), text = said, "".join(said)
     parallel, logprobs = options
     include = ["message.output_text.logprobs"] if logprobs else []
     asked = {"parallel_tool_calls": parallel, "include": include}
@@ -239,7 +253,14 @@ def test_the_events_of_a_stream_make_the_whole_response(tokenizer, text, cuts, r
     assert final["output"]
     texts = [each["content"][0] for each in final["output"] if each["type"] == "message"]
     # a call that the end cut is no text
-    wanted = text.partition("<tool")[0].rstrip() if calls or reason == "length" else text
+    wanted = content.partition("<tool")[0].rstrip() if calls or reason == "length" else content
+    thoughts = [each["content"][0] for each in final["output"] if each["type"] == "reasoning"]
+    assert [each["text"] for each in thoughts] == ([SAID[thought]] if thought else [])
+    counted = final["usage"]["output_tokens_details"]["reasoning_tokens"]
+    assert counted == len(thought.rstrip("\n"))
+    if thought and not wanted:
+        assert not texts
+        return
     assert [each["text"] for each in texts] == ([wanted] if wanted or not calls else [])
     if logprobs and texts:
         assert b"".join(bytes(each["bytes"]) for each in texts[0]["logprobs"]).decode() == text

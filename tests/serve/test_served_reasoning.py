@@ -2,6 +2,7 @@
 
 import json
 
+import anthropic
 import openai
 import pytest
 from serve_help import command, fixtures
@@ -150,6 +151,60 @@ def test_a_forced_call_follows_the_reasoning(client, server, stream):
     assert said
     assert " " not in said
     assert calls[0].function.name == "now"
+
+
+def test_a_response_has_an_item_of_reasoning_that_the_next_one_reads(client, tags):
+    thought, closer, content = tags
+    asked = {"model": "quire-tiny", "input": TALK, "temperature": 0, "max_output_tokens": 40}
+    made = client.responses.create(**asked)
+    reasoning, message = made.output
+    assert (reasoning.type, reasoning.content[0].text) == ("reasoning", thought)
+    assert (message.type, made.output_text) == ("message", content)
+    assert made.usage.output_tokens_details.reasoning_tokens == len(thought + closer)
+    events = [*client.responses.create(**asked, stream=True)]
+    told = [each.delta for each in events if each.type == "response.reasoning_text.delta"]
+    assert "".join(told) == thought
+    assert [each.type for each in events[-1].response.output] == ["reasoning", "message"]
+    more = asked | {"input": "And a tuple?", "previous_response_id": made.id}
+    items = client.responses.input_items.list(client.responses.create(**more).id, order="asc")
+    assert [each.type for each in items] == ["message", "reasoning", "message", "message"]
+
+
+def test_a_response_cut_within_its_reasoning_is_incomplete(client, tags):
+    made = client.responses.create(
+        model="quire-tiny", input=TALK, temperature=0, max_output_tokens=5
+    )
+    (reasoning,) = made.output
+    assert (made.status, reasoning.type, reasoning.status) == (
+        "incomplete",
+        "reasoning",
+        "incomplete",
+    )
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive", "disabled", None])
+def test_a_message_has_a_block_of_thinking_if_it_is_asked_for(server, tags, kind):
+    thought, _, content = tags
+    asked = {"model": "quire-tiny", "messages": TALK, "max_tokens": 40}
+    asked["extra_body"] = {"temperature": 0}
+    if kind:
+        asked["thinking"] = {"type": kind} | ({"budget_tokens": 1024} if kind == "enabled" else {})
+    with anthropic.Anthropic(base_url=server.url, api_key="none") as client:
+        blocks = client.messages.create(**asked).content
+        with client.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message().content
+        assert [each.model_dump() for each in streamed] == [each.model_dump() for each in blocks]
+        assert blocks[-1].text == content
+        if kind in ("disabled", None):
+            assert len(blocks) == 1
+            return
+        assert (blocks[0].type, blocks[0].thinking) == ("thinking", thought)
+        messages = [
+            *TALK,
+            {"role": "assistant", "content": blocks},
+            {"role": "user", "content": "A"},
+        ]
+        assert client.messages.create(**asked | {"messages": messages}).content
 
 
 def test_a_prompt_that_closes_the_reasoning_has_an_answer_without(client, server, plain):

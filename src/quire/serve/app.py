@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from quire._version import __version__
 from quire.engines.purging import PurgeRequest
+from quire.errors import ConfigError
 from quire.serve import protocol
 from quire.serve.completions import CompletionReply
 from quire.serve.fields import MAX_TOLD, unknown_in
@@ -111,6 +112,10 @@ class ClientRoutes:
         self._message = partial(answered, service, partial(MessageReply, block_size=size))
 
     async def message(self, asked: MessageRequest, request: Request) -> Any:
+        enabled = asked.thinking is not None and asked.thinking.type == "enabled"
+        if enabled and self._service.reasoning is None:
+            said = "thinking of type enabled is not offered: the model's chat template has no reasoning; send disabled"
+            raise ConfigError(said)
         return await self._message(asked.chat(), request)
 
     async def count_tokens(self, asked: MessagePrompt, request: Request) -> Any:

@@ -126,8 +126,7 @@ class CompletionReply(Reply):
     def _reasoning_counts(self) -> dict[str, Any]:
         if self._marks.reasoning is None:
             return {}
-        tokens = sum(choice.reasoning_tokens for choice in self.choices)
-        return {"completion_tokens_details": {"reasoning_tokens": tokens}}
+        return {"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}}
 
     def _shape(self, choice: ReplyChoice, news: News, place: str) -> dict[str, Any]:
         """Return news of a choice in the shape of chats, as a "message" or a "delta", or of completions."""

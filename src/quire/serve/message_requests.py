@@ -77,6 +77,7 @@ class Thinking(msgspec.Struct):
     """Whether the model thinks first."""
 
     type: Literal["disabled", "adaptive", "enabled"]
+    budget_tokens: int | None = None  # changes nothing
 
 
 class OutputFormat(msgspec.Struct):
@@ -160,10 +161,6 @@ class MessagePrompt(msgspec.Struct, kw_only=True):
         for name in ("mcp_servers", "container", "compaction", "fallbacks"):
             if getattr(self, name):
                 raise ConfigError(f"{name} is not offered; leave it out")
-        if self.thinking is not None and self.thinking.type == "enabled":
-            raise ConfigError(
-                "thinking of type enabled is not offered; leave it out, or send disabled"
-            )
         for edit in self.context_management.edits if self.context_management else ():
             if not edit.type.startswith("clear_thinking"):
                 raise ConfigError(
@@ -187,10 +184,16 @@ class MessagePrompt(msgspec.Struct, kw_only=True):
             tool_choice=self._choice(),
             is_parallel=choice is None or not choice.disable_parallel_tool_use,
             continue_final_message=messages[-1].role == "assistant",
-            chat_template_kwargs={"enable_thinking": False},
+            chat_template_kwargs={"enable_thinking": self.thinks, "thinking": self.thinks},
+            include_reasoning=self.thinks,
             retain_s=max((SECONDS[each.ttl] for each in self._breakpoints()), default=None),
             **options,
         )
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the answer has its thinking: a template with a switch for it is switched by that."""
+        return self.thinking is not None and self.thinking.type != "disabled"
 
     def _choice(self) -> str | Tool | None:
         """Return the choice of tools as chats have it. Raises `ConfigError`."""

@@ -10,11 +10,14 @@ from quire.serve.replies import TEXT_ALONE, AnswerMarks, News, Reply, ReplyChoic
 from quire.web.clients import sse
 from quire.web.errors import MESSAGES, ApiError, error_document
 
+UNSIGNED = "unsigned"
+"""The signature of thinking: the server gives a client's thinking to the template as it is."""
+
 
 class MessageReply(Reply):
     """An answer of `/v1/messages`, from an engine with blocks of `block_size` tokens.
 
-    In a stream, at most one content block is open: the text. Each call of a tool comes whole.
+    In a stream, at most one content block is open: the thinking or the text. Each call of a tool comes whole.
     """
 
     def __init__(
@@ -29,14 +32,17 @@ class MessageReply(Reply):
     ) -> None:
         super().__init__(asked, model, tokenizer, num_prompts, marks)
         self._asked, self._block_size = asked, block_size
-        self._num_blocks, self._is_text_open, self._is_broken = 0, False, False
+        self._num_blocks, self._open, self._is_broken = 0, "", False
         name = f"msg_{uuid.uuid4().hex[:24]}"
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
 
     def whole(self) -> dict[str, Any]:
         (choice,) = self.choices
         news = self._news(choice)
-        content = [{"type": "text", "text": news.text}] if news.text else []
+        content: list[dict[str, Any]] = [{"type": "text", "text": news.text}] if news.text else []
+        if news.reasoning:
+            thought = {"type": "thinking", "thinking": news.reasoning, "signature": UNSIGNED}
+            content.insert(0, thought)
         for block, arguments in self._calls(news):
             content.append(block | {"input": msgspec.json.decode(arguments)})
         return self._head | {"content": content} | self._end(choice, news) | self._usage()
@@ -48,16 +54,18 @@ class MessageReply(Reply):
     def chunk(self, choice: ReplyChoice) -> bytes:
         news = self._news(choice)
         events = list[bytes]()
-        if news.text:
-            if not self._is_text_open:
-                events.append(self._start({"type": "text", "text": ""}))
-            self._is_text_open = True
-            events.append(self._delta({"type": "text_delta", "text": news.text}))
+        for kind, said in (("thinking", news.reasoning), ("text", news.text)):
+            if said and self._open != kind:
+                more = {"signature": ""} if kind == "thinking" else {}
+                events += [*self._stop(), self._start({"type": kind, kind: ""} | more)]
+                self._open = kind
+            if said:
+                events.append(self._delta({"type": f"{kind}_delta", kind: said}))
         for block, arguments in self._calls(news):
             events += self._stop()
             events.append(self._start(block | {"input": {}}))
             events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
-            self._is_text_open = True
+            self._open = "tool_use"
         if news.finish_reason is not None:
             events += self._stop()
             events.append(_event("message_delta", delta=self._end(choice, news), **self._usage()))
@@ -89,8 +97,11 @@ class MessageReply(Reply):
 
     def _stop(self) -> list[bytes]:
         """Return the end of the block that is open, if there is one."""
-        was_open, self._is_text_open = self._is_text_open, False
-        return [_event("content_block_stop", index=self._num_blocks - 1)] if was_open else []
+        was_open, self._open = self._open, ""
+        signed = self._delta({"type": "signature_delta", "signature": UNSIGNED})
+        ends = [signed] if was_open == "thinking" else []
+        stop = _event("content_block_stop", index=self._num_blocks - 1)
+        return [*ends, stop] if was_open else []
 
     def _calls(self, news: News) -> list[tuple[dict[str, Any], str]]:
         """Return new calls as blocks without their inputs, each with those as JSON text."""

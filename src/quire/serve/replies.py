@@ -168,6 +168,11 @@ class Reply(ABC):
         """The tokens of all choices so far."""
         return sum(choice.num_tokens for choice in self.choices)
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """The tokens of the reasoning of all choices so far."""
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
     @abstractmethod
     def whole(self) -> dict[str, Any]:
         """Return the answer of a request that is not streamed."""

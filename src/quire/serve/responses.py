@@ -20,7 +20,7 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (
     LOGPROBS,
     "reasoning.encrypted_content",
-)  # the latter: of reasoning items, of which there are none
+)  # the latter: of reasoning that a server hides, which this one does not
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -178,6 +178,7 @@ class ResponseReply(Reply):
         self._of, self._top = of, asked.num_logprobs
         self._numbers = 0
         self._output, self._text = list[dict[str, Any]](), ""
+        self._open: str | None = None  # the type of the last item, if it is a text that goes on
         self._entries, self._told = (
             list[dict[str, Any]](),
             0,
@@ -197,14 +198,15 @@ class ResponseReply(Reply):
         news, said = choice.news(self._top), b""
         calls = news.calls if self._of.request.parallel_tool_calls else news.calls[:1]
         self._entries += news.entries
+        if news.reasoning:
+            said += self._more("reasoning", news.reasoning)
         if news.text or (news.finish_reason and not calls and not self._output):
-            said += self._more(news.text)
+            said += self._more("message", news.text)
         if news.finish_reason is None:
             return said
         is_whole = news.finish_reason != "length"
         status = "completed" if is_whole else "incomplete"
-        if self._output:
-            said += self._message_done(status)
+        said += self._text_done(status)
         for call in calls:
             said += self._called(call.name, call.arguments)
         self._end(status)
@@ -217,9 +219,8 @@ class ResponseReply(Reply):
 
     def broken(self, error: ApiError) -> bytes:
         told = {"code": error.code or "server_error", "message": str(error)}
-        if self._output:
-            part = _part(self._text, self._entries)
-            self._output[0] |= {"status": "incomplete", "content": [part]}
+        if self._open is not None:
+            self._output[-1] |= {"status": "incomplete", "content": [self._part]}
         self._end("failed")
         self._document["error"] = told
         said = self._event("error", **told, param=error.param)
@@ -228,29 +229,40 @@ class ResponseReply(Reply):
     def closing(self) -> list[bytes]:
         return []
 
-    def _more(self, text: str) -> bytes:
-        """Return the events of more text, the first of which open the message."""
+    def _more(self, kind: str, text: str) -> bytes:
+        """Return the events of more text of the reasoning or the message, the first of which open it."""
         said = b""
-        if not self._output:
-            head = {"id": new_id("msg"), "type": "message", "role": "assistant"}
+        if self._open != kind:
+            said = self._text_done("completed")
+            prefix, own = _HEADS[kind]
+            head = {"id": new_id(prefix), "type": kind, **own}
             item: dict[str, Any] = head | {"status": "in_progress", "content": []}
-            said = self._added(item)
-            said += self._event("response.content_part.added", **self._place, part=_part("", []))
+            said += self._added(item)
+            self._open, self._text = kind, ""
+            bare: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            part = self._part | bare
+            said += self._event("response.content_part.added", **self._place, part=part)
         self._text += text
         if text:
-            entries, self._told = self._entries[self._told :], len(self._entries)
-            kind = "response.output_text.delta"
-            said += self._event(kind, **self._place, delta=text, logprobs=entries)
+            more: dict[str, Any] = {}
+            if kind == "message":
+                more["logprobs"], self._told = self._entries[self._told :], len(self._entries)
+            said += self._event(f"response.{_TEXTS[kind]}.delta", **self._place, delta=text, **more)
         return said
 
-    def _message_done(self, status: str) -> bytes:
-        """Return the last events of the message, which has the log-probabilities of all tokens, as a chat's."""
-        part, place = _part(self._text, self._entries), self._place
-        self._output[0] |= {"status": status, "content": [part]}
-        kind = "response.output_text.done"
-        said = self._event(kind, **place, text=self._text, logprobs=self._entries)
+    def _text_done(self, status: str) -> bytes:
+        """Return the last events of the text that goes on, if there is one.
+
+        The message has the log-probabilities of all tokens, as a chat's.
+        """
+        if (kind := self._open) is None:
+            return b""
+        part, place, self._open = self._part, self._place, None
+        more = {"logprobs": self._entries} if kind == "message" else {}
+        self._output[-1] |= {"status": status, "content": [part]}
+        said = self._event(f"response.{_TEXTS[kind]}.done", **place, text=self._text, **more)
         said += self._event("response.content_part.done", **place, part=part)
-        return said + self._done(0)
+        return said + self._done(len(self._output) - 1)
 
     def _called(self, name: str, arguments: str) -> bytes:
         head = {"id": new_id("fc"), "type": "function_call", "call_id": new_id("call")}
@@ -264,9 +276,18 @@ class ResponseReply(Reply):
         return said + self._done(at)
 
     @property
+    def _part(self) -> dict[str, Any]:
+        """The text that goes on, as a part of its item."""
+        if self._open == "reasoning":
+            return {"type": "reasoning_text", "text": self._text}
+        own: dict[str, Any] = {"annotations": [], "logprobs": self._entries}
+        return {"type": "output_text", "text": self._text} | own
+
+    @property
     def _place(self) -> dict[str, Any]:
-        """The place of the message's text."""
-        return {"item_id": self._output[0]["id"], "output_index": 0, "content_index": 0}
+        """The place of the text that goes on."""
+        at = len(self._output) - 1
+        return {"item_id": self._output[at]["id"], "output_index": at, "content_index": 0}
 
     def _added(self, item: dict[str, Any]) -> bytes:
         self._output.append(item)
@@ -282,7 +303,7 @@ class ResponseReply(Reply):
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": hits, "cache_write_tokens": self.prompt_tokens - hits},
             "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": self.prompt_tokens + made,
         }  # fmt: skip
         told = {"passages": self.passages} if self.passages else {}
@@ -324,6 +345,9 @@ def _opened(request: ResponseRequest, model: str) -> dict[str, Any]:
 
 _NOT_SAID: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
 
+_TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
-def _part(text: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": entries}
+_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "message": ("msg", {"role": "assistant"}),
+    "reasoning": ("rs", {"summary": [], "encrypted_content": None}),
+}
