@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from inspect import signature
 from typing import Any, Literal
 
@@ -162,6 +163,21 @@ def template_of(reader: Any, *, with_tools: bool = False) -> str:
     if isinstance(given, str):
         return given
     return (given.get("tool_use") if with_tools else None) or given.get("default") or ""
+
+
+def check_template(text: str) -> None:
+    """Raise `ConfigError` for a chat template that has a syntax error."""
+    from jinja2 import TemplateSyntaxError  # noqa: PLC0415 - optional
+
+    templates: Any = import_module("transformers.utils.chat_template_utils")  # optional
+    try:
+        templates.render_jinja_template([[{"role": "user", "content": ""}]], chat_template=text)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"--chat-template has a syntax error in line {error.lineno}: {error.message}"
+        ) from error
+    except Exception:  # noqa: BLE001 - it may refuse this conversation, and take others
+        return
 
 
 def laid_out(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from quire.chat.conversation import check_template
 from quire.chat.reasoning import check_parser
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
@@ -331,6 +332,8 @@ def opened_engine(
             from quire.foresight import LiveCurve
             from quire.observe.heat import Heat
 
+            if wanted.chat_template is not None:
+                check_template(wanted.chat_template)
             loaded, tokenizer = load(wanted.model, wanted.dtype)
             if wanted.chat_template is not None:
                 tokenizer.chat_template = wanted.chat_template

@@ -32,6 +32,12 @@ class CompletionReply(Reply):
         super().__init__(asked, model, tokenizer, num_prompts, marks)
         self._asked, self._tokenizer, self._marks = asked, tokenizer, marks
         self._hidden = {*tokenizer.all_special_tokens} if asked.skip_special_tokens else set[str]()
+        if asked.return_tokens_as_token_ids and self._hidden:
+            self._hidden = {f"token_id:{token}" for token in tokenizer.all_special_ids}
+        for choice in self.choices:
+            choice.tells_ids = asked.return_token_ids
+            choice.names_ids = asked.return_tokens_as_token_ids
+        self._prompts: dict[int, list[int]] = {}  # token ids to be told, by choice
         self._scores: list[Any] = [None] * num_prompts
         self._chat, self._top = isinstance(asked, ChatRequest), asked.num_logprobs
         self._usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -42,6 +48,10 @@ class CompletionReply(Reply):
     def begin(self, place: int, output: Any) -> None:
         super().begin(place, output)
         asked, ids, scores = self._asked, output.prompt_token_ids, output.prompt_logprobs
+        if asked.return_token_ids:
+            first = place * self.num_choices
+            for index in range(first, first + self.num_choices):
+                self._prompts[index] = ids
         if isinstance(asked, CompletionRequest) and asked.echo:
             text = asked.prompts()[place]
             if not isinstance(text, str):
@@ -74,13 +84,20 @@ class CompletionReply(Reply):
                 choice["prompt_logprobs"] = self._scores[choice["index"] // self.num_choices]
         kind = "chat.completion" if self._chat else "text_completion"
         own = {"object": kind, "choices": choices, "usage": self._counts()}
-        return self._head | own | self._told()
+        return self._head | own | self._prompt_ids(0) | self._told()
 
     def opening(self) -> list[bytes]:
         """Return the first event of a stream: of a chat, the role."""
-        said = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        shapes = [{"index": each.index, **said, "finish_reason": None} for each in self.choices]
-        return [self._chunk([each]) for each in shapes] if self._chat else []
+        said = {
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        choices = self.choices if self._chat else []
+        return [
+            self._chunk([{"index": each.index, **said}], **self._prompt_ids(each.index))
+            for each in choices
+        ]
 
     def chunk(self, choice: ReplyChoice) -> bytes:
         """Return the events of a choice's news.
@@ -137,7 +154,17 @@ class CompletionReply(Reply):
         elif news.entries:
             logprobs = _columns(news.entries, choice, self._hidden)
         end = {"logprobs": logprobs, "finish_reason": news.finish_reason}
-        return {"index": choice.index} | said | end
+        ids: dict[str, Any] = {"token_ids": [*news.ids]} if choice.tells_ids else {}
+        if not self._chat:
+            ids |= self._prompt_ids(choice.index)
+        return {"index": choice.index} | said | end | ids
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        """Return the token ids of the prompt of a choice, once: of a chat once for all of them."""
+        ids = self._prompts.pop(index, None)
+        if self._chat:
+            self._prompts.clear()
+        return {} if ids is None else {"prompt_token_ids": ids}
 
 
 def _said(news: News, place: str) -> dict[str, Any]:
@@ -166,12 +193,14 @@ def _columns(
         None if entry["top_logprobs"] is None else (*entry["top_logprobs"], entry)
         for entry in entries
     ]
+
+    def name(entry: dict[str, Any]) -> str:
+        return entry["token"] if choice.names_ids else token_name(entry["bytes"])
+
     return {
-        "tokens": [token_name(entry["bytes"]) for entry in entries],
+        "tokens": [name(entry) for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [
-            top and {token_name(e["bytes"]): e["logprob"] for e in top} for top in tops
-        ],
+        "top_logprobs": [top and {name(e): e["logprob"] for e in top} for top in tops],
         "text_offset": [
             choice.offsets.take(b"" if entry["token"] in hidden else entry["bytes"])
             for entry in entries

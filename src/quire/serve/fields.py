@@ -82,7 +82,16 @@ Neither do null, false, and what is empty. A field that a request's struct has i
 
 ELSEWHERE: Mapping[Any, frozenset[str]] = {
     ChatRequest: frozenset({"prompt"}),
-    ResponseRequest: frozenset({"best_of", "n", "prompt", "prompt_logprobs"}),
+    ResponseRequest: frozenset(
+        {
+            "best_of",
+            "n",
+            "prompt",
+            "prompt_logprobs",
+            "return_token_ids",
+            "return_tokens_as_token_ids",
+        }
+    ),
     CompletionRequest: frozenset(
         {
             "add_generation_prompt",

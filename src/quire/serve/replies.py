@@ -1,7 +1,7 @@
 """An engine's outputs as an answer: whole, or as chunks of a stream."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.chat.reasoning import ReasoningFormat
@@ -27,13 +27,17 @@ TEXT_ALONE = AnswerMarks()
 
 
 class News(NamedTuple):
-    """The unsent part of a choice: reasoning, text, tool calls, tokens with log-probabilities, reason of its end."""
+    """The unsent part of a choice: reasoning, text, tool calls, tokens with log-probabilities, reason of its end.
+
+    `ids`  token ids, if they are told
+    """
 
     reasoning: str
     text: str
     calls: list[ToolCall]
     entries: list[dict[str, Any]]
     finish_reason: str | None
+    ids: Sequence[int] = ()
 
 
 class ReplyChoice:
@@ -41,6 +45,8 @@ class ReplyChoice:
 
     After every call: sent text + held text == the choice's content, up to a tool call.
     `num_tokens`  that were generated so far
+    `tells_ids`   whether its news have token ids
+    `names_ids`   whether tokens with log-probabilities are named by their ids
     `echo`        prompt that its news begin with: text, token ids, and what was told of these
     """
 
@@ -48,7 +54,8 @@ class ReplyChoice:
         self.index, self.num_tokens = index, 0
         self._tokenizer, self._tools, self._reasoning = tokenizer, marks.tools, marks.reasoning
         self._tells_reasoning = marks.tells_reasoning
-        self._num_reasoned = self._num_chars = self._num_entries = 0
+        self._num_reasoned = self._num_chars = self._num_entries = self._num_ids = 0
+        self.tells_ids = self.names_ids = False
         self.offsets = TextOffsets()
         self._latest: Any = None
         self.echo: tuple[str, list[int], list[Any]] | None = None
@@ -94,7 +101,9 @@ class ReplyChoice:
             said, ids, told = self.echo
             fresh, self.echo = said + fresh, None
             entries = entries if top is None else self._entries(ids, told, top) + entries
-        return News(new_thought, fresh, calls, entries, reason)
+        since, self._num_ids = self._num_ids, self.num_tokens
+        ids = self._latest.token_ids[since : self.num_tokens] if self.tells_ids else ()
+        return News(new_thought, fresh, calls, entries, reason, ids)
 
     def _fresh_entries(self, top: int) -> list[dict[str, Any]]:
         logprobs: list[Any] = self._latest.logprobs or []
@@ -116,7 +125,8 @@ class ReplyChoice:
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         raw = token_bytes(self._tokenizer, token)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+        name = f"token_id:{token}" if self.names_ids else raw.decode("utf-8", "replace")
+        return {"token": name, "logprob": logprob, "bytes": list(raw)}
 
 
 def finite(logprob: float) -> float:
