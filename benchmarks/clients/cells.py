@@ -1,6 +1,6 @@
 """The cells of a Python client's row: one function per feature in its script, each given the server.
 
-A script's functions that have a feature's name are its cells. `python SCRIPT URL MODEL` runs them, and prints each
+A script's functions that have a feature's name are its cells. `python SCRIPT URL MODEL FOLDER` runs them, and prints each
 result as JSON. The tests call the same functions. This module needs the standard library alone.
 """
 
@@ -42,7 +42,7 @@ FEATURES = {
 KEY, OPERATOR_KEY = "key-of-clients", "key-of-operator"
 MAX_INFLIGHT = 4
 """Sequences that the server takes at once, so that a script can fill it."""
-CELL_S = 120
+CELL_S = 600
 """Seconds that a cell may take."""
 
 SYSTEM = "You answer questions about Python. " * 4
@@ -71,10 +71,14 @@ SCHEMA = {
 
 
 class Server(NamedTuple):
-    """A server that was started for clients, with `KEY`, `OPERATOR_KEY` and `MAX_INFLIGHT`."""
+    """A server that was started for clients, with `KEY`, `OPERATOR_KEY` and `MAX_INFLIGHT`.
+
+    `folder`  that of the model, for clients that read its tokenizer
+    """
 
     url: str
     model: str
+    folder: str = ""
     key: str = KEY
 
     @property
@@ -85,7 +89,7 @@ class Server(NamedTuple):
     @property
     def num_requests(self) -> int:
         """Requests that run or wait, by `/metrics`."""
-        told = self._open("/metrics", key=OPERATOR_KEY).read().decode().splitlines()
+        told = self.ask("/metrics", key=OPERATOR_KEY).read().decode().splitlines()
         names = ("quire_requests_running", "quire_requests_waiting")
         return sum(int(float(each.split()[-1])) for each in told if each.startswith(names))
 
@@ -104,11 +108,12 @@ class Server(NamedTuple):
         }  # fmt: skip
         with ExitStack() as streams:
             for _ in range(MAX_INFLIGHT):
-                streams.enter_context(self._open("/v1/completions", asked)).readline()
+                streams.enter_context(self.ask("/v1/completions", asked)).readline()
             yield
         self.wait_idle()
 
-    def _open(self, path: str, document: Any = None, key: str = KEY) -> Any:
+    def ask(self, path: str, document: Any = None, key: str = KEY) -> Any:
+        """Return the open answer to a request, a GET where there is no document."""
         body = None if document is None else json.dumps(document).encode()
         request = urllib.request.Request(  # noqa: S310 - the server's own address
             f"{self.url}{path}", body, {"Authorization": f"Bearer {key}"}
@@ -116,16 +121,12 @@ class Server(NamedTuple):
         return urllib.request.urlopen(request, timeout=30)  # noqa: S310
 
 
-def call(cell: Callable[[Server], Any], server: Server) -> None:
+def call(cell: Callable[[Server], Any], server: Server, loop: asyncio.Runner) -> None:
     """Run a cell, which may be a coroutine; then the server is idle."""
     done = cell(server)
-    if inspect.isawaitable(done):
-        asyncio.run(_awaited(done))
+    if inspect.iscoroutine(done):
+        loop.run(done)
     server.wait_idle()
-
-
-async def _awaited(work: Any) -> None:
-    await work
 
 
 def features(names: Mapping[str, Any]) -> list[str]:
@@ -135,18 +136,19 @@ def features(names: Mapping[str, Any]) -> list[str]:
 
 def main(names: Mapping[str, Any]) -> None:
     """Run a script's cells against the server of the command line, and print a line of JSON for each."""
-    server = Server(*sys.argv[1:3])
+    server = Server(*sys.argv[1:4])
     signal.signal(signal.SIGALRM, _too_slow)
-    for feature in features(names):
-        signal.alarm(CELL_S)
-        try:
-            call(names[feature], server)
-            said = "yes"
-        except Exception as error:  # noqa: BLE001 - each error is the cell's content
-            said = _told(error, names["__file__"])
-        finally:
-            signal.alarm(0)
-        print(json.dumps({"feature": feature, "said": said}), flush=True)
+    with asyncio.Runner() as loop:
+        for feature in features(names):
+            signal.alarm(CELL_S)
+            try:
+                call(names[feature], server, loop)
+                said = "yes"
+            except Exception as error:  # noqa: BLE001 - each error is the cell's content
+                said = _told(error, names["__file__"])
+            finally:
+                signal.alarm(0)
+            print(json.dumps({"feature": feature, "said": said}), flush=True)
 
 
 def raised(kind: type[BaseException], ask: Callable[[], Any], *words: str) -> None:

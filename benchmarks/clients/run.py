@@ -4,7 +4,7 @@
 
 Makes an environment of each client below `.clients`, from PyPI or npm, and keeps it. Starts a server, runs each
 client's script (`client_*`; `cells.py` says how), and prints the table: a cell is `yes`, `—` where the client has no such
-feature, or the error. `--write` puts the table of all clients into docs/clients.md. Exits with 1 if there is an error.
+feature, or the error. `--write` puts the rows into the table of docs/clients.md. Exits with 1 if there is an error.
 """
 
 import argparse
@@ -16,18 +16,20 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 import cells
 
+from quire.cli.models import source_of
 from quire.cli.server_process import HOST, ServerProcess
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "clients.md"
 MARKS = "<!-- table -->", "<!-- end of the table -->"
-CLIENT_S = 900
+CLIENT_S = 1500
 """Seconds that a client's script may take."""
 
 
@@ -55,6 +57,19 @@ CLIENTS = (
         "client_vercel_compatible.mjs",
         ("@ai-sdk/openai-compatible", "ai", "zod"),
     ),
+    Client("OpenAI Agents SDK", "client_agents.py", ("openai-agents",)),
+    Client("litellm", "client_litellm.py", ("litellm",)),
+    Client("langchain", "client_langchain.py", ("langchain-openai", "langchain-anthropic")),
+    Client(
+        "llama-index",
+        "client_llama_index.py",
+        ("llama-index-llms-openai-like", "llama-index-llms-openai"),
+    ),
+    Client("instructor", "client_instructor.py", ("instructor",)),
+    Client("pydantic-ai", "client_pydantic_ai.py", ("pydantic-ai-slim[openai,anthropic]",)),
+    Client("llm", "client_llm.py", ("llm",)),
+    Client("lm-eval", "client_lm_eval.py", ("lm-eval[api]",), shares_base=True),
+    Client("guidellm", "client_guidellm.py", ("guidellm",), shares_base=True),
 )  # fmt: skip
 
 
@@ -93,8 +108,8 @@ class Environment:
         ask = f"from importlib.metadata import version; print(version({package!r}))"
         return _run([self._python, "-c", ask], self.folder).strip()
 
-    def measure(self, url: str, model: str) -> dict[str, str]:
-        """Run the client's script; return its cells."""
+    def measure(self, *server: str) -> dict[str, str]:
+        """Run the client's script with the server's address, model and folder; return its cells."""
         if self.is_node:  # which looks for packages beside the script
             for each in HERE.glob("*.mjs"):
                 shutil.copy(each, self.folder)
@@ -104,7 +119,7 @@ class Environment:
         quiet = {"AI_SDK_LOG_WARNINGS": "false", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
         try:
             done = subprocess.run(  # noqa: PLW1510 - a script that fails has told less
-                [*command, url, model],
+                [*command, *server],
                 cwd=self.folder,
                 env=os.environ | quiet,
                 capture_output=True,
@@ -133,13 +148,12 @@ def _run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def measured(among: list[Client], root: Path, model: str) -> list[dict[str, object]]:
-    """Return the row of each client, against one server."""
+def measured(among: list[Client], root: Path, model: str) -> Iterator[dict]:
+    """Yield the row of each client, against one server."""
     places = [Environment(each, root) for each in among]
     for place in places:
         print(f"{place.client.name}: {place.folder}", file=sys.stderr)
         place.install()
-    rows = []
     with tempfile.TemporaryDirectory() as made:
         keys = Path(made) / "keys"
         keys.touch(mode=0o600)
@@ -156,42 +170,41 @@ def measured(among: list[Client], root: Path, model: str) -> list[dict[str, obje
         environment = os.environ | {"QUIRE_OPERATOR_KEY": cells.OPERATOR_KEY}
         with closing(ServerProcess(serve, environment)) as server:
             for place in places:
-                found = place.measure(f"http://{HOST}:{server.port}", model)
-                rows.append(
-                    {"client": place.client.name, "version": place.version(), "cells": found}
-                )
+                found = place.measure(f"http://{HOST}:{server.port}", model, str(source_of(model)))
+                yield {"client": place.client.name, "version": place.version(), "cells": found}
                 print(f"{place.client.name}: {len(found)} cells", file=sys.stderr)
-    return rows
 
 
-def table(rows: list[dict]) -> str:
-    """Return the rows as Markdown; an error is a number, told below."""
-    errors: list[str] = []
-
-    def cell(row, feature):
-        said = row["cells"].get(feature, "—")
-        if said in ("yes", "—"):
-            return said
-        errors.append(f"{row['client']}, {cells.FEATURES[feature]}: {said}")
-        return f"error {len(errors)}"
-
-    lines = [
-        f"| client | version | {' | '.join(cells.FEATURES.values())} |",
-        f"|{'---|' * (2 + len(cells.FEATURES))}",
-    ]
+def table(rows: list[dict], known: str = "") -> str:
+    """Return the rows as Markdown, errors below them; clients without a row keep theirs in the `known` table."""
+    names = [each["client"] for each in rows]
+    lines = {}
+    for line in known.splitlines():
+        if line.startswith("| ") and (name := line.split(" | ")[0][2:]) not in {"client", *names}:
+            lines[name] = line
+    errors = [each for each in known.splitlines() if each.startswith("- ")]
+    errors = [each for each in errors if not any(each.startswith(f"- {name}, ") for name in names)]
     for row in rows:
-        told = " | ".join(cell(row, each) for each in cells.FEATURES)
-        lines.append(f"| {row['client']} | {row['version']} | {told} |")
-    told = [f"{number}. `{each}`" for number, each in enumerate(errors, 1)]
-    return "\n".join([*lines, *([""] if told else []), *told]) + "\n"
+        told = [row["cells"].get(each, "—") for each in cells.FEATURES]
+        shown = " | ".join(each if each in ("yes", "—") else "error" for each in told)
+        lines[row["client"]] = f"| {row['client']} | {row['version']} | {shown} |"
+        errors += [
+            f"- {row['client']}, {feature}: `{each}`"
+            for feature, each in zip(cells.FEATURES.values(), told, strict=True)
+            if each not in ("yes", "—")
+        ]
+    head = f"| client | version | {' | '.join(cells.FEATURES.values())} |"
+    order = [lines[each.name] for each in CLIENTS if each.name in lines]
+    return "\n".join([head, f"|{'---|' * (2 + len(cells.FEATURES))}", *order, "", *errors]).strip()
 
 
 def write(rows: list[dict]) -> None:
-    """Put the table into the page."""
+    """Put the rows into the table of the page."""
     begin, end = MARKS
     head, rest = PAGE.read_text(encoding="utf-8").split(begin)
-    _, tail = rest.split(end)
-    PAGE.write_text(f"{head}{begin}\n\n{table(rows)}\n{end}{tail}", encoding="utf-8")
+    known, tail = rest.split(end)
+    text = f"{head}{begin}\n\n{table(rows, known)}\n\n{end}{tail}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
@@ -204,18 +217,20 @@ def main() -> int:
     how.add_argument("--json", action="store_true")
     how.add_argument("--write", action="store_true")
     asked = options.parse_args()
-    parts = (asked.among or "").split(",")
-    among = [each for each in CLIENTS if any(part in each.name for part in parts)]
+    parts, names = (asked.among or "").split(","), [each.name for each in CLIENTS]
+    among = [
+        each
+        for each in CLIENTS
+        if any(part == each.name if part in names else part in each.name for part in parts)
+    ]
     if not among:
-        options.error(
-            f"no client of {[each.name for each in CLIENTS]} has {asked.among} in its name"
-        )
-    if asked.write and among != [*CLIENTS]:
-        options.error("--write is for all clients: leave out --among")
-    rows = measured(among, asked.cache.resolve(), asked.model)
+        options.error(f"no client of {names} has {asked.among} in its name")
+    rows = []
+    for row in measured(among, asked.cache.resolve(), asked.model):
+        rows.append(row)
+        if asked.write:
+            write([row])
     print(json.dumps(rows) if asked.json else table(rows))
-    if asked.write:
-        write(rows)
     return 0 if all(said == "yes" for row in rows for said in row["cells"].values()) else 1
 
 

@@ -1,5 +1,6 @@
 """Clients that the tests have, by each feature: the cells of `benchmarks/clients`, whose table docs/clients.md has."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def server():
     ],
 )
 def test_a_client_has_a_feature(server, client, feature):
-    cells.call(getattr(client, feature), cells.Server(server.url, "quire-tiny"))
+    with asyncio.Runner() as loop:
+        cells.call(getattr(client, feature), cells.Server(server.url, "quire-tiny"), loop)
     server.quiet()
 
 

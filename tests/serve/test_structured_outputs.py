@@ -116,6 +116,19 @@ def test_a_forced_call_leaves_no_room_for_another_form(client):
         chat(client, tools=[tool], tool_choice="required", guided_regex="a")
 
 
+def test_a_forced_call_precedes_the_form_of_text(server):
+    tool = {"type": "function", "function": {"name": "now"}}
+    form = {"type": "json_schema", "json_schema": {"name": "ok", "schema": SCHEMA}}
+    asked = {"messages": TALK, "tools": [tool], "max_tokens": 60, "response_format": form}
+    called, told = (
+        server.post("/v1/chat/completions", asked | {"tool_choice": choice}).json()["choices"][0]
+        for choice in ("required", "none")
+    )
+    assert called["message"]["tool_calls"][0]["function"]["name"] == "now"
+    assert called["message"]["content"] is None
+    assert is_ok(told["message"]["content"])
+
+
 def test_a_tool_whose_schema_cannot_be_is_refused_as_such(client):
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "objct"}}}
     with pytest.raises(openai.BadRequestError, match=r"tools cannot be used: .*objct"):

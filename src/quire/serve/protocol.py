@@ -194,12 +194,15 @@ class Generation(PromptRequest, kw_only=True):
         return prompt if most is None or len(prompt) <= most else prompt[-most:]
 
     def check_length(self, num_tokens: int, limit: int) -> None:
-        """Raise `ApiError` if a prompt of so many tokens and its answer have more than the limit together."""
+        """Raise `ApiError` if a prompt of so many tokens and its answer have more than the limit together.
+
+        Clients know the error by its first words, too.
+        """
         if num_tokens + (1 if self.max_tokens is None else self.max_tokens) > limit:
             raise ApiError(
                 400,
-                f"the prompt has {num_tokens} tokens and max_tokens is {self.max_tokens}; together they may have "
-                f"{limit}: send a shorter prompt, or ask for less",
+                f"this model's maximum context length is {limit} tokens; the prompt has {num_tokens} and max_tokens is "
+                f"{self.max_tokens}: send a shorter prompt, or ask for less",
                 param="prompt" if self.messages is None else "messages",
                 code="context_length_exceeded",
             )
@@ -286,8 +289,9 @@ class ChatRequest(Generation, kw_only=True):
             self.max_tokens = self.max_completion_tokens
 
     def form(self) -> tuple[str, StructuredOutputs] | None:
+        """Return the form; a `response_format` is that of text, and a forced call has none."""
         asked, call = super().form(), self.forced_call()
-        if asked and call:
+        if call and asked and asked[0] != "response_format":
             raise ConfigError(
                 f"tool_choice and {asked[0]} both say which form the answer has; give one of them"
             )
