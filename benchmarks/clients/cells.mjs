@@ -3,7 +3,7 @@ import assert from "node:assert";
 
 export const FEATURES = [
   "chat", "stream", "tools", "forced_tool", "json_schema", "stop", "cancel", "n", "logprobs", "responses",
-  "previous_response", "messages", "count_tokens", "embeddings", "errors", "usage", "reasoning", "scoring",
+  "previous_response", "messages", "count_tokens", "embeddings", "errors", "usage", "scoring",
 ];
 export const SYSTEM = "You answer questions about Python. ".repeat(4);
 export const TALK = "What is a list?";

@@ -34,7 +34,6 @@ FEATURES = {
     "embeddings": "embeddings",
     "errors": "errors",
     "usage": "cached tokens",
-    "reasoning": "reasoning",
     "scoring": "scoring",
 }
 """The columns of the table: the name of a script's function, and the heading."""
