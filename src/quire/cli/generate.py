@@ -34,9 +34,7 @@ def generate(
     salt: Annotated[
         str | None, typer.Option(help="Share the cache only with calls of the same salt.")
     ] = None,
-    lora: Annotated[
-        Path | None, typer.Option(help="A PEFT adapter to switch on: its folder.")
-    ] = None,
+    lora: options.Loras = None,
     image: Annotated[
         list[Path] | None,
         typer.Option(
@@ -80,9 +78,12 @@ def generate(
     check_writable(save)
     check_new(record)
     images = [chat.read_image(path) for path in image or ()]
+    if lora and len(lora) > 1:
+        raise ConfigError(f"--lora is given {len(lora)} times; a conversation has one adapter")
+    folder = Path(lora[0]) if lora else None
     with ExitStack() as opening, output.progress(f"loading {model}"):
         stack = opening.enter_context(opened(tier, tier_file, tier_key_file))
-        loaded, reader = load(model, dtype, images=bool(images), lora=lora)
+        loaded, reader = load(model, dtype, images=bool(images), lora=folder)
         from quire.core import Scope
         from quire.engines.hf import PrefixCache
 
@@ -115,7 +116,7 @@ def generate(
     if as_json:
         stats = cache.stats
         totals = {"hit_rate": stats.hit_rate, "missed": stats.missed}
-        scope = {"salt": salt, "lora": str(lora) if lora else None}
+        scope = {"salt": salt, "lora": str(folder) if folder else None}
         output.print_json({"model": model, "scope": scope, "turns": made, "stats": totals})
 
 

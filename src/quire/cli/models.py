@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,22 @@ def load(
             ) from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), reader
+
+
+def adapters_of(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
+    """Return the folders of adapters by their names, beside those of the model. Raises `ConfigError`."""
+    from quire.engines.models.lora import check_adapter
+
+    found: dict[str, Path] = {}
+    for each in given:
+        name, is_there, folder = each.partition("=")
+        if not (name and is_there and folder):
+            raise ConfigError(f"--lora is NAME=FOLDER, got {each!r}")
+        if name in found or name in names:
+            raise ConfigError(f"--lora {each}: {name!r} is a name already; give each its own")
+        found[name] = Path(folder).expanduser().resolve()
+        check_adapter(name, found[name])
+    return found
 
 
 def check_installed() -> None:

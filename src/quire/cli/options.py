@@ -60,6 +60,14 @@ LoadLimit: TypeAlias = Annotated[
     float,
     typer.Option("--load-limit", help="The prefix router's limit: times a replica's even share."),
 ]
+Loras: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        help="A PEFT adapter: its folder; for a server NAME=FOLDER, asked for as the model NAME, several times.",
+        show_default=False,
+    ),
+]
 MaxBody: TypeAlias = Annotated[str, typer.Option("--max-body", help="Size of a request.")]
 MaxNewTokens: TypeAlias = Annotated[
     int, typer.Option("--max-new-tokens", min=1, help="Tokens of a reply, at most.")

@@ -14,7 +14,7 @@ from quire.chat.conversation import check_template
 from quire.chat.reasoning import check_parser
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
-from quire.cli.models import TINY, load, name_of, source_of
+from quire.cli.models import TINY, adapters_of, load, name_of, source_of
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes, read_bytes
 from quire.errors import ConfigError
@@ -113,6 +113,7 @@ def serve(
     tier_file: TierFile = None,
     tier_key_file: TierKeyFile = None,
     dtype: options.Dtype = "auto",
+    lora: options.Loras = None,
     passages: options.Passages = None,
     passage_rows: options.PassageRows = "kv-deviation:0.15",
     passage_tier: options.PassageTier = None,
@@ -171,6 +172,10 @@ def serve(
         raise ConfigError(f"--generation-config is auto or quire, got {generation_config!r}")
     check_parser(reasoning_parser)
     source_of(model)  # what is not there is said before anything is loaded
+    names = name or [name_of(model)]
+    adapters = adapters_of(lora or (), names)
+    if adapters and passages is not None:
+        raise ConfigError("--passages are of the model without adapters; give --passages or --lora")
     if events is not None and not (events_in_clear or _is_local(events)):
         raise ConfigError(
             f"--events {events} is beyond loopback, where anybody could read the tokens of "
@@ -199,8 +204,8 @@ def serve(
     wanted = Wanted(
         model=model,
         dtype=dtype,
-        name=name[0] if name else name_of(model),
-        other_names=(name or [])[1:],
+        name=names[0],
+        other_names=names[1:],
         chat_template=None
         if chat_template is None
         else read_bytes(chat_template).decode("utf-8", "replace"),
@@ -222,6 +227,7 @@ def serve(
             "max_prefill_tokens": max_prefill_tokens,
             "max_model_len": max_model_len,
             "passages": kept,
+            "adapters": adapters,
         },
     )
     free, most = available_memory(), max(replicas or 1, max_replicas or 1)

@@ -90,6 +90,11 @@ class ServerMetrics:
             for reason in REASONS:
                 ended.add_metric([tenant, reason], figures.ended[reason])
         yield ended
+        asked = "Prompts by the adapter that computed them; empty for the model alone"
+        by_adapter = CounterMetricFamily("quire_adapter_prompts", asked, labels=["adapter"])
+        for adapter, num in self._log.num_by_adapter.copy().items():
+            by_adapter.add_metric([adapter], num)
+        yield by_adapter
         ignored = "Fields of requests that were ignored, as their names are unknown"
         yield CounterMetricFamily(
             "quire_ignored_fields", ignored, value=self._log.num_ignored_fields

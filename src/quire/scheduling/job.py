@@ -158,6 +158,11 @@ class Job:
         return min(self.deadline, self.start_by)
 
     @property
+    def lora(self) -> ScopePart:
+        """The adapter of its scope; a step has jobs of one alone."""
+        return self.scope.lora if self.scope is not None else None
+
+    @property
     def tenant(self) -> ScopePart:
         """The tenant of its scope, whose jobs share what a schedule has with those of others."""
         return self.scope.tenant if self.scope is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Generator
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from quire.errors import InvariantError, SequenceError
@@ -70,12 +71,19 @@ class Turn(NamedTuple):
 class JobQueues:
     """All jobs that are not finished: of each tenant those that wait and those with prompts, and all that decode.
 
+    `lora`      the adapter that has its turn: `decoding` are jobs of it
+    `resting`   jobs of other adapters that decode, by adapter; none of these is empty
+    `turns`     the adapters of running jobs, the one whose turn was longest ago first
+
     The scheduler alone changes them.
     """
 
     def __init__(self, patience: int) -> None:
         self.tenants: dict[ScopePart, Tenant] = {}
         self.decoding: list[Job] = []
+        self.lora: ScopePart = None
+        self.resting: dict[ScopePart, list[Job]] = {}
+        self.turns: dict[ScopePart, int] = {}  # with their numbers of running jobs
         self.num_waiting = self.num_prefilling = 0
         self._patience = patience
 
@@ -92,11 +100,23 @@ class JobQueues:
     @property
     def running(self) -> list[Job]:
         """Jobs that run, as a new list."""
-        return [*self.prefilling, *self.decoding]
+        return [*self.prefilling, *self.decoding, *chain.from_iterable(self.resting.values())]
 
     @property
     def num_running(self) -> int:
-        return self.num_prefilling + len(self.decoding)
+        num_resting = sum(map(len, self.resting.values())) if self.resting else 0
+        return self.num_prefilling + len(self.decoding) + num_resting
+
+    def take_turn(self) -> None:
+        """Have the adapter of running jobs whose turn was longest ago take its turn, where there are any."""
+        if not self.turns:
+            return
+        lora = next(iter(self.turns))
+        self.turns[lora] = self.turns.pop(lora)
+        if lora != self.lora:
+            if self.decoding:
+                self.resting[self.lora] = self.decoding
+            self.decoding, self.lora = self.resting.pop(lora, []), lora
 
     def tenant(self, job: Job) -> Tenant:
         """Return the tenant of a job, a new one where it has no other."""
@@ -117,12 +137,14 @@ class JobQueues:
         job.state = "running"
         insort(self.tenant(job).prefilling, job, key=BY_RANK)
         self.num_prefilling += 1
+        self.turns[job.lora] = self.turns.get(job.lora, 0) + 1
 
     def decode(self, job: Job) -> None:
         """Put a job among those that decode."""
         job.state = "running"
-        self.decoding.append(job)
+        self._decoding_of(job).append(job)
         self.tenant(job).num_decoding += 1
+        self.turns[job.lora] = self.turns.get(job.lora, 0) + 1
 
     def place(self, job: Job) -> Literal["waiting", "prefilling", "decoding"]:
         """Return where a job is. Raises `SequenceError` for one that is nowhere."""
@@ -131,7 +153,7 @@ class JobQueues:
             return "waiting"
         if tenant is not None and job in tenant.prefilling:
             return "prefilling"
-        if job in self.decoding:
+        if job in (self.decoding if job.lora == self.lora else self.resting.get(job.lora, ())):
             return "decoding"
         raise SequenceError(f"{job!r} is none of the jobs here")
 
@@ -145,8 +167,18 @@ class JobQueues:
             tenant.prefilling.remove(job)
             self.num_prefilling -= 1
         else:
-            self.decoding.remove(job)
+            self._decoding_of(job).remove(job)
             tenant.num_decoding -= 1
+            if job.lora in self.resting and not self.resting[job.lora]:
+                del self.resting[job.lora]
+        if place != "waiting":
+            self.turns[job.lora] -= 1
+            if not self.turns[job.lora]:
+                del self.turns[job.lora]
+
+    def _decoding_of(self, job: Job) -> list[Job]:
+        """Return the list of decoding jobs that a job belongs to."""
+        return self.decoding if job.lora == self.lora else self.resting.setdefault(job.lora, [])
 
     def forget(self, job: Job) -> None:
         """Forget the tenant of a finished job if it has no other."""
@@ -156,7 +188,13 @@ class JobQueues:
 
     def check(self) -> None:
         """Raise `InvariantError` unless every job is in one queue, in order, with its sequence in the right state."""
-        decoding = Counter(job.tenant for job in self.decoding)
+        resting = [*chain.from_iterable(self.resting.values())]
+        decoding = Counter(job.tenant for job in [*self.decoding, *resting])
+        for lora, jobs in self.resting.items():
+            if lora == self.lora or {job.lora for job in jobs} != {lora}:
+                raise InvariantError(f"{jobs} rest as jobs of {lora!r}; it is {self.lora!r}'s turn")
+        if self.turns != Counter(job.lora for job in self.running):
+            raise InvariantError(f"running jobs by adapter are counted as {self.turns}")
         for name, tenant in self.tenants.items():
             for jobs, state in ((tenant.waiting, "waiting"), (tenant.prefilling, "running")):
                 if jobs != sorted(jobs, key=BY_RANK) or any(job.state != state for job in jobs):
@@ -165,7 +203,7 @@ class JobQueues:
                 raise InvariantError(
                     f"{decoding[name]} jobs of {name!r} decode, it counts {vars(tenant)}"
                 )
-        for job in self.decoding:
+        for job in [*self.decoding, *resting]:
             if job.state != "running" or job.num_left != 1:
                 raise InvariantError(f"{job!r} decodes with {job.num_left} tokens to compute")
         for job in self.waiting:

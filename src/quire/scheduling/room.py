@@ -88,7 +88,7 @@ class Room:
             wanted = min(wanted, self.scored_tokens - others)
         while wanted > has and job.state == "running":
             num_tokens = granted(self.manager, job, wanted)
-            if num_tokens <= has and (parts or self.queues.decoding):
+            if num_tokens <= has and (parts or self.queues.decoding or self.queues.resting):
                 break
             try:
                 self.manager.reserve(job.open_seq, num_tokens or 1)
@@ -108,7 +108,8 @@ class Room:
         tenants = self.queues.tenants.values()
         for tenant in sorted(tenants, key=attrgetter("num_prefilled")):
             for priority, job in tenant.by_priority():  # from the last one, which is popped last
-                queues.setdefault(priority, {}).setdefault(tenant, []).append(job)
+                if job.lora == self.queues.lora:
+                    queues.setdefault(priority, {}).setdefault(tenant, []).append(job)
         spent = {tenant: tenant.num_decoding for tenant in tenants}
         for priority in sorted(queues, reverse=True):
             left = queues[priority]

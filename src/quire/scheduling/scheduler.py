@@ -29,6 +29,7 @@ from quire.scheduling.job import BY_RANK, Job, Limits
 from quire.scheduling.queues import Tenant, Turn
 from quire.scheduling.room import Hook, Room
 from quire.scheduling.step import Step
+from quire.scope import ScopePart
 
 LOOK_AHEAD = 8
 """The number of waiting jobs without room that an admission looks at; of each tenant it looks at one at least."""
@@ -111,12 +112,28 @@ class Scheduler(Room):
         if is_late := now >= self._next_deadline:
             self._end_late()
         queues, most = self.queues, self.limits.max_step_tokens
-        self._reserve_decodes()
+        self._take_turn()
         if queues.num_waiting:
             self._admit(min(most - len(queues.decoding), self.prompt_tokens))
         if is_late:
             self._end_waits()
-        parts: dict[Job, int] = {}
+        tried = set[ScopePart]()
+        while self._compose(most) is None and queues.turns.keys() - (
+            tried := tried | {queues.lora}
+        ):
+            self._take_turn()  # those of that adapter have no room, or none of them runs
+        return self._step
+
+    def _take_turn(self) -> None:
+        """Have the next adapter take its turn, and reserve room for its jobs that decode."""
+        if self.queues.turns.keys() - {self.queues.lora}:
+            self.queues.take_turn()
+            self._batch = self._next = None
+        self._reserve_decodes()
+
+    def _compose(self, most: int) -> Step | None:
+        """Return the step of the adapter that has its turn, with room reserved; None for nothing to compute."""
+        queues, parts = self.queues, dict[Job, int]()
         if queues.num_prefilling:
             self._divide(min(most - len(queues.decoding), self.prompt_tokens), parts)
         drafts = self._take_drafts(most - len(queues.decoding) - sum(parts.values()))
@@ -254,7 +271,11 @@ class Scheduler(Room):
     def _is_behind(self, tenant: Tenant, job: Job, share: float) -> bool:
         """Whether a waiting job would compute nothing yet, as those before it need its tenant's share of a step."""
         most = self.limits.max_prefill_tokens or self.limits.max_step_tokens
-        before = (each for each in tenant.prefilling if BY_RANK(each) < BY_RANK(job))
+        before = (
+            each
+            for each in tenant.prefilling
+            if each.lora == job.lora and BY_RANK(each) < BY_RANK(job)
+        )
         return sum(min(each.num_left, most) for each in before) >= share
 
     def _is_in_share(self, tenant: Tenant, job: Job) -> bool:

@@ -124,7 +124,9 @@ class ClientRoutes:
     async def models(self, asked: None, request: Request) -> Any:
         return {
             "object": "list",
-            "data": [self._service.card(each) for each in self._service.names],
+            "data": [
+                self._service.card(each) for each in self._service.names + self._service.adapters
+            ],
         }
 
     async def model(self, asked: None, request: Request) -> Any:

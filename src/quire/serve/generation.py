@@ -35,15 +35,17 @@ async def answered(
     limit = service.max_model_len
     prompts = [asked.truncated(each, limit) for each in await service.ids(asked)]
     params, marks = sampling_of(service, asked, prompts)
-    reply = shape(asked, service.model, service.reader.tokenizer, len(prompts), marks)
+    adapter = asked.adapter(service.adapters)
+    reply = shape(asked, adapter or service.model, service.reader.tokenizer, len(prompts), marks)
 
     async def told() -> AsyncGenerator[ReplyChoice]:
         """Yield the choices that have news, as long as the engine works for them."""
         options: dict[str, Any] = asked.options() | {"max_wait_s": service.bounds.max_wait_s}
-        options["scope"] = scope = scope_of(tenant, asked.cache_salt)
+        options["scope"] = scope = scope_of(tenant, asked.cache_salt, adapter)
         retained = service.retention.granting(scope, prompts, asked.retain_s)
         with service.admitted(tenant, prompts, asked) as took, retained as grant:
             options["retain_s"] = grant.seconds
+            service.log.num_by_adapter[adapter or ""] += len(prompts)
             streams = [service.running.generate(each, params, **options) for each in prompts]
             try:
                 async with aclosing(merged(streams)) as outputs:

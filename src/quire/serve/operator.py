@@ -57,7 +57,7 @@ class Operator:
         ids = await self._service.one_prompt(asked)
 
         def looked(engine: Engine) -> dict[str, Any]:
-            scope = engine.scope(asked.scope())
+            scope = engine.scope(asked.scope(engine.adapters))
             told = ops.explain(engine.manager, ids, scope)
             return {
                 "num_tokens": told.num_tokens,
@@ -73,7 +73,9 @@ class Operator:
         ids = await self._service.one_prompt(asked)
 
         def pinned(engine: Engine) -> dict[str, Any]:
-            made = ops.pin(engine.manager, ids, engine.scope(asked.scope()), ttl_s=asked.ttl_s)
+            made = ops.pin(
+                engine.manager, ids, engine.scope(asked.scope(engine.adapters)), ttl_s=asked.ttl_s
+            )
             number = next(self._numbers)
             self._pins = self._held() | {number: made}
             return {"id": number, "ttl_s": asked.ttl_s} | made.counts
@@ -102,7 +104,7 @@ class Operator:
         def evicted(engine: Engine) -> int:
             if asked.num_blocks is not None:
                 return ops.reclaim(engine.manager, asked.num_blocks)
-            return ops.invalidate(engine.manager, ids, engine.scope(asked.scope()))
+            return ops.invalidate(engine.manager, ids, engine.scope(asked.scope(engine.adapters)))
 
         return {"evicted_blocks": await self._call(evicted)}
 

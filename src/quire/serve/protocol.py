@@ -1,6 +1,7 @@
 """Requests of clients: OpenAI's with quire's own fields; an error message begins with its field."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -29,6 +30,10 @@ class PromptRequest(Conversation, kw_only=True):
     add_special_tokens: bool = True
     cache_salt: str | None = None
 
+    def adapter(self, adapters: Sequence[str]) -> str | None:
+        """Return which of a model's adapters is asked; None for the model itself."""
+        return self.model if self.model in adapters else None
+
     def prompts(self) -> list[str | Ids | Conversation]:
         """Return the prompts, one by one. Raises `ConfigError`."""
         if (self.prompt is None) == (self.messages is None):
@@ -52,9 +57,9 @@ class CacheRequest(PromptRequest, kw_only=True):
 
     tenant: str | None = None
 
-    def scope(self) -> Scope:
-        """Return whose cache is meant."""
-        return scope_of(self.tenant, self.cache_salt)
+    def scope(self, adapters: Sequence[str]) -> Scope:
+        """Return whose cache is meant; `model` may be one of the adapters."""
+        return scope_of(self.tenant, self.cache_salt, self.adapter(adapters))
 
 
 class PinRequest(CacheRequest, kw_only=True):

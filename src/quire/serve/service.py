@@ -42,6 +42,7 @@ class ServedModel:
     """An engine as a server has it.
 
     `names`      those of the model for clients, the first of them in answers
+    `adapters`   those of its adapters, each a model for clients
     `sampling`   sampling parameters of requests that do not name them. Raises `ConfigError` for one that cannot be
     `reasoning`  how the model marks reasoning; None where it has none
     `places`     those of sequences that were admitted and have not ended
@@ -62,6 +63,11 @@ class ServedModel:
     ) -> None:
         self.running, self.model, self.keys, self.bounds = running, model, keys, bounds
         self.names, self.sampling = tuple(dict.fromkeys([model, *other_names])), dict(sampling)
+        self.adapters = running.engine.adapters
+        if taken := {*self.names}.intersection(self.adapters):
+            raise ConfigError(
+                f"{min(taken)!r} is the name of the model and of an adapter; rename one of them"
+            )
         SamplingParams(**self.sampling)  # which a request would be refused for
         self.log = RequestLog(keys.in_order)
         self.max_model_len = running.engine.max_model_len
@@ -81,15 +87,18 @@ class ServedModel:
         return self.places.num_taken
 
     def card(self, name: str) -> dict[str, Any]:
-        """Return the entry in `/v1/models` of one of the model's names."""
-        own = {"id": name, "object": "model", "created": self._created}
+        """Return the entry in `/v1/models` of one of the model's names, or of an adapter."""
+        parent = self.model if name in self.adapters else None
+        own = {"id": name, "object": "model", "created": self._created, "parent": parent}
+        own["root"] = self.model if parent is None else name
         return own | {"owned_by": "quire", "max_model_len": self.max_model_len}
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` unless a model that a request names is this one."""
-        if name is not None and name not in self.names:
-            served = " and ".join(map(repr, self.names))
-            said = f"the model {name!r} is not served here; {served} {'are' if self.names[1:] else 'is'}"
+        known = self.names + self.adapters
+        if name is not None and name not in known:
+            served = " and ".join(map(repr, known))
+            said = f"the model {name!r} is not served here; {served} {'are' if known[1:] else 'is'}"
             raise ApiError(404, said, param="model", code="model_not_found")
 
     async def ids(self, asked: PromptRequest) -> list[Ids]:

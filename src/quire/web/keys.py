@@ -159,9 +159,9 @@ def is_open_to_all(file: Path) -> bool:
     return file.is_file() and bool(file.stat().st_mode & stat.S_IROTH)
 
 
-def scope_of(tenant: str | None, salt: str | None) -> Scope:
-    """Return the scope of a tenant's requests; no two pairs have the same."""
-    return Scope(salt=salt, tenant=tenant)
+def scope_of(tenant: str | None, salt: str | None, lora: str | None = None) -> Scope:
+    """Return the scope of a tenant's requests to a model or its adapter; no two of these have the same."""
+    return Scope(salt=salt, tenant=tenant, lora=lora)
 
 
 def is_loopback(host: str) -> bool:

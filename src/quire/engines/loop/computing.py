@@ -77,8 +77,8 @@ class Forward:
 
         Raises `ConfigError` where the model is another one meanwhile.
         """
-        scope, seen = cast("Scope", step.jobs[0].scope), bound.identity.inventory
-        logits = bound.computed(scope, partial(self._logits, step), seen)
+        scope = cast("Scope", step.jobs[0].scope)
+        logits = bound.computed(scope, partial(self._logits, step, bound.packed_of(scope)))
         if logits is None:
             raise ConfigError("the model was changed while the step was computed")
         return logits
@@ -94,7 +94,7 @@ class Forward:
             plan.update(Packed(tables, first, length, rows))
         self._computed(tokens[rows], rows[:0], plans, seen)
 
-    def _logits(self, step: Step, seen: Inventory) -> torch.Tensor:
+    def _logits(self, step: Step, model: PackedModel, seen: Inventory) -> torch.Tensor:
         """Compute a step, which may be done again: its rows come into the same places."""
         self.copy()
         starts, lengths = step.starts.astype(np.int64), step.lengths.astype(np.int64)
@@ -103,18 +103,24 @@ class Forward:
             plan.update(Packed(tables, starts, lengths))
         if self.before_forward is not None:
             self.before_forward()
-        return self._computed(step.tokens, step.logit_rows, self._plans, seen)
+        return self._computed(step.tokens, step.logit_rows, self._plans, seen, model)
 
     def _computed(
-        self, tokens: IntArray, asked: IndexArray, plans: Plans, seen: Inventory | None
+        self,
+        tokens: IntArray,
+        asked: IndexArray,
+        plans: Plans,
+        seen: Inventory | None,
+        model: PackedModel | None = None,
     ) -> torch.Tensor:
-        """Compute the rows of plans; return the logits of those that are asked for."""
+        """Compute the rows of plans by a model, this one or it with an adapter; return the logits that are asked for."""
         device = self.model.device
         ids, positions, rows = (
             torch.from_numpy(each.astype(np.int64)).to(device)  # pyright: ignore[reportUnknownMemberType]
             for each in (tokens, plans[0].position, asked)
         )
-        return self.model.forward(ids, positions, rows, plans, self.pools, seen=seen)
+        model = model or self.model
+        return model.forward(ids, positions, rows, plans, self.pools, seen=seen)
 
     def _update_tables(self, step: Step) -> None:
         """Bring the block tables [R, blocks] of each group up to a step.

@@ -59,7 +59,8 @@ class Engine(PurgeableEngine):
         settings = EngineSettings(**options)
         passages = checked_passages(settings.passages)
         outlives = bool(settings.tiers or (passages and passages.outlives))
-        self._bound = BoundModel(model, settings.block_size, outlives=outlives)
+        self.adapters = tuple(folders := settings.adapters)
+        self._bound = BoundModel(model, settings.block_size, folders, outlives=outlives)
         packed, model = self._bound.packed, self._bound.model
         groups = settings.groups(packed.layout)
         self.tokenizer = tokenizer

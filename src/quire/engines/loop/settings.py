@@ -1,6 +1,7 @@
 """The settings of an engine, checked, and their values on a model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     tiers          where KV goes that outlives the pools, as `PrefixCache` takes it; then `close` the engine
     clock          seconds, rising
     passages       reuse K and V of passages at any position where a prompt comes in segments, approximately; None: never
+    adapters       folders of LoRA adapters by name: a request whose scope has `lora` of that name is computed with it
     debug_nan      fill fresh memory with NaN, so that reading what nobody computed shows
     """
 
@@ -53,6 +55,7 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
     tiers: "Tiers | None" = None
     clock: Callable[[], float] = monotonic
     passages: PassageSettings | None = None
+    adapters: Mapping[str, str | Path] = {}
     debug_nan: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +63,8 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
         check_seconds("max_inter_token_s", self.max_inter_token_s)
         if not callable(self.clock):
             raise ConfigError(f"clock is a function that returns seconds, got {self.clock!r}")
+        if self.adapters and self.passages is not None:
+            raise ConfigError("passages are of the model without adapters; give one of the two")
 
     def groups(self, layout: ModelLayout) -> list[LayerGroup]:
         """Return the layer groups of a model with their blocks."""
