@@ -13,6 +13,9 @@ from quire.errors import ConfigError
 
 Made = TypeVar("Made")
 
+SHOWN = 200
+"""Characters of a line that are shown on each side of a token."""
+
 
 class PromptReader:
     """Reads prompts of at most `max_tokens`, one after another, with a copy of a tokenizer.
@@ -58,6 +61,15 @@ class PromptReader:
         if outside := [token for token in ids if not 0 <= token <= last]:
             raise ConfigError(f"tokens are from 0 to {last}, got {outside[0]}")
         return await self._on_crew(lambda: self.tokenizer.decode(ids))
+
+    async def line(self, ids: list[int], at: int) -> dict[str, Any]:
+        """Return the line of a prompt in which a token stands: its number from 1, and its text.
+
+        Of a long line, the text around the token. Raises `ConfigError`.
+        """
+        before, after = await self.text(ids[:at]), await self.text(ids[at : at + SHOWN])
+        text = before.rpartition("\n")[2][-SHOWN:] + after.partition("\n")[0][:SHOWN]
+        return {"token": at, "line": before.count("\n") + 1, "text": text}
 
     async def _on_crew(self, work: Callable[[], Made]) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._crew, work)

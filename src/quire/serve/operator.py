@@ -67,7 +67,9 @@ class Operator:
                 "in_other_scopes": [tokens for _, tokens in told.found_in],
             }
 
-        return await self._call(looked)
+        told = await self._call(looked)
+        at, reader = told["cached_tokens"], self._service.reader
+        return told | {"first_missed": await reader.line(ids, at) if at < len(ids) - 1 else None}
 
     async def pin(self, asked: PinRequest, request: Request) -> Any:
         ids = await self._service.one_prompt(asked)
