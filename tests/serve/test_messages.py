@@ -84,7 +84,7 @@ def prompt_tokens(usage):
 
 def test_the_clients_beta_its_models_and_its_tool_runner_are_served(server, client):
     assert [each.id for each in client.models.list()] == ["quire-tiny"]
-    given = {"model": "quire-tiny", "max_tokens": 40, "messages": TALK}
+    given = {"model": "quire-tiny", "max_tokens": 90, "messages": TALK}
     said = client.beta.messages.create(betas=["context-management-2025-06-27"], **given)
     assert said.content[0].text
     called = []
@@ -165,7 +165,7 @@ def test_an_answer_goes_on_with_the_last_message(server, client):
 def test_a_tool_that_must_be_called_is_called_whole_and_streamed(client):
     given = {
         "model": "quire-tiny",
-        "max_tokens": 60,
+        "max_tokens": 90,
         "messages": TALK,
         "tools": [tool(), tool("find")],
     }
@@ -219,7 +219,7 @@ def agent(**more):
     """A request in the shape of Claude Code's: a system of blocks, many tools, breakpoints, unknown fields."""
     return {
         "model": "quire-tiny",
-        "max_tokens": 60,
+        "max_tokens": 90,
         "system": [
             {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.1; cch=0;"},
             {

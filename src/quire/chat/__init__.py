@@ -1,6 +1,7 @@
 """Conversations: the prompts that a model reads, and the text and tool calls of its answers.
 
 conversation  messages and tools, laid out by a model's chat template
+calls         tool calls that an answer must make, as the template writes them
 tools         tool calls in an answer, in the forms that models write them
 tokens        the bytes of tokens
 text          from tokens to text, as an answer comes

@@ -140,8 +140,11 @@ class Conversation(msgspec.Struct, kw_only=True):
             )
         return own | given
 
-    def forced_call(self) -> dict[str, Any] | None:
-        """Return the JSON schema of an answer that must be a tool call; None where it need not. Raises `ConfigError`."""
+    def forced_functions(self) -> dict[str, dict[str, Any] | None] | None:
+        """Return the functions of which an answer must call one, each with the schema of its arguments.
+
+        None if it need not call any; a schema is None if the function takes no arguments. Raises `ConfigError`.
+        """
         choice = self.tool_choice
         if choice in (None, "auto", "none"):
             return None
@@ -154,7 +157,12 @@ class Conversation(msgspec.Struct, kw_only=True):
             raise ConfigError(
                 f"tool_choice is none, auto, required, or a function among the tools; got {got}"
             )
-        return call_schema(functions)
+        return functions
+
+    def forced_call(self) -> dict[str, Any] | None:
+        """Return the JSON schema of an answer that must be a tool call; None if it need not. Raises `ConfigError`."""
+        functions = self.forced_functions()
+        return None if functions is None else call_schema(functions)
 
 
 def template_of(reader: Any, *, with_tools: bool = False) -> str:

@@ -134,17 +134,23 @@ class Grammar:
     def allowed(self, ahead: Sequence[int]) -> np.ndarray:
         """Return which tokens may come after `ahead`, bool [vocab_size]; where that does not match, any.
 
-        At its end, and where it has failed, only an end token may come.
+        Where only one text may come, only the token may come by which the tokenizer writes it, so that the next prompt
+        finds the answer. At its end, and where it has failed, only an end token may come.
         """
         taken = self._matcher.try_consume_tokens(ahead)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        forced = self._matcher.compute_ff_tokens()
         if self._matcher.is_error():
             why = str(self._matcher.get_error()).split("\n", 1)[0]
             self.failure = ConfigError(
                 f"structured_outputs.{self._kind} leads to a place where no token may come: {why}"
             )
         self._matcher.rollback(taken)
-        return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        if forced and allowed[forced[0]]:
+            allowed[:] = False
+            allowed[forced[0]] = True
+        return allowed
 
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)

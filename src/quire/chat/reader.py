@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any, TypeVar
 
+from quire.chat.calls import called_in_template
 from quire.chat.conversation import Conversation, template_of
 from quire.chat.documents import segmented
+from quire.chat.structured import StructuredOutputs
 from quire.chat.tools import tool_format
 from quire.errors import ConfigError
 
@@ -54,6 +56,12 @@ class PromptReader:
     def _encoded(self, text: str) -> list[int]:
         self._check_length(text)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+    async def call_form(self, asked: Conversation) -> StructuredOutputs | None:
+        """Return the form of a tool call that must be, as the template writes it, if it can. Raises `ConfigError`."""
+        if asked.forced_functions() is None:
+            return None
+        return await self._on_crew(lambda: called_in_template(asked, self.tokenizer))
 
     async def text(self, ids: list[int]) -> str:
         """Return token ids as text. Raises `ConfigError`."""

@@ -34,15 +34,16 @@ FORMATS: Mapping[str, ToolFormat] = {
 """The formats by name; `json` is that of an answer which a schema makes a call."""
 
 _BETWEEN = re.compile(r"(\s|[,;]|</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)+")
-_NAMED = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\]([^\[\]{}]*))?(?:\[ARGS\])?\s*(?=\{)")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 class ToolCall(NamedTuple):
-    """A call that a model asks for: a function and its arguments as JSON text."""
+    """A call that a model asks for: a function, its arguments as JSON text, the model's id of it."""
 
     name: str
     arguments: str
+    id: str | None = None
 
 
 def tool_format(template: str) -> str:
@@ -81,7 +82,6 @@ def without_cut_call(text: str, form: str) -> str:
 def call_schema(functions: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
     """Return the JSON schema of a call of one of these functions.
 
-    Each function has the schema of its arguments, or None if it takes none.
     References within a schema are to its own root: it has an `$id`.
     """
     calls = [
@@ -89,8 +89,7 @@ def call_schema(functions: Mapping[str, dict[str, Any] | None]) -> dict[str, Any
             "type": "object",
             "properties": {
                 "name": {"const": name},
-                "arguments": {"$id": f"quire:///functions/{at}", "type": "object"}
-                | (_NOTHING if schema is None else schema),
+                "arguments": {"$id": f"quire:///functions/{at}"} | arguments_schema(schema),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
@@ -100,7 +99,10 @@ def call_schema(functions: Mapping[str, dict[str, Any] | None]) -> dict[str, Any
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-_NOTHING: dict[str, Any] = {"properties": {}, "additionalProperties": False}
+def arguments_schema(schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the JSON schema of a function's arguments: an object, which is empty where it takes none."""
+    nothing: dict[str, Any] = {"properties": {}, "additionalProperties": False}
+    return {"type": "object"} | (nothing if schema is None else schema)
 
 
 def _opener(text: str, form: str, start: int = 0) -> int:
@@ -123,7 +125,8 @@ def _calls(text: str, form: str) -> Iterator[tuple[int, ToolCall]]:
         except (ValueError, RecursionError):
             at = opened = _opener(text, form, at + 1)  # what stood here was no call
             continue
-        for call in _meant({"name": named[1], "arguments": value} if named else value):
+        called = {"name": named[1], "arguments": value, "id": named[2]} if named else value
+        for call in _meant(called):
             yield opened, call
         at = opened = end
 
@@ -178,7 +181,7 @@ def _meant(value: Any) -> list[ToolCall]:
     except msgspec.ValidationError:
         return []
     return [
-        ToolCall(each.name, _json(each.arguments or each.parameters or {}))
+        ToolCall(each.name, _json(each.arguments or each.parameters or {}), each.id or None)
         for each in meant
         if not _HALF.search(each.name)
     ]
@@ -193,3 +196,4 @@ class _Called(msgspec.Struct):
     name: str
     arguments: dict[str, Any] | None = None
     parameters: dict[str, Any] | None = None
+    id: str | None = None

@@ -176,9 +176,10 @@ def _said(news: News, place: str) -> dict[str, Any]:
     if news.reasoning:
         said |= {"reasoning_content": news.reasoning, "reasoning": news.reasoning}
     for at, call in enumerate(news.calls):
-        made = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
+        made = {"id": call.id or f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
         index = {"index": at} if place == "delta" else {}
-        said.setdefault("tool_calls", []).append(index | made | {"function": call._asdict()})
+        function = {"name": call.name, "arguments": call.arguments}
+        said.setdefault("tool_calls", []).append(index | made | {"function": function})
     return said
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.chat import StructuredOutputs
 from quire.chat.tools import FORMATS
 from quire.engines.loop import SamplingParams
 from quire.errors import ConfigError
@@ -34,7 +35,8 @@ async def answered(
     service.keys.check_priority(tenant, asked.priority)
     limit = service.max_model_len
     prompts = [asked.truncated(each, limit) for each in await service.ids(asked)]
-    params, marks = sampling_of(service, asked, prompts)
+    call = await service.reader.call_form(asked)
+    params, marks = sampling_of(service, asked, prompts, call)
     adapter = asked.adapter(service.adapters)
     reply = shape(asked, adapter or service.model, service.reader.tokenizer, len(prompts), marks)
 
@@ -91,22 +93,29 @@ async def answered(
 
 
 def sampling_of(
-    service: ServedModel, asked: ChatRequest | CompletionRequest, prompts: Sequence[Ids]
+    service: ServedModel,
+    asked: ChatRequest | CompletionRequest,
+    prompts: Sequence[Ids],
+    call: StructuredOutputs | None,
 ) -> tuple[SamplingParams, AnswerMarks]:
-    """Return the engine's parameters, and how the answer marks its parts. Raises `ApiError`, `ConfigError`."""
+    """Return the engine's parameters, and how the answer marks its parts. Raises `ApiError`, `ConfigError`.
+
+    `call`  the form of the call that an answer must be, as the chat template writes it
+    """
     if not all(prompts):
         raise ConfigError("prompt is empty; send some text or token ids")
     asked.check_length(max(map(len, prompts)), service.max_model_len)
     given = {name: getattr(asked, name) for name in PARAMS if getattr(asked, name) is not None}
     marks, (field, form) = AnswerMarks(), asked.form() or ("", None)
-    if field == "tools":
+    reasoning = None
+    if isinstance(asked, ChatRequest):
+        reasoning = service.reasoning_after(prompts[0], asked.continued)
+    if field == "tools" and (call is None or reasoning):
         marks = AnswerMarks("json")
     elif isinstance(asked, ChatRequest) and asked.callable_tools:
-        marks = AnswerMarks(tools := service.reader.tool_format)
+        form, marks = call or form, AnswerMarks(tools := service.reader.tool_format)
         given["skip_special_tokens"] &= not FORMATS[tools].is_special
-    if isinstance(asked, ChatRequest) and (
-        reasoning := service.reasoning_after(prompts[0], asked.continued)
-    ):
+    if isinstance(asked, ChatRequest) and reasoning:
         marks = marks._replace(reasoning=reasoning, tells_reasoning=asked.include_reasoning)
         given["skip_special_tokens"] &= not reasoning.has_special(service.reader.tokenizer)
         given["reasoning_tags"] = form and reasoning.tags

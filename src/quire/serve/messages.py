@@ -107,7 +107,7 @@ class MessageReply(Reply):
         """Return new calls as blocks without their inputs, each with those as JSON text."""
         most = None if self._asked.is_parallel else 1
         return [
-            ({"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name}, call.arguments)
+            ({"type": "tool_use", "id": call.id or f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name}, call.arguments)
             for call in news.calls[:most]
         ]  # fmt: skip
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.chat.conversation import Function, Tool
+from quire.chat.tools import ToolCall
 from quire.errors import ConfigError
 from quire.serve.items import ResponseItem, messages_of, new_id
 from quire.serve.protocol import ChatRequest, Generation, JsonSchema, Likeliest, ResponseFormat
@@ -208,7 +209,7 @@ class ResponseReply(Reply):
         status = "completed" if is_whole else "incomplete"
         said += self._text_done(status)
         for call in calls:
-            said += self._called(call.name, call.arguments)
+            said += self._called(call)
         self._end(status)
         if is_whole:
             self._document["completed_at"] = int(time.time())
@@ -264,8 +265,9 @@ class ResponseReply(Reply):
         said += self._event("response.content_part.done", **place, part=part)
         return said + self._done(len(self._output) - 1)
 
-    def _called(self, name: str, arguments: str) -> bytes:
-        head = {"id": new_id("fc"), "type": "function_call", "call_id": new_id("call")}
+    def _called(self, call: ToolCall) -> bytes:
+        name, arguments = call.name, call.arguments
+        head = {"id": new_id("fc"), "type": "function_call", "call_id": call.id or new_id("call")}
         item: dict[str, Any] = head | {"name": name, "arguments": "", "status": "in_progress"}
         said, at = self._added(item), len(self._output) - 1
         place = {"item_id": item["id"], "output_index": at}

@@ -1,0 +1,96 @@
+"""Chat templates like those of models, by the format of their tool calls."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from made_agent import TEMPLATE as HERMES
+
+MISTRAL = """\
+<s>{%- if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or message.role == 'system' %}{{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.role == 'tool' %}
+        {%- if message.tool_call_id | length != 9 %}{{- raise_exception('ids have nine letters') }}{% endif %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- elif message.tool_calls %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id | length != 9 %}{{- raise_exception('ids have nine letters') }}{% endif %}
+            {%- set text = call.function | tojson %}
+            {{- text[:-1] + ', "id": "' + call.id + '"}' }}{{- ', ' if not loop.last else ']</s>' }}
+        {%- endfor %}
+    {%- else %}{{- ' ' + message.content + '</s>' }}
+    {%- endif %}
+{%- endfor %}"""
+"""Like that of Mistral 7B v0.3, whose calls have ids of nine letters."""
+
+MISTRAL_NAMED = """\
+<s>{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or message.role == 'system' %}{{- '[INST]' + message.content + '[/INST]' }}
+    {%- elif message.role == 'tool' %}{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
+    {%- elif message.tool_calls %}
+        {%- for call in message.tool_calls %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + (call.function.arguments | tojson) }}
+        {%- endfor %}
+        {{- '</s>' }}
+    {%- else %}{{- message.content + '</s>' }}
+    {%- endif %}
+{%- endfor %}"""
+"""Like that of Mistral Small 3.2, in which the name stands before the arguments."""
+
+LLAMA3 = """\
+<|begin_of_text|>{%- if tools %}<|start_header_id|>system<|end_header_id|>
+
+Environment: ipython
+{{ tools | tojson(indent=4) }}<|eot_id|>{% endif %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + (message.content | tojson) + '<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
+"""Like that of Llama 3.1."""
+
+XML = """\
+{%- for tool in tools or [] %}<tool>{{ tool.function.name }}</tool>{% endfor %}
+{%- for message in messages %}<{{ message.role }}>{{ message.content }}
+    {%- for call in message.tool_calls or [] %}<call={{ call.function.name }}>
+        {%- for key, value in call.function.arguments.items() %}<{{ key }}>{{ value }}</{{ key }}>{% endfor %}</call>
+    {%- endfor %}<eos>
+{%- endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+"""A template that writes calls otherwise than as JSON."""
+
+SPECIAL = {
+    "hermes": (HERMES, "<|im_end|>", ("<|im_start|>",)),
+    "mistral": (MISTRAL, "</s>", ("<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")),
+    "mistral_named": (MISTRAL_NAMED, "</s>", ("<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")),
+    "llama3": (LLAMA3, "<|eot_id|>", ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>")),
+    "xml": (XML, "<eos>", ()),
+}  # fmt: skip
+"""By name: a template, the token that ends an answer, and its other special tokens."""
+
+TAGS = ("<tool_call>", "</tool_call>")
+"""Tokens of Qwen's vocabularies that are not special."""
+
+
+def dressed(tokenizer, name):
+    """Give a tokenizer a template and its tokens; return the id of the token that ends an answer."""
+    from tokenizers import AddedToken
+
+    template, end, special = SPECIAL[name]
+    tokenizer.chat_template = template
+    marks = [AddedToken(each, normalized=False) for each in (end, *special)]
+    tokenizer.add_tokens(marks, special_tokens=True)
+    if name == "hermes":
+        tokenizer.add_tokens([AddedToken(each, normalized=False, special=False) for each in TAGS])
+    tokenizer.eos_token = end
+    return tokenizer.convert_tokens_to_ids(end)
