@@ -69,7 +69,6 @@ CLIENTS = (
     Client("pydantic-ai", "client_pydantic_ai.py", ("pydantic-ai-slim[openai,anthropic]",)),
     Client("llm", "client_llm.py", ("llm",)),
     Client("lm-eval", "client_lm_eval.py", ("lm-eval[api]",), shares_base=True),
-    Client("guidellm", "client_guidellm.py", ("guidellm",), shares_base=True),
 )  # fmt: skip
 
 
