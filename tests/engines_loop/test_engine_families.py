@@ -89,6 +89,10 @@ def test_long_random_traffic_gives_the_tokens_of_the_plain_model(family):
         "written",
         "scored",
         "scored and preempted",
+        "formed",
+        "formed and cached",
+        "limited",
+        "retained",
     ):
         assert seen[what] > 0
     # Where all layers have a window, what lies behind it makes room.

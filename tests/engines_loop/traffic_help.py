@@ -12,7 +12,9 @@ Every request draws one of each of these, and some at once with others:
     rank      priority; tenant
     choice    greedy, beside the plain model; drawn, with every rule there is, beside the same request alone in an
               engine with room for it
-    cache     scope; how much is stored; a hint; pinned, and dropped, by others
+    rule      a form of every kind, which the answer matches; allowed tokens; bad words; texts that end the answer;
+              greedy ones are the plain model's likeliest tokens of those that may come
+    cache     scope; how much is stored; retained; a hint; pinned, and dropped, by others
     company   plain `model.generate` and `PrefixCache.generate` between two steps; an engine of the same model; both
               plain ones on another thread, during steps (`GeneratingBeside`); a weight written, as it is, during a step
 
@@ -44,6 +46,7 @@ from loop_help import (
     plain_answer,
     ties,
 )
+from rules_help import FORMS, check_form, check_greedy, letters, text_of
 
 from quire import Hint, Scope, ops
 from quire.engines.loop import Engine, SamplingParams
@@ -68,8 +71,8 @@ KEPT_TEXTS = 12
 class Asked:
     """A request as it was sent, and what was told of it so far."""
 
-    def __init__(self, prompt, params):
-        self.prompt, self.params = prompt, params
+    def __init__(self, prompt, params, form=None):
+        self.prompt, self.params, self.form = prompt, params, form
         self.told = [[] for _ in range(params.n)]
 
 
@@ -91,7 +94,7 @@ class Traffic:
         ):  # before anybody computes with it: later it would be another model
             module.register_forward_pre_hook(self._fail)
         self.cache = make_cache(self.model, block_size=4, num_blocks=30)
-        self.roomy = Engine(self.model, num_blocks=100, block_size=8)
+        self.roomy = Engine(self.model, letters(), num_blocks=100, block_size=8)
         self.pins, self.now = {}, 0.0
 
     def live(self, num_requests, **options):
@@ -138,7 +141,8 @@ class Traffic:
             "max_inter_token_s": self._waits.choice((None, None, 1e-4, 1.0)),
             "policy": pick(("lru", "lru", "fifo", "lfu")),
         }
-        engine = Engine(self.model, debug_nan=True, clock=lambda: self.now, **drawn | options)
+        given = {"debug_nan": True, "clock": lambda: self.now} | drawn | options
+        engine = Engine(self.model, letters(), **given)
         self._write()
         engine.scope()  # reads that weight whole: written again as it is, it is known to be the same
         engine.when_computing(partial(self._look, engine))
@@ -178,6 +182,31 @@ class Traffic:
             "seed": self.random.randrange(9),
         }
 
+    def _rule(self):
+        """Random rules of a request beside its sampling parameters, and its form; mostly none."""
+        draw = self._waits
+        match draw.choice((*[None] * 9, "form", "form", "allowed", "bad", "stop")):
+            case "form":
+                form = draw.choice(FORMS)
+                return {
+                    "structured_outputs": form.asked,
+                    "min_tokens": 0,
+                    "ignore_eos": False,
+                }, form
+            case "allowed":
+                return {"allowed_token_ids": [EOS, *draw.sample(range(3, VOCAB), 30)]}, None
+            case "bad":
+                return {"bad_words": [*self._words(3, 1), *self._words(40, 2)]}, None
+            case "stop":
+                return {"stop": [*self._words(3, 1), *self._words(20, 2)]}, None
+            case _:
+                return {}, None
+
+    def _words(self, number, length):
+        """Random texts of so many letters."""
+        draw = self._waits
+        return [text_of(draw.choices(range(3, VOCAB), k=length)) for _ in range(number)]
+
     def _ask(self, engine, mine):
         """Ask one prompt, or the same several times at once; return how many requests that are."""
         pick, prompt = self.random.choice, self._prompt(engine)
@@ -199,12 +228,15 @@ class Traffic:
                 top, min_tokens = self._waits.choice((0, 1, 3)), params.min_tokens
                 most = self._waits.choice((params.max_tokens, params.max_tokens, min_tokens))
                 params = msgspec.structs.replace(params, prompt_logprobs=top, max_tokens=most)
+            rule, form = self._rule()
+            params = msgspec.structs.replace(params, **rule)
             options = {
                 "scope": pick(SCOPES),
                 "priority": pick((0, 0, 0, 5, -1)),
                 "deadline_s": pick((None, None, None, None, None, None, 9, 40)),
                 "max_wait_s": self._waits.choice((*[None] * 20, 3, 20)),
                 "store_until": pick((None, None, None, None, 0, len(prompt) // 2)),
+                "retain_s": self._waits.choice((*[None] * 6, 3, 200)),
                 "hint": pick(HINTS),
             }
             try:
@@ -213,7 +245,8 @@ class Traffic:
                 assert options["store_until"] is not None
                 self.counts["refused"] += 1
                 continue
-            mine[request_id] = Asked(prompt, params)
+            mine[request_id] = Asked(prompt, params, form)
+            self.counts["retained"] += options["retain_s"] is not None
             self.counts["requests"] += 1
         return copies
 
@@ -311,9 +344,10 @@ class Traffic:
             check_scores(self.model, asked.prompt, told, top, whole=whole)
         del mine[output.request_id]
         most = min(asked.params.max_tokens, engine.max_model_len - len(asked.prompt))
-        if asked.params.greedy:
+        if asked.params.plain and not asked.params.stop:
             self._beside_plain(asked, output.outputs, most)
         else:
+            self._beside_rules(asked, output, most)
             self._beside_alone(asked, output.outputs, most)
         self._remember(asked.prompt + output.outputs[0].token_ids)
 
@@ -329,6 +363,31 @@ class Traffic:
                 assert answer.finish_reason == ended
             self._compare(asked.prompt, got, most, stops, whole=whole)
 
+    def _beside_rules(self, asked, output, most):
+        """Check the answers to a request with rules, if it has any."""
+        params, form = asked.params, asked.form
+        kind = (
+            "formed"
+            if form
+            else "limited"
+            if params.allowed_token_ids or params.bad_words
+            else None
+        )
+        if kind is None or not most:
+            return
+        self.counts[kind] += 1
+        self.counts[f"{kind} and scored"] += params.prompt_logprobs is not None
+        self.counts[f"{kind} and preempted"] += output.metrics.num_preemptions > 0
+        self.counts[f"{kind} and cached"] += output.num_cached_tokens > 0
+        for answer in output.outputs:
+            if form is not None:
+                check_form(
+                    form, answer.token_ids, answer.finish_reason, params.stop_token_ids or ()
+                )
+            if params.greedy:
+                self.counts["compared"] += 1
+                check_greedy(self.model, asked.prompt, params, form, answer.token_ids)
+
     def _beside_alone(self, asked, answers, most):
         if not most:
             assert all(answer.token_ids == [] for answer in answers)
@@ -343,7 +402,7 @@ class Traffic:
                 assert got == right[: len(got)], (asked.prompt, params, got, right)
                 continue
             assert got == right, (asked.prompt, params, got, right)
-            assert answer.finish_reason == other.finish_reason
+            assert (answer.finish_reason, answer.text) == (other.finish_reason, other.text)
             told = [
                 [each[t].logprob for t, each in zip(got, a.logprobs or (), strict=False)]
                 for a in (answer, other)
