@@ -223,7 +223,7 @@ def test_one_by_one_the_last_request_counts_and_the_medians_of_the_fastest_setti
     load = OneByOne(2, 1, 30, 8, 3)
     row = ModelServers().row(server, load, 1)
     assert row["ttft_ms_median"] > 0 < row["itl_ms_median"]
-    monkeypatch.setattr("quire_sim.bench.serve_http.streamed", streamed)
+    monkeypatch.setattr("quire_sim.bench.serve_model.streamed", streamed)
     rows = [ModelServers().row(server, load, seed) for seed in (1, 2, 3)]
     assert asked == [prompt for seed in (1, 2, 3) for prompt in prompts_of(load, seed)]
     assert [row["ttft_ms_median"] for row in rows] == [2e3, 4e3, 6e3]
@@ -313,7 +313,7 @@ def test_an_open_loop_takes_the_times_of_a_trace(tmp_path, monkeypatch):
 
 @pytest.mark.ci
 def test_an_answer_that_is_no_stream_is_told(server):
-    with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*may have 8192"):
+    with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*maximum context length is 8192"):
         asyncio.run(serve_http.streamed(server.port, [5] * 9000, 3))
 
     async def cut_short():
