@@ -313,7 +313,9 @@ def test_an_open_loop_takes_the_times_of_a_trace(tmp_path, monkeypatch):
 
 @pytest.mark.ci
 def test_an_answer_that_is_no_stream_is_told(server):
-    with pytest.raises(ConfigError, match=r"(?s)did not stream 3 tokens.*maximum context length is 8192"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)did not stream 3 tokens.*maximum context length is 8192"
+    ):
         asyncio.run(serve_http.streamed(server.port, [5] * 9000, 3))
 
     async def cut_short():
