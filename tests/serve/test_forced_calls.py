@@ -22,9 +22,9 @@ FORMS = [name for name in SPECIAL if name != "xml"]
 LOOK = {
     "type": "object",
     "properties": {
-        "path": {"enum": ["/srv/a b", "/é"]},
+        "path": {"enum": ["the file", "this é"]},
         "lines": {"type": "array", "items": {"enum": [1, 20]}, "minItems": 2, "maxItems": 2},
-        "deep": {"type": "object", "properties": {"is": {"type": "boolean"}}, "required": ["is"], "additionalProperties": False},
+        "deep": {"type": "object", "properties": {"is": {"enum": ["on", "off"]}}, "required": ["is"], "additionalProperties": False},
     },
     "required": ["path", "lines", "deep"],
     "additionalProperties": False,
@@ -88,7 +88,7 @@ def test_the_next_prompt_finds_a_call_by_tokens_of_many_letters():
 
     folder = real_models.folder(real_models.SMOLLM2)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    for name in FORMS:
+    for name in ("hermes", "mistral", "mistral_named"):  # Llama 3's template needs its own blanks
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16").eval()
         with served(name, model, tokenizer) as server:
             check_turns(server, [NAMED, "required"], temperature=0)

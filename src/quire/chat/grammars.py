@@ -135,7 +135,8 @@ class Grammar:
         """Return which tokens may come after `ahead`, bool [vocab_size]; where that does not match, any.
 
         Where only one text may come, only the token may come by which the tokenizer writes it, so that the next prompt
-        finds the answer. At its end, and where it has failed, only an end token may come.
+        finds the answer; the last token of that text may be part of a longer one, and is free. At its end, and where it
+        has failed, only an end token may come.
         """
         taken = self._matcher.try_consume_tokens(ahead)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -147,7 +148,7 @@ class Grammar:
             )
         self._matcher.rollback(taken)
         allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-        if forced and allowed[forced[0]]:
+        if len(forced) > 1 and allowed[forced[0]]:
             allowed[:] = False
             allowed[forced[0]] = True
         return allowed

@@ -80,8 +80,6 @@ def load(
 
 def adapters_of(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
     """Return the folders of adapters by their names, beside those of the model. Raises `ConfigError`."""
-    from quire.engines.models.lora import check_adapter
-
     found: dict[str, Path] = {}
     for each in given:
         name, is_there, folder = each.partition("=")
@@ -90,7 +88,11 @@ def adapters_of(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
         if name in found or name in names:
             raise ConfigError(f"--lora {each}: {name!r} is a name already; give each its own")
         found[name] = Path(folder).expanduser().resolve()
-        check_adapter(name, found[name])
+    if found:
+        from quire.engines.models.lora import check_adapter  # imports torch
+
+        for name, folder in found.items():
+            check_adapter(name, folder)
     return found
 
 
