@@ -21,12 +21,15 @@ from starlette.types import Receive, Scope, Send
 
 from quire.core.tokens import IntArray
 from quire.web.bodies import body_of
-from quire.web.clients import DONE, EventStream, sse, until_gone
+from quire.web.clients import DONE, RESPONSES, EventStream, sse, until_gone
 from quire.web.errors import MESSAGES, ApiError, error_document, handlers
 from quire.web.keys import ApiKeys
 from quire_router.prefixes import Asker, Question
 
 ROUTED = ("/v1/completions", "/v1/chat/completions", MESSAGES)
+READ = (*ROUTED, RESPONSES, f"{RESPONSES}/input_tokens")
+"""Paths of which a router reads the body."""
+
 PASSED = {
     "/v1/models": "GET",
     "/v1/models/{name:path}": "GET",
@@ -100,6 +103,8 @@ class Gateway(ABC):
     async def tokens(self, incoming: Incoming, asked: Question) -> IntArray | None:
         """Return a prompt as tokens, as a server reads it, int32 [num_tokens]; None where it cannot be read."""
         prompt: Any = asked.first_prompt
+        if bytes(asked.input):  # no path tells a response's prompt in tokens
+            return None
         document = {"model": asked.model, "prompt": prompt}
         if bytes(asked.messages):
             document = {"model": asked.model, "messages": asked.messages}
@@ -123,7 +128,7 @@ class Gateway(ABC):
         )
         body = await body_of(request, self.max_body, self.slow_s)
         question = None
-        if request.url.path in ROUTED:
+        if request.url.path in READ:
             try:
                 question = msgspec.json.decode(body, type=Question)
             except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -37,6 +37,9 @@ class Question(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    previous_response_id: Any = None
     metadata: msgspec.Raw = msgspec.Raw()
     cache_salt: str | None = None
     session_id: str | None = None
@@ -227,7 +230,7 @@ def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:
     kind, numbers = "text", np.empty(0, np.int64)
     if isinstance(prompt, str):
         numbers = np.frombuffer(prompt.encode("utf-8", "surrogatepass"), np.uint8)
-    elif bytes(asked.messages):
+    elif bytes(asked.messages) or bytes(asked.input):
         kind, numbers = "chat", np.frombuffer(_laid_out(asked), np.uint8)
     elif isinstance(prompt, list):
         try:
@@ -254,7 +257,9 @@ def _user_in(metadata: msgspec.Raw) -> str | None:
 def _laid_out(asked: Question) -> bytes:
     """Return a conversation as bytes in the order of a prompt, without the line of Claude Code's that always differs."""
     system = _BILLING.sub(b"", bytes(asked.system))
-    return bytes(asked.tools) + system + bytes(asked.messages)
+    parts = (asked.tools, asked.instructions, asked.messages, asked.input)
+    tools, instructions, *talk = map(bytes, parts)
+    return b"".join([tools, system, instructions, *talk])
 
 
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*')

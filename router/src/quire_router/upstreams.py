@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,6 +21,7 @@ class Upstream:
     """A server that answers requests. Raises `ConfigError` for an invalid URL.
 
     `name`          its URL, which tells it from the others
+    `home`          a digest of the name, with which the ids of the responses that it keeps begin
     `is_well`       whether it answered when it was last looked at or asked
     `num_inflight`  requests that it has from this proxy
     """
@@ -31,6 +33,7 @@ class Upstream:
         if parts.username is not None:
             raise ConfigError("an upstream's URL has no user: clients send their keys themselves")
         self.name = url.rstrip("/").removesuffix("/v1")
+        self.home = sha256(self.name.encode()).hexdigest()[:8]
         self.is_well = False
         self.num_inflight = self.num_requests = self.num_failures = 0
 

@@ -16,6 +16,7 @@ from quire.serve.protocol import FIELDS, ChatRequest
 from quire.serve.responses import INSTEAD, AskedResponse, ResponseReply, ResponseRequest
 from quire.serve.service import ServedModel
 from quire.serve.stored import KeptResponse
+from quire.web.clients import HOME
 from quire.web.errors import ApiError, refused
 
 RENAMED = re.compile(r"^(messages|response_format|reasoning_effort)\b|\bmax_tokens\b")
@@ -38,7 +39,9 @@ class ResponseRoutes:
                 if asked.store:
                     kept.keep(tenant, items, document)
 
-            shape = partial(ResponseReply, of=AskedResponse(asked, keep))
+            home = re.fullmatch("[0-9a-f]{8}", request.headers.get(HOME, ""))
+            prefix = f"resp_{home[0]}" if home else "resp"
+            shape = partial(ResponseReply, of=AskedResponse(asked, keep, prefix))
             return await answered(self._service, shape, chat, request)
 
     async def count(self, asked: ResponseRequest, request: Request) -> Any:

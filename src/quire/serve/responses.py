@@ -156,10 +156,11 @@ class ResponseRequest(Generation, kw_only=True):
 
 
 class AskedResponse(NamedTuple):
-    """A request for a response, and a function that keeps the answer."""
+    """A request for a response, a function that keeps the answer, and the beginning of its id."""
 
     request: ResponseRequest
     keep: Callable[[dict[str, Any]], None]
+    prefix: str = "resp"
 
 
 class ResponseReply(Reply):
@@ -184,7 +185,7 @@ class ResponseReply(Reply):
             list[dict[str, Any]](),
             0,
         )  # log-probabilities; how many were sent
-        self._document = _opened(of.request, model)
+        self._document = {"id": new_id(of.prefix)} | _opened(of.request, model)
 
     def whole(self) -> dict[str, Any]:
         for choice in self.choices:
@@ -321,7 +322,6 @@ def _opened(request: ResponseRequest, model: str) -> dict[str, Any]:
     """Return the document of a response at its beginning, with what was asked."""
     effort = request.reasoning.effort
     return {
-        "id": new_id("resp"),
         "background": False,
         "object": "response",
         "created_at": int(time.time()),

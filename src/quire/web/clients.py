@@ -18,6 +18,10 @@ Item = TypeVar("Item")
 
 DONE = b"data: [DONE]\n\n"
 
+RESPONSES = "/v1/responses"
+HOME = "x-quire-home"
+"""The header by which a router tells a server its home: eight hex digits, with which ids of kept responses begin."""
+
 UVICORN: dict[str, Any] = {
     "loop": "asyncio",
     "http": HttpProtocol,
