@@ -59,31 +59,31 @@ _MessageInner = _shape("MessageErrorObject", type=str, message=str)
 _MessageError = _shape("MessageError", type=Literal["error"], error=_MessageInner, request_id=str)
 
 
-class _Kind(NamedTuple):
+class _AnswerKind(NamedTuple):
     """An answer: its type, or the media type of what is no JSON; whether it may be a stream of events."""
 
     body: Any
     streams: bool = False
 
 
-_NOTHING = _Kind(None)
-_ANSWERS: Mapping[str, _Kind] = {
-    "POST /v1/completions": _Kind(_Completion, streams=True),
-    "POST /v1/chat/completions": _Kind(_Chat, streams=True),
-    "POST /v1/messages": _Kind(_Message, streams=True),
-    "POST /v1/messages/count_tokens": _Kind(_shape("TokenCount", input_tokens=int)),
-    "POST /v1/messages/tokenize": _Kind(_Tokens),
-    "POST /v1/responses": _Kind(_Response, streams=True),
-    "GET /v1/responses/{name}": _Kind(_Response),
-    "POST /v1/responses/input_tokens": _Kind(_shape("InputTokens", object=str, input_tokens=int)),
-    "GET /v1/responses/{name}/input_items": _Kind(_shape("Items", object=Literal["list"], data=list[_Any], has_more=bool)),
-    "GET /v1/models": _Kind(_shape("Models", object=Literal["list"], data=list[_Card])),
-    "GET /v1/models/{name:path}": _Kind(_Card),
-    "GET /version": _Kind(_shape("Version", version=str)),
-    "POST /tokenize": _Kind(_Tokens),
-    "POST /detokenize": _Kind(_shape("Detokenized", prompt=str)),
-    "GET /": _Kind("text/html"),
-    "GET /metrics": _Kind("text/plain"),
+_NOTHING = _AnswerKind(None)
+_ANSWERS: Mapping[str, _AnswerKind] = {
+    "POST /v1/completions": _AnswerKind(_Completion, streams=True),
+    "POST /v1/chat/completions": _AnswerKind(_Chat, streams=True),
+    "POST /v1/messages": _AnswerKind(_Message, streams=True),
+    "POST /v1/messages/count_tokens": _AnswerKind(_shape("TokenCount", input_tokens=int)),
+    "POST /v1/messages/tokenize": _AnswerKind(_Tokens),
+    "POST /v1/responses": _AnswerKind(_Response, streams=True),
+    "GET /v1/responses/{name}": _AnswerKind(_Response),
+    "POST /v1/responses/input_tokens": _AnswerKind(_shape("InputTokens", object=str, input_tokens=int)),
+    "GET /v1/responses/{name}/input_items": _AnswerKind(_shape("Items", object=Literal["list"], data=list[_Any], has_more=bool)),
+    "GET /v1/models": _AnswerKind(_shape("Models", object=Literal["list"], data=list[_Card])),
+    "GET /v1/models/{name:path}": _AnswerKind(_Card),
+    "GET /version": _AnswerKind(_shape("Version", version=str)),
+    "POST /tokenize": _AnswerKind(_Tokens),
+    "POST /detokenize": _AnswerKind(_shape("Detokenized", prompt=str)),
+    "GET /": _AnswerKind("text/html"),
+    "GET /metrics": _AnswerKind("text/plain"),
     "GET /health": _NOTHING,
     "GET /ping": _NOTHING,
     "POST /ping": _NOTHING,
@@ -159,7 +159,7 @@ def _as_it_is_read(schema: Json, kind: Any, limits: Mapping[str, Json]) -> None:
 def _operation(method: str, path: str, kind: Any, needs: Sequence[Json]) -> Json:
     """Return what the document says of a route."""
     route = f"{method} {path}"
-    answer = _ANSWERS.get(route, _Kind(_Any))
+    answer = _ANSWERS.get(route, _AnswerKind(_Any))
     error = _MessageError if path.startswith(MESSAGES) else _Error
     content = {}
     if isinstance(answer.body, str):

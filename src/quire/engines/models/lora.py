@@ -107,7 +107,7 @@ class LoraAdapters:
         return swaps
 
 
-class _Settings(msgspec.Struct):
+class _LoraSettings(msgspec.Struct):
     """The settings of PEFT that are looked at here."""
 
     peft_type: str = ""
@@ -130,7 +130,7 @@ def check_adapter(name: str, folder: Path) -> None:
     shapes: dict[str, tuple[int, ...]]
     try:
         text = (folder / CONFIG).read_bytes()
-        settings, every = msgspec.json.decode(text, type=_Settings), msgspec.json.decode(text)
+        settings, every = msgspec.json.decode(text, type=_LoraSettings), msgspec.json.decode(text)
         with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
             shapes = {each: tuple(file.get_slice(each).get_shape()) for each in list(file.keys())}
     except (OSError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
