@@ -344,7 +344,7 @@ def run_agent(program: str, name: str, url: str, num_turns: int, seconds: float)
             subprocess.run(command, timeout=seconds, check=False, **given)
         except subprocess.TimeoutExpired:
             print(f"{name} was ended after {seconds:g} s")
-    recent = httpx.get(f"{url}/v1/cache", verify=False).json()["recent"]  # noqa: S501
+    recent = httpx.get(f"{url}/v1/cache", verify=False).json()["recent"]  # noqa: S501 - as in `posted`
     print()
     for at, each in enumerate(reversed(recent), 1):
         found = each.get("cached_tokens", 0)
