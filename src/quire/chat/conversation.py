@@ -49,6 +49,11 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    function_call: Any = None
+
+    def __post_init__(self) -> None:
+        if self.function_call is not None:  # a ValueError: the error of the body adds the place
+            raise ValueError("function_call is not offered; send tool_calls")
 
     def plain(self, template: str = "") -> dict[str, Any]:
         """Return it as a template reads it: text joined, arguments of calls as data. Raises `ConfigError`.

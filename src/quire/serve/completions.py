@@ -54,7 +54,7 @@ class CompletionReply(Reply):
                 self._prompts[index] = ids
         if isinstance(asked, CompletionRequest) and asked.echo:
             text = asked.prompts()[place]
-            if not isinstance(text, str):
+            if not isinstance(text, str) or asked.truncate_prompt_tokens:
                 how = {"skip_special_tokens": asked.skip_special_tokens}
                 text = self._tokenizer.decode(ids, **how, clean_up_tokenization_spaces=False)
             for choice in self.choices[place * self.num_choices :][: self.num_choices]:

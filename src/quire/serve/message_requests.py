@@ -144,6 +144,7 @@ class MessagePrompt(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
     mcp_servers: Any = None
     container: Any = None
@@ -169,7 +170,9 @@ class MessagePrompt(msgspec.Struct, kw_only=True):
 
     def chat(self, **options: Any) -> MessageChat:
         """Return the request as a chat; `options` are further fields of it. Raises `ConfigError`."""
-        choice, form = self.tool_choice, self.output_config and self.output_config.format
+        choice, form = self.tool_choice, self.output_format
+        if self.output_config is not None:
+            form = self.output_config.format or form
         messages = [*self._system(), *self._turns()]
         if messages[-1].role == "assistant" and messages[-1].tool_calls:
             raise ConfigError("messages end with a tool_use; send its tool_result behind it")

@@ -102,6 +102,7 @@ class ResponseRequest(Generation, kw_only=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     text_options: TextOptions = msgspec.field(name="text", default=TextOptions())
     # chats have these in another form
+    prompt: Any = None
     tools: list[FunctionTool] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     tool_choice: str | FunctionTool = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
     stream_options: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -151,7 +152,7 @@ class ResponseRequest(Generation, kw_only=True):
             "stream_options": None,
         }
         if self.session_id is None and self.reuse in (None, "session"):
-            own["session_id"] = self.prompt_cache_key
+            own["session_id"] = self.prompt_cache_key or None
         return ChatRequest(**same | own)
 
 

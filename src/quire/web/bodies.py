@@ -14,6 +14,12 @@ from quire.web.errors import ApiError
 SEEN = 60
 """Characters of a refused value that an error shows."""
 
+MENDED = 32 << 20
+"""Bytes of one body that are read again for its nulls and whole floats."""
+
+_STEPS = re.compile(r"\.(\w+)|\[(\d+)\]")
+"""A name or an index in a path."""
+
 Body = TypeVar("Body")
 
 
@@ -39,44 +45,69 @@ async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
 
 
 def read(kind: type[Body], body: bytes) -> Body:
-    """Return a JSON body as a struct; a null in a field that takes none means absent.
+    """Return a JSON body as a struct.
 
+    A null in a field that takes none means absent; a whole float is an integer, as JSON Schema has it.
     Raises `ApiError` with field, value and expected type, and the `QuireError` of a struct that checks itself.
     """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, QuireError):
-            raise error.__cause__ from None
-        said, _, path = str(error).partition(" - at `$")
-        if said.endswith("got `null`") and (rest := _without(body, path.rstrip("`"))):
-            return read(kind, rest)
-        param = path.rstrip("`").lstrip(".") or None
-        said = f"{param or 'the body'}: {said}, got {_value_at(body, path)}"
-        raise ApiError(400, said, param=param) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from None
+    left = MENDED
+    while True:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, QuireError):
+                raise error.__cause__ from None
+            said, _, place = str(error).partition(" - at ")
+            path = place.rpartition("`$")[2].rstrip("`")
+            left -= len(body)
+            if said.endswith(("got `null`", "got `float`")) and left >= 0:
+                mended = _mended(body, path, said)
+                if mended is not None:
+                    body = mended
+                    continue
+            param, value = path.lstrip(".") or None, _value_at(body, path)
+            said = f"{said}, got {value}"
+            if said.startswith("Invalid enum value"):
+                said = f"{value} is not offered; /openapi.json has the values that are"
+            raise ApiError(400, f"{param or 'the body'}: {said}", param=param) from None
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            raise ApiError(400, f"the body is no JSON: {error}") from None
 
 
-def _without(body: bytes, path: str) -> bytes | None:
-    """Return a document without the field at a path of names; None where it is none, or is malformed behind that."""
-    *parents, name = path.split(".")[1:] or [""]
+def _mended(body: bytes, path: str, said: str) -> bytes | None:
+    """Return a document without the null at a path, or with an int for a whole float.
+
+    None where neither is there or the document is malformed behind it.
+    """
+    *parents, last = [name or int(index) for name, index in _STEPS.findall(path)] or [""]
     try:
         document: Any = msgspec.json.decode(body)
         held = document
         for each in parents:
             held = held[each]
-        del held[name]
+        value = held[last]
+        if value is None and isinstance(last, str):
+            del held[last]
+        elif "`int" in said and isinstance(value, float) and value.is_integer():
+            for at in range(len(held)) if isinstance(last, int) else [last]:  # there may be many
+                held[at] = _whole(held[at])
+        else:
+            return None
     except (LookupError, TypeError, msgspec.DecodeError, RecursionError, UnicodeError):
         return None
     return msgspec.json.encode(document)
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole float as an int, and anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _value_at(body: bytes, path: str) -> str:
     """Return what stands at a path of a document, as it was sent, cut."""
     found = Raw(body)
     try:
-        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        for name, index in _STEPS.findall(path):
             kind: Any = dict[str, Raw] if name else list[Raw]
             found = msgspec.json.decode(found, type=kind)[name or int(index)]
     except (msgspec.DecodeError, RecursionError, LookupError):

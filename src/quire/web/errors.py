@@ -25,6 +25,9 @@ from quire.errors import (
 
 logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
 
+MAX_MESSAGE = 2000
+"""Characters of an error's message: it may repeat what was sent."""
+
 UNFORESEEN = "the server failed at this request; its log says where"
 MESSAGES = "/v1/messages"
 """The beginning of the paths of Anthropic's API."""
@@ -55,7 +58,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        cut = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
+        super().__init__(cut)
         self.status, self.param, self.code = status, param, code
         self.headers = dict(headers or {})
 
@@ -76,7 +80,8 @@ def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
             return error
         case ConfigError() | TokensError() | ScopeError():
             first = re.split(r"\W", str(error), maxsplit=1)[0]
-            return ApiError(400, str(error), param=first if first in fields else None)
+            own = "prompt" if isinstance(error, TokensError) else None
+            return ApiError(400, str(error), param=first if first in fields else own)
         case OutOfBlocks():
             pool = error.free + error.cached + error.active
             if error.needed > pool or isinstance(error, PinBudgetExceeded):

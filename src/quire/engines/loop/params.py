@@ -17,7 +17,8 @@ Answers = Annotated[int, Meta(ge=1, le=16384)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(min_length=1)]
 Tokens = Annotated[Sequence[Count], Meta(min_length=1)]
-BadWords = Annotated[Sequence[Text], Meta(max_length=256)]
+BadWord = Annotated[Text, Meta(max_length=256)]
+BadWords = Annotated[Sequence[BadWord], Meta(max_length=256)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 

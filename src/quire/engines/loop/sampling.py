@@ -123,8 +123,9 @@ class Sampler:
         size, eos = self._vocab_size, () if params.ignore_eos else self._eos_ids
         stops = sorted({*eos, *(params.stop_token_ids or ())})
         allowed = params.allowed_token_ids or ()
-        if (most := max(*stops, *(params.logit_bias or ()), *allowed, 0, 0)) >= size:
-            raise ConfigError(f"token id {most} is none of this model's, which are below {size}")
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            if (most := max(getattr(params, name) or (), default=0)) >= size:
+                raise ConfigError(f"{name} has token id {most}; this model's are below {size}")
         for name in ("logprobs", "prompt_logprobs"):
             if ((count := getattr(params, name)) or 0) > size:
                 raise ConfigError(f"{name} is {count}; this model has {size} tokens only")
