@@ -37,10 +37,17 @@ SHAPES = (
     (70, 1030, 66),
     (97, 1060, 40),
     # What is laid out at once, and one more: of floats, of pairs.
-    (9, 256, 70),
-    (386, 258, 64),
-    (387, 512, 64),
-    (8, 514, 65),
+    (9, 384, 70),
+    (386, 386, 64),
+    (387, 768, 64),
+    (8, 770, 65),
+    # Of tiles.
+    (9, 1024, 64),
+    (8, 1026, 65),
+    # Rows that are shared out evenly, and one fewer.
+    (255, 64, 33),
+    (256, 64, 33),
+    (300, 130, 150),
     # Few rows of whole tiles, at the borders of how many stand side by side, of chunks and of their room.
     (1, 32, 64),
     (15, 64, 130),

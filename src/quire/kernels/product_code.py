@@ -36,9 +36,11 @@ _VECTORS_AT_ONCE = 4 if WIDE else 1
 """Vectors of columns whose sums are held at once: of narrow registers, 12 of 16."""
 _ROWS_BESIDE_TILES = 4
 """The same of what tiles leave: a divisor of a block of them."""
-DEPTH = {False: 256, True: 512}
+DEPTH = {False: 384, True: 512}
 """Operands of a row that are multiplied before its sums are put down, with tiles or without: what is laid out of a
 panel stays in the second cache."""
+EVEN_ROWS = 128
+"""Rows of a chunk from which on a panel may be laid out once more, so that threads end at one time."""
 MOST_ROWS = 384
 """Rows at most whose sums are put down."""
 _VECTOR = 4 * LANES
@@ -76,7 +78,8 @@ class ProductCode(Code):
         bias, row_of_its_own = self.room(LINE), self.room(LINE)
         chunk_laid = Variable(self, self.constant(-1))
         # As few chunks as give each thread some of equal length.
-        fewest = self._parted(given.longest).max(given.chunks)
+        even = given.even.min(self.num_rows // EVEN_ROWS)
+        fewest = self._parted(given.longest).max(given.chunks).max(even)
         chunk = (self._parted(fewest) + (step - 1)) // step * step
         streamed = self._is_streamed()
         chunk, parts = chunk.where(streamed < 1, STREAMED), streamed * (PARTS - 1) + 1
@@ -193,22 +196,30 @@ class ProductCode(Code):
         step = self.given.depth * self.size
         whole = depth // LANES * LANES
         with self.loop(0, COLUMNS, LANES) as strip:
-            weight, first = panel.weight, strip
-            if self.is_gated:
-                is_second = strip > self.width - 1
-                weight = panel.second.where(is_second, panel.weight)
-                first = (strip - self.width).where(is_second, strip)
+            weight, first = self._strip(panel, strip)
             weight += start * self.size
             last = panel.columns - 1
             columns = [weight + (first + i).min(last) * step for i in range(LANES)]
+            weight, first = self._strip(panel, strip + LANES)
+            next_one = weight + start * self.size + first * step
             to_strip = to + strip * 4
             with self.loop(0, whole, LANES) as at:
+                for i in range(LANES):  # a CPU does not foresee that many rows of weights
+                    self.fetch(next_one + step * i + at * self.size, 1)
                 found = self.transposed([self._operands(each + at * self.size) for each in columns])
                 for i, row in enumerate(found):
                     self.store(row, to_strip + (at + i) * LINE)
             with self.loop(whole, depth) as at:
                 for i, each in enumerate(columns):
                     self.store(self._operand(each + at * self.size), to_strip + at * LINE + i * 4)
+
+    def _strip(self, panel: Panel, strip: Number) -> tuple[Number, Number]:
+        """Return the weight that has a strip of a panel, and its first column there; behind the last, the next panel's."""
+        if not self.is_gated:
+            return panel.weight, strip
+        is_second = (strip > self.width - 1) & (strip < COLUMNS)
+        weight = panel.second.where(is_second, panel.weight)
+        return weight, (strip - self.width).where(strip > self.width - 1, strip)
 
     def _operands(self, address: Number) -> Number:
         if self.widened:

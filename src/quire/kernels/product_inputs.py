@@ -16,6 +16,7 @@ class ProductInputs(NamedTuple):
     panels   int64 [panels, 6], each a `Panel`
     longest  rows at most that are claimed at once
     chunks   how many such claims there are for each panel at least
+    even     how many there may be, of many rows, so that threads have equally many
     """
 
     claimed: Any
@@ -27,6 +28,7 @@ class ProductInputs(NamedTuple):
     num_panels: Any
     longest: Any
     chunks: Any
+    even: Any
     out: Any
     out_bytes: Any
 

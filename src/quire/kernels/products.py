@@ -78,6 +78,7 @@ def product(
         len(panels),
         longest,
         -(-2 * threads // len(panels)),
+        min(range(1, 5), key=lambda chunks: _idle(len(panels) * chunks, threads)),
         out.data_ptr(),
         out.stride(0) * out.element_size(),
     )
@@ -88,6 +89,12 @@ def product(
 
 RESULT = ProductInputs._fields.index("out")
 """Where the inputs of a product say where its result goes."""
+
+
+def _idle(num_claims: int, threads: int) -> float:
+    """Return the share of time in which threads have nothing to do, if claims take equally long."""
+    rounds = -(-num_claims // threads)
+    return 1 - num_claims / (rounds * threads)
 
 
 @lru_cache(maxsize=4096)
