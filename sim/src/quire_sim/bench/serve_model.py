@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ from quire.bench.timing import Row
 from quire.cli.server_process import ServerProcess
 from quire_sim.bench.serve_http import all_streamed, quire_server, streamed, vllm_server
 from quire_sim.bench.serve_loads import AnyLoad, OneByOne
-from quire_sim.bench.serve_systems import ServedModelFiles
+from quire_sim.bench.serve_systems import ServedModelFiles, Systems
 
 ONE_SLOT = "one slot"
 LLAMA_MODES = {
@@ -23,7 +23,7 @@ LLAMA_MODES = {
     "48 slots": ["--parallel", "48", "--ctx-size", "65536", "--kv-unified"],
     "12 slots": ["--parallel", "12", "--ctx-size", "98304", "--no-kv-unified"],
 }
-"""llama.cpp's server at its best for one request, and at two settings for many, of which the faster one counts."""
+"""llama.cpp's server at its best for one request, and at two settings for many, of which the faster one is measured."""
 
 WARMING = 1 << 20
 """The seed of requests that warm a server: none of those that are timed."""
@@ -32,6 +32,8 @@ WARMING = 1 << 20
 @dataclass
 class ModelServers:
     """One request at a time behind what is cached, or all at once; medians of all rounds count.
+
+    Of settings of one server that suit a load, the one that is faster when it warms up is measured.
 
     `llama`  the folder of `llama-server` and `model.gguf`, which benchmarks/peers/llama_server.py makes
     """
@@ -64,10 +66,13 @@ class ModelServers:
         """Whether a setting is for such a load."""
         return mode not in LLAMA_MODES or (mode == ONE_SLOT) == isinstance(load, OneByOne)
 
-    def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
-        """Ask each server once."""
-        for server in systems.values():
-            self.row(server, load, WARMING)
+    def begin(self, systems: Systems, load: AnyLoad) -> Systems:
+        """Ask each server once, and return those to measure: of two settings of one system, the faster."""
+        fastest: dict[str, tuple[float, tuple[str, str]]] = {}
+        for (name, mode), server in systems.items():
+            found = _slowness(self.row(server, load, WARMING)), (name, mode)
+            fastest[name] = min(fastest.get(name, found), found)
+        return {key: systems[key] for _, key in fastest.values()}
 
     def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
         """Ask for the answers of a load. Of one that is asked one by one, the last answer counts."""
@@ -84,17 +89,9 @@ class ModelServers:
         return {"ttft_ms_median": 1e3 * last.first_s, "itl_ms_median": 1e3 * last.between_s}
 
     def counted(self, rows: Sequence[Row]) -> Row:
-        """Return the medians of the setting that is fastest."""
-        modes: dict[Any, list[Row]] = {}
-        for row in rows:
-            modes.setdefault(row.get("mode"), []).append(row)
-        medians: list[Row] = []
-        for same in modes.values():
-            numbers = [name for name, value in same[0].items() if isinstance(value, float)]
-            medians.append(
-                {**same[0], **{name: median(float(row[name]) for row in same) for name in numbers}}
-            )
-        return min(medians, key=_slowness)
+        """Return the medians."""
+        numbers = [name for name, value in rows[0].items() if isinstance(value, float)]
+        return {**rows[0], **{name: median(float(row[name]) for row in rows) for name in numbers}}
 
 
 def _slowness(row: Row) -> float:

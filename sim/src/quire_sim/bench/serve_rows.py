@@ -8,7 +8,7 @@ first turns, then all second ones. With an `OpenLoop`, servers are asked over HT
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from quire_sim.bench.serve_systems import (
     QuireServed,
     Served,
     ServedModelFiles,
+    Systems,
     TransformersServed,
     VllmServed,
 )
@@ -56,10 +57,11 @@ class AtOnce:
         }
         return kinds[name](files)
 
-    def begin(self, systems: Mapping[tuple[str, str], Any], load: AnyLoad) -> None:
-        """Let each system generate a little."""
+    def begin(self, systems: Systems, load: AnyLoad) -> Systems:
+        """Let each system generate a little, and return those to measure."""
         for served in systems.values():
             served.run([asked.prompt[-64:] for asked in load.requests(0)], 4)
+        return systems
 
     def row(self, system: Any, load: AnyLoad, seed: int) -> Row:
         """Run a load, wave by wave; times to first tokens are from the begin of a wave."""
@@ -165,7 +167,7 @@ def _wanted_systems(choice: ServeChoice) -> list[tuple[str, str]]:
 
 def _best(
     choice: ServeChoice,
-    systems: Mapping[tuple[str, str], Any],
+    systems: Systems,
     name: str,
     load: AnyLoad,
     say: Progress,
@@ -175,7 +177,7 @@ def _best(
         way = choice.way
         systems = {key: each for key, each in systems.items() if way.suits(key[1], load)}
     say(f"{name}: warming up")
-    choice.way.begin(systems, load)
+    systems = choice.way.begin(systems, load)
     num_rounds = QUICK_ROUNDS if choice.quick else ROUNDS
     found: dict[str, list[Row]] = {}
     for number in range(1, num_rounds + 1):

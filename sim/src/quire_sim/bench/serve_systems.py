@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -26,6 +27,10 @@ NUM_CB_BLOCKS, NUM_CB_TOKENS, NUM_CB_RUNNING = 1024, 512, 4
 
 Its steps score the tokens of each request against those of all others, so that more than four are slower.
 """
+
+
+Systems: TypeAlias = "Mapping[tuple[str, str], Any]"
+"""What is measured, by name and mode."""
 
 
 class ServedModelFiles(NamedTuple):
