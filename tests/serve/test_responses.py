@@ -308,7 +308,7 @@ BAD = [
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "none"}, "truncation"),
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),

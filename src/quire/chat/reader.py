@@ -19,6 +19,10 @@ SHOWN = 200
 """Characters of a line that are shown on each side of a token."""
 
 
+class _TooLongError(ConfigError):
+    """A text that has more tokens than a prompt may have, whatever it says."""
+
+
 class PromptReader:
     """Reads prompts of at most `max_tokens`, one after another, with a copy of a tokenizer.
 
@@ -43,19 +47,26 @@ class PromptReader:
             return prompt
 
         def read() -> list[int]:
-            special, text = add_special_tokens, prompt
+            field, special, text = "prompt", add_special_tokens, prompt
             if isinstance(text, Conversation) and text.documents:
                 return segmented(text, self.tokenizer, self._encoded)
             if isinstance(text, Conversation):
-                special, text = False, text.text(self.tokenizer)
-            self._check_length(text)
+                field, special, text = "messages", False, text.text(self.tokenizer)
+            self._check_length(field, text)
             return self.tokenizer(text, add_special_tokens=special)["input_ids"]
 
         return await self._on_crew(read)
 
     def _encoded(self, text: str) -> list[int]:
-        self._check_length(text)
+        self._check_length("messages", text)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+    async def fits(self, asked: Conversation, num_tokens: int) -> bool:
+        """Return whether the prompt of a conversation has at most so many tokens. Raises `ConfigError`."""
+        try:
+            return len(await self.ids(asked)) <= num_tokens
+        except _TooLongError:
+            return False
 
     async def call_form(self, asked: Conversation) -> StructuredOutputs | None:
         """Return the form of a tool call that must be, as the template writes it, if it can. Raises `ConfigError`."""
@@ -82,9 +93,9 @@ class PromptReader:
     async def _on_crew(self, work: Callable[[], Made]) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._crew, work)
 
-    def _check_length(self, text: str) -> None:
+    def _check_length(self, field: str, text: str) -> None:
         if len(text) > self._longest_text:
-            raise ConfigError(
-                f"prompt: a text of {len(text)} characters has more than {self._max_tokens} tokens, the "
+            raise _TooLongError(
+                f"{field}: a text of {len(text)} characters has more than {self._max_tokens} tokens, the "
                 f"limit: {self._longest_text} characters are too many whatever they say; shorten it"
             )

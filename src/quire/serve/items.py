@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, islice, takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -118,6 +119,42 @@ def messages_of(
                 messages.append(message)
         thought = None
     return messages
+
+
+def places_of(items: Sequence[ResponseItem], step: int) -> list[int]:
+    """Return the places at which a conversation that is too long may begin: 0, others, that of its last round.
+
+    None parts an output from its call. Between two of them are about `step` bytes, wherever the conversation ends: the
+    prompts of one that grows begin alike for long, and are found in the cache.
+    """
+    calls: dict[str | None, int] = {}
+    needed: list[int] = []
+    for at, item in enumerate(items):
+        if item.type == "function_call":
+            calls[item.call_id] = at
+        is_output = item.type == "function_call_output"
+        needed.append(calls.get(item.call_id, at) if is_output else at)
+    places, last, done, size = [0], 0, 0, 0
+    firsts = [*accumulate(reversed(needed), min)][::-1]
+    for at, (item, first) in enumerate(zip(items, firsts, strict=True)):
+        last = at if first == at else last
+        if first == at and size // step > done:
+            places.append(at)
+            done = size // step
+        told = _text(item.content) + _text(item.output) + (item.arguments or "")
+        size += len(told.encode())
+    return places if last in places else [*places, last]
+
+
+def items_from(items: Sequence[ResponseItem], at: int) -> list[ResponseItem]:
+    """Return a conversation from a place on.
+
+    The system's messages before all others stay, and so does the user's last message before a place within the answer.
+    """
+    system = takewhile(lambda each: each.role in ("system", "developer"), items[:at])
+    is_asked = at == 0 or items[at].role == "user"
+    asked = (each for each in reversed(items[:at]) if each.role == "user" and not is_asked)
+    return [*system, *islice(asked, 1), *items[at:]]
 
 
 def _text(content: str | Sequence[ItemText] | None) -> str:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire.errors import ConfigError, ScopeError, TokensError
 from quire.serve.generation import answered
-from quire.serve.items import ResponseItem
+from quire.serve.items import ResponseItem, items_from, places_of
 from quire.serve.protocol import FIELDS, ChatRequest
 from quire.serve.responses import INSTEAD, AskedResponse, ResponseReply, ResponseRequest
 from quire.serve.service import ServedModel
@@ -23,6 +23,9 @@ RENAMED = re.compile(r"^(messages|response_format|reasoning_effort)\b|\bmax_toke
 
 MAX_LISTED = 100
 
+ANSWER_PART = 8
+"""The part of the context, 1/8, that a truncated prompt leaves to an answer without `max_output_tokens`."""
+
 
 class ResponseRoutes:
     """The routes of `/v1/responses`."""
@@ -33,7 +36,7 @@ class ResponseRoutes:
     async def create(self, asked: ResponseRequest, request: Request) -> Any:
         kept, tenant = self._kept, request.state.tenant
         with _in_its_words():
-            items, chat = self._read(asked, tenant)
+            items, chat = await self._read(asked, tenant)
 
             def keep(document: dict[str, Any]) -> None:
                 if asked.store:
@@ -47,7 +50,7 @@ class ResponseRoutes:
     async def count(self, asked: ResponseRequest, request: Request) -> Any:
         self._service.check_model(asked.model)
         with _in_its_words():
-            _, chat = self._read(asked, request.state.tenant)
+            _, chat = await self._read(asked, request.state.tenant)
             ids = await self._service.one_prompt(chat)
         return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
@@ -81,13 +84,24 @@ class ResponseRoutes:
         ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
         return {"object": "list", "data": shown, "has_more": len(items) > len(shown), **ends}
 
-    def _read(
+    async def _read(
         self, asked: ResponseRequest, tenant: str | None
     ) -> tuple[list[ResponseItem], ChatRequest]:
-        """Return the items of a request's whole prompt, and that as a chat. Raises `ApiError`, `ConfigError`."""
+        """Return the items of a request's whole conversation, and its prompt as a chat. Raises `ApiError`, `ConfigError`."""
         items = self._kept.history(tenant, asked.previous_response_id)
         items += self._kept.resolved(tenant, asked.items)
-        return items, asked.chat(items)
+        if asked.truncation == "disabled":
+            return items, asked.chat(items)
+        limit = self._service.max_model_len
+        room = limit - (asked.max_output_tokens or limit // ANSWER_PART)
+        places = places_of(items, limit)
+        first, last = 0, len(places) - 1
+        while first < last:
+            middle = (first + last) // 2 if first else 0  # most conversations fit
+            chat = asked.chat(items_from(items, places[middle]))
+            is_small = await self._service.reader.fits(chat, room)
+            first, last = (first, middle) if is_small else (middle + 1, last)
+        return items, asked.chat(items_from(items, places[first]))
 
     def _found(self, request: Request) -> KeptResponse:
         return self._kept.get(request.state.tenant, request.path_params["name"])

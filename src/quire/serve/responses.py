@@ -39,7 +39,7 @@ INSTEAD = {
 ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "parallel_tool_calls"),
     *("previous_response_id", "prompt_cache_key", "safety_identifier", "store"),
-    *("top_logprobs", "user"),
+    *("top_logprobs", "truncation", "user"),
 )
 """Fields that an answer repeats as they are."""
 
@@ -114,6 +114,7 @@ class ResponseRequest(Generation, kw_only=True):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
     max_tool_calls: int | None = None  # of tools that the server runs, of which there are none
 
     def __post_init__(self) -> None:
@@ -341,7 +342,6 @@ def _opened(request: ResponseRequest, model: str) -> dict[str, Any]:
         "text": msgspec.to_builtins(request.text_options),
         "tool_choice": msgspec.to_builtins(request.tool_choice),
         "tools": [_NOT_SAID | msgspec.to_builtins(each) for each in request.tools or ()],
-        "truncation": "disabled",
         "top_p": 1.0 if request.top_p is None else request.top_p,
     }
 
