@@ -89,8 +89,6 @@ def test_a_body_of_nothing_but_nulls_is_read_a_bounded_number_of_times(server):
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
          "messages[0].content[0].type", '"image_url" is not offered'),
         ("chat", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", '"custom" is not offered'),
-        ("chat", {"messages": [*SAID, {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]},
-         "messages[1]", "function_call is not offered; send tool_calls"),
         ("response", {"prompt": {"id": "x"}}, "prompt", "prompt is not offered"),
     ],
 )  # fmt: skip

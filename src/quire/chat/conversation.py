@@ -15,6 +15,10 @@ SEEN = 60
 """Characters of a refused value that an error shows."""
 
 
+FUNCTION_ID = "function0"
+"""The id of a call in the old form, which has none: nine letters, as Mistral's templates want them."""
+
+
 class Function(msgspec.Struct, omit_defaults=True):
     """A function that an answer may call, or, with its arguments as JSON text, one that was called."""
 
@@ -49,11 +53,17 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    function_call: Any = None
+    function_call: Function | None = None
 
     def __post_init__(self) -> None:
-        if self.function_call is not None:  # a ValueError: the error of the body adds the place
-            raise ValueError("function_call is not offered; send tool_calls")
+        """Translate the old form of calls and results: `function_call`, and messages of the role function."""
+        if self.function_call is not None:
+            if self.tool_calls:  # a ValueError: the error of the body adds the place
+                raise ValueError("function_call is the old form of tool_calls; give one of them")
+            self.tool_calls = [Tool(self.function_call, "function", FUNCTION_ID)]
+            self.function_call = None
+        if self.role == "function":
+            self.role, self.tool_call_id = "tool", FUNCTION_ID
 
     def plain(self, template: str = "") -> dict[str, Any]:
         """Return it as a template reads it: text joined, arguments of calls as data. Raises `ConfigError`.

@@ -147,13 +147,18 @@ class CompletionReply(Reply):
 
     def _shape(self, choice: ReplyChoice, news: News, place: str) -> dict[str, Any]:
         """Return news of a choice in the shape of chats, as a "message" or a "delta", or of completions."""
-        said: dict[str, Any] = {place: _said(news, place)} if self._chat else {"text": news.text}
+        said: dict[str, Any] = {"text": news.text}
+        reason = news.finish_reason
+        if isinstance(self._asked, ChatRequest):
+            said = {place: _said(news, place, is_old=bool(self._asked.functions))}
+            if self._asked.functions and reason == "tool_calls":
+                reason = "function_call"
         logprobs = None
         if news.entries and self._chat:
             logprobs = {"content": news.entries}
         elif news.entries:
             logprobs = _columns(news.entries, choice, self._hidden)
-        end = {"logprobs": logprobs, "finish_reason": news.finish_reason}
+        end = {"logprobs": logprobs, "finish_reason": reason}
         ids: dict[str, Any] = {"token_ids": [*news.ids]} if choice.tells_ids else {}
         if not self._chat:
             ids |= self._prompt_ids(choice.index)
@@ -167,8 +172,11 @@ class CompletionReply(Reply):
         return {} if ids is None else {"prompt_token_ids": ids}
 
 
-def _said(news: News, place: str) -> dict[str, Any]:
-    """Return news as a chat's message, or as a delta of one, which has nothing that is not new."""
+def _said(news: News, place: str, *, is_old: bool) -> dict[str, Any]:
+    """Return news as a chat's message, or as a delta of one, which has nothing that is not new.
+
+    `is_old`  whether calls have the form in which a message has one only
+    """
     said: dict[str, Any] = {"content": news.text} if news.text else {}
     if place == "message":
         is_none = news.calls or news.reasoning
@@ -179,6 +187,8 @@ def _said(news: News, place: str) -> dict[str, Any]:
         made = {"id": call.id or f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
         index = {"index": at} if place == "delta" else {}
         function = {"name": call.name, "arguments": call.arguments}
+        if is_old:
+            return said | {"function_call": function}
         said.setdefault("tool_calls", []).append(index | made | {"function": function})
     return said
 

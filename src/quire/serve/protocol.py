@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from quire.chat import Conversation, StructuredOutputs
+from quire.chat import Conversation, Function, StructuredOutputs, Tool
 from quire.chat.structured import Choice, GrammarText, Schema
 from quire.core import Hint, Scope
 from quire.errors import ConfigError
@@ -282,8 +282,11 @@ class ChatRequest(Generation, kw_only=True):
     logprobs: bool = False
     top_logprobs: Likeliest | None = None
     include_reasoning: bool = True
+    functions: list[Function] | None = None
+    function_call: Literal["none", "auto"] | Function | None = None
 
     def __post_init__(self) -> None:
+        self._take_functions()
         super().__post_init__()
         self.prompt = None  # which chats do not look at
         if self.messages is None:
@@ -292,6 +295,18 @@ class ChatRequest(Generation, kw_only=True):
             raise ConfigError("top_logprobs needs logprobs: true")
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
+
+    def _take_functions(self) -> None:
+        """Translate functions, the old form of tools. Raises `ConfigError`."""
+        given, choice = self.functions or [], self.function_call
+        if given and (self.tools or self.tool_choice):
+            raise ConfigError("functions is the old form of tools; give one of them")
+        if isinstance(choice, Function) and choice.name not in {each.name for each in given}:
+            said = "function_call is none, auto, or the name of a function among the functions; got"
+            raise ConfigError(f"{said} {choice.name[:60]!r}")
+        if given:
+            self.tools = [Tool(each, "function") for each in given]
+            self.tool_choice = Tool(choice) if isinstance(choice, Function) else choice
 
     def form(self) -> tuple[str, StructuredOutputs] | None:
         """Return the form; a `response_format` is that of text, and a forced call has none."""
