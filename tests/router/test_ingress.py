@@ -15,12 +15,14 @@ pytest.importorskip("ray.serve", reason="install it with: pip install 'ray[serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from quire.web.clients import HOME, EventStream
 from quire.web.keys import ApiKeys
 from quire_router.figures import merged
 from quire_router.replicas import ATTEMPTS, MADE_BY, Ingress, Opened, ServedReplica
+from quire_router.sent import home_of
 
 TEXT = "A prompt that some replica has answered before."
 METRICS = """# HELP quire_requests_total Requests.
@@ -69,13 +71,21 @@ class Handle:
         async def answered(request):
             document = json.loads(await request.body())
             if document.get("stream"):
-                return StreamingResponse(self._stream(document), media_type="text/event-stream")
+                return EventStream(self._stream(document), 20.0)
             return JSONResponse({"asked": document, "by": request.headers.get("authorization")})
 
         async def tokens(request):
             document = json.loads(await request.body())
-            said = document.get("prompt") or json.dumps(document["messages"])
+            said = (
+                document.get("prompt") or document.get("input") or json.dumps(document["messages"])
+            )
             return JSONResponse({"tokens": list(said.encode())})
+
+        async def home(request):
+            return JSONResponse(request.headers.getlist(HOME))
+
+        async def well(request):
+            return PlainTextResponse("")
 
         async def failing(request):
             raise RuntimeError
@@ -106,7 +116,12 @@ class Handle:
                 Route("/v1/messages", answered, methods=["POST"]),
                 Route("/tokenize", tokens, methods=["POST"]),
                 Route("/v1/messages/tokenize", tokens, methods=["POST"]),
+                Route("/v1/responses/tokenize", tokens, methods=["POST"]),
+                Route("/v1/responses", answered, methods=["POST"]),
+                Route("/v1/responses/{name}", home, methods=["GET", "DELETE"]),
                 Route("/v1/models", failing),
+                Route("/health", well),
+                Route("/ping", well),
             ],
         )
 
@@ -202,9 +217,9 @@ def test_the_router_is_told_tokens_salt_tenant_and_session(front):
     plain_http.post(f"{front.url}/v1/messages", json=message, timeout=20)
     told = [sent.prompt for sent in front.handle.sent if "tokenize" not in sent.scope["path"]]
     assert told[0].tokens.tolist() == list(TEXT.encode())
-    assert told[0][1:] == ("s", None, "mine")
+    assert told[0][1:] == ("s", None, "mine", None)
     assert told[1].tokens.tolist() == [1, 2, 3]
-    assert told[1][1:] == (None, None, "u")
+    assert told[1][1:] == (None, None, "u", None)
     assert told[2].tokens.tolist() == list(json.dumps(talk["messages"]).encode())
     assert told[3] is None
     assert told[4].tokens.tolist() == told[2].tokens.tolist()
@@ -212,10 +227,42 @@ def test_the_router_is_told_tokens_salt_tenant_and_session(front):
     assert front.handle.sent[-2].scope["path"] == "/v1/messages/tokenize"
 
 
+def test_a_replica_is_asked_for_the_tokens_of_a_prompt_as_the_request_lays_it_out(front):
+    tool = {"type": "function", "function": {"name": "f"}}
+    talk = {"messages": [{"role": "user", "content": "hi"}], "model": "sql", "tools": [tool]}
+    talk |= {"tool_choice": "none", "chat_template_kwargs": {"thinking": False}}
+    more = {"max_tokens": 3, "stream": False, "unknown": 1}
+    plain_http.post(f"{front.url}/v1/chat/completions", json=talk | more, timeout=20)
+    asked, sent = front.handle.sent
+    assert asked.scope["path"] == "/tokenize"
+    assert json.loads(asked.body) == talk
+    assert sent.prompt.model == "sql"
+
+
+def test_a_request_that_names_a_response_has_the_home_of_its_replica(front):
+    url, name = f"{front.url}/v1/responses", f"resp_{home_of('one')}_1"
+    for document in ({"input": TEXT}, {"input": TEXT, "previous_response_id": name}):
+        plain_http.post(url, json=document, timeout=20)
+    plain_http.delete(f"{url}/{name}", timeout=20)
+    own = plain_http.get(f"{url}/{name}", headers={HOME: "01234567"}, timeout=20).json()
+    assert own == [home_of("one")]  # which no client may choose
+    sent = [each for each in front.handle.sent if "tokenize" not in each.scope["path"]]
+    assert [each.home for each in sent] == [None, *[home_of("one")] * 3]
+    assert sent[0].prompt.tokens.tolist() == list(TEXT.encode())
+    assert sent[1].scope["path"] == "/v1/responses"
+
+
+def test_whether_replicas_are_well_is_told_without_a_key():
+    for front in opened(ApiKeys([("ann", "key-of-ann")])):
+        for path in ("/health", "/ping"):
+            assert plain_http.get(front.url + path).status_code == 200
+        assert plain_http.get(f"{front.url}/v1/models").status_code == 401
+
+
 def test_the_ingress_reads_no_prompt_that_no_router_uses():
     for front in opened(sees_prefix=False):
         assert front.ask(user="u").status_code == 200
-        assert [sent.prompt for sent in front.handle.sent] == [(None, None, None, "u")]
+        assert [sent.prompt for sent in front.handle.sent] == [(None, None, None, "u", None)]
 
 
 def test_a_replica_that_dies_before_its_answer_has_begun_is_passed_over(front):

@@ -23,7 +23,7 @@ from quire.errors import ConfigError  # noqa: E402
 from quire.exchange import EventLog  # noqa: E402
 from quire.web.keys import scope_of  # noqa: E402
 from quire_router.request_router import ReplicaRouter  # noqa: E402
-from quire_router.sent import EVENTS, Sent, SentPrompt  # noqa: E402
+from quire_router.sent import EVENTS, Sent, SentPrompt, home_of  # noqa: E402
 
 DEPLOYMENT = DeploymentID("Replica", "quire")
 TEXT = np.arange(160, dtype=np.int32) % 50
@@ -163,6 +163,44 @@ def test_the_router_finds_no_prefix_of_another_tenant_or_salt():
         assert {await routed.chosen(tenant="bob", salt="s") for _ in range(6)} == {"of bob"}
         for stranger in ({}, {"tenant": "bob"}, {"salt": "s"}, {"tenant": "ann", "salt": "s"}):
             assert len({await routed.chosen(**stranger) for _ in range(12)}) == 2, stranger
+
+    scenario(steps)
+
+
+def test_the_router_finds_no_prefix_of_another_adapter():
+    async def steps(routed, stack):
+        base, sql, law = (Cache(stack) for _ in range(3))
+        base.compute(TEXT)
+        sql.compute(TEXT, None, None, "sql")
+        law.compute(TEXT[:96], None, "s", "law")
+        names = ("of base", "of sql", "of law")
+        caches = (base, sql, law)
+        fakes = [FakeReplica(each, cache.events) for each, cache in zip(names, caches, strict=True)]
+        await routed.has(*fakes)
+        await routed.until({"of base"})
+        await routed.until({"of sql"}, None, None, "sql")
+        await routed.until({"of law"}, "s", None, "law")
+        assert {await routed.chosen(model="sql") for _ in range(6)} == {"of sql"}
+        assert {await routed.chosen(model="law", salt="s") for _ in range(6)} == {"of law"}
+        assert {await routed.chosen(model="quire-tiny") for _ in range(6)} == {"of base"}
+        assert len({await routed.chosen(model="law") for _ in range(12)}) > 1
+
+    scenario(steps)
+
+
+def test_a_request_with_a_home_goes_there_however_full_it_is():
+    async def steps(routed, stack):
+        cache = Cache(stack)
+        cache.compute(TEXT)
+        fakes = [FakeReplica("one"), FakeReplica("two", cache.events), FakeReplica("three")]
+        await routed.has(*fakes)
+        await routed.until({"two"})
+        routed.router.on_new_queue_len_info(fakes[2].replica_id, 6)
+        for prompt in (SentPrompt(TEXT), None):
+            sent = Sent({}, b"", prompt, home_of("three"))
+            assert {await routed.asked(sent) for _ in range(4)} == {"three"}
+        gone = Sent({}, b"", SentPrompt(TEXT), home_of("gone"))
+        assert await routed.asked(gone) == "two"
 
     scenario(steps)
 

@@ -121,6 +121,20 @@ def test_replicas_share_what_they_computed_and_one_that_is_killed_in_a_stream_is
         assert ask("eve").status_code == 401
         assert len({found(ask("bob", f"{at} {PROMPT}"))[0] for at in range(8)}) == 2
 
+        # A response is gone on from where it is kept, in a stream too, and that ends as it should.
+        def respond(**more):
+            asked = {"input": PROMPT, "max_output_tokens": 4} | more
+            key = {"authorization": "Bearer key-of-ann"}
+            return plain_http.post(f"{url}/v1/responses", json=asked, headers=key, timeout=180)
+
+        for _ in range(3):
+            kept = respond()
+            goes_on = {"previous_response_id": kept.json()["id"]}
+            for more in (goes_on, goes_on | {"stream": True}):
+                answer = respond(**more)
+                assert answer.headers[MADE_BY] == kept.headers[MADE_BY]
+                assert "response.incomplete" in answer.text or not more.get("stream")
+
         # The operator sees each of them; of Ray's processes the replicas alone are heard beyond this machine.
         operator = {"auth": ("", "key-of-operator"), "timeout": 60}
         listed = plain_http.get(f"{url}/v1/replicas", **operator).json()["replicas"]

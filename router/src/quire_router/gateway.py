@@ -5,6 +5,7 @@ It reads requests as far as routing needs, and passes answers on.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -27,16 +28,48 @@ from quire.web.keys import ApiKeys
 from quire_router.prefixes import Asker, Question
 
 ROUTED = ("/v1/completions", "/v1/chat/completions", MESSAGES)
-READ = (*ROUTED, RESPONSES, f"{RESPONSES}/input_tokens")
+READ = (*ROUTED, RESPONSES, f"{RESPONSES}/input_tokens", f"{RESPONSES}/tokenize")
 """Paths of which a router reads the body."""
 
+OPEN = ("/health", "/ping", "/openapi.json")
+"""Paths that need no key."""
+
+_GET, _POST = ("GET",), ("POST",)
 PASSED = {
-    "/v1/models": "GET",
-    "/v1/models/{name:path}": "GET",
-    "/tokenize": "POST",
-    "/detokenize": "POST",
-    "/v1/messages/count_tokens": "POST",
+    "/openapi.json": _GET,
+    "/ping": _GET + _POST,
+    "/version": _GET,
+    "/v1/models": _GET,
+    "/v1/models/{name:path}": _GET,
+    "/tokenize": _POST,
+    "/detokenize": _POST,
+    f"{MESSAGES}/count_tokens": _POST,
+    f"{MESSAGES}/tokenize": _POST,
+    RESPONSES: _POST,
+    f"{RESPONSES}/input_tokens": _POST,
+    f"{RESPONSES}/tokenize": _POST,
+    f"{RESPONSES}/{{name}}": ("GET", "DELETE"),
+    f"{RESPONSES}/{{name}}/input_items": _GET,
 }
+
+PROMPT_FIELDS = frozenset(
+    (
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "messages",
+        "model",
+        "reasoning_effort",
+        "tool_choice",
+        "tools",
+    )
+)
+"""Fields of completions and chats on which the tokens of a prompt depend, but for `prompt`."""
+
+_KEPT = re.compile("resp_([0-9a-f]{8})_")
+"""The beginning of a response's id; the group is the home of the server that keeps it."""
 
 OF_THE_HOP = frozenset(
     (
@@ -64,6 +97,14 @@ class Incoming(NamedTuple):
     body: bytes
     question: Question | None
 
+    @property
+    def home(self) -> str | None:
+        """The home of the server that keeps the response which the request names."""
+        name = self.question and self.question.previous_response_id
+        path = self.request.url.path
+        found = _KEPT.match(str(name or path.removeprefix(f"{RESPONSES}/")))
+        return found and found[1]
+
 
 class Broken(Exception):  # noqa: N818 - what happened, not a programmer's error
     """A server that broke off in its answer."""
@@ -82,7 +123,7 @@ class Gateway(ABC):
     def app(self, *routes: Route) -> Starlette:
         """Return the application: the routes of clients, and `routes`."""
         passed = [Route(path, self._handle, methods=["POST"]) for path in ROUTED]
-        passed += [Route(path, self._handle, methods=[each]) for path, each in PASSED.items()]
+        passed += [Route(path, self._handle, methods=[*each]) for path, each in PASSED.items()]
         return Starlette(
             routes=[*passed, *routes], exception_handlers=handlers(), lifespan=self.life
         )
@@ -102,29 +143,28 @@ class Gateway(ABC):
 
     async def tokens(self, incoming: Incoming, asked: Question) -> IntArray | None:
         """Return a prompt as tokens, as a server reads it, int32 [num_tokens]; None where it cannot be read."""
-        prompt: Any = asked.first_prompt
-        if bytes(asked.input):  # no path tells a response's prompt in tokens
-            return None
-        document = {"model": asked.model, "prompt": prompt}
-        if bytes(asked.messages):
-            document = {"model": asked.model, "messages": asked.messages}
-            if bytes(asked.tools):
-                document["tools"] = asked.tools
+        path = incoming.request.url.path
+        api = next((each for each in (MESSAGES, RESPONSES) if path.startswith(each)), "")
+        document, prompt = incoming.body, None if api else asked.first_prompt
         try:
-            if incoming.request.url.path == MESSAGES:
-                said = await self.tokenized(incoming.body, incoming, f"{MESSAGES}/tokenize")
-                prompt = msgspec.json.decode(said, type=_Tokenized).tokens
-            elif not isinstance(prompt, list):
-                said = await self.tokenized(msgspec.json.encode(document), incoming, "/tokenize")
-                prompt = msgspec.json.decode(said, type=_Tokenized).tokens
-            return np.array(prompt, np.int32)
+            if isinstance(prompt, list):
+                return np.array(prompt, np.int32)
+            if not api:
+                given = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+                fields: dict[str, Any] = {
+                    name: given[name] for name in PROMPT_FIELDS & given.keys()
+                }
+                own = {} if "messages" in fields else {"prompt": prompt}
+                document = msgspec.json.encode(fields | own)
+            said = await self.tokenized(document, incoming, f"{api}/tokenize")
+            return np.array(msgspec.json.decode(said, type=_Tokenized).tokens, np.int32)
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError):
             return None
 
     async def _handle(self, request: Request) -> Response:
         who = Asker(
             sha256("\n".join(keys_of(request).values()).encode()).hexdigest(),
-            self.keys.tenant(request.headers),
+            None if request.url.path in OPEN else self.keys.tenant(request.headers),
         )
         body = await body_of(request, self.max_body, self.slow_s)
         question = None

@@ -1,7 +1,6 @@
 """A reverse proxy for OpenAI's API: a router chooses among servers that are well, and a request goes there."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.routing import Router, Target
-from quire.web.clients import HOME, RESPONSES
+from quire.web.clients import HOME
 from quire.web.errors import ApiError, as_json
 from quire.web.keys import ApiKeys
 from quire_router.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed, keys_of
@@ -22,16 +21,6 @@ from quire_router.upstreams import PATIENCE_S, Upstream
 
 ELSEWHERE = frozenset({429, 502, 503})
 """Answers of an upstream that has no room, or is none: another one is asked."""
-
-RESPONSE_PATHS = {
-    "": ["POST"],
-    "/input_tokens": ["POST"],
-    "/{name}": ["GET", "DELETE"],
-    "/{name}/input_items": ["GET"],
-}
-
-_KEPT = re.compile("resp_([0-9a-f]{8})_")
-"""The beginning of a response's id; the group is the home of the server that keeps it."""
 
 MADE_BY = "x-quire-upstream"
 """The header that says which upstream answered, by its place, from 0."""
@@ -64,8 +53,6 @@ class Proxy(Gateway):
     def app(self, *routes: Route) -> Starlette:
         """Return the application: the routes of clients and of the operator."""
         own = [Route("/health", self._health), Route("/v1/upstreams", self._state)]
-        for path, methods in RESPONSE_PATHS.items():
-            own.append(Route(RESPONSES + path, self._handle, methods=methods))
         return super().app(*own, *routes)
 
     @asynccontextmanager
@@ -105,15 +92,14 @@ class Proxy(Gateway):
         """Return the answer of the upstream that the router names, or of another one where that fails."""
         asked, who = incoming.question, incoming.who
         held: Held = {}
-        if asked is not None and self._router.sees_prefix:
+        homes = [each for each in self.upstreams if each.home == incoming.home and each.is_well]
+        if asked is not None and self._router.sees_prefix and not homes:
             read = asked
             held = await self.prefixes.held(read, who, lambda: self.tokens(incoming, read))
         session = None if asked is None else asked.session
         tried: list[Upstream] = []
         refusal: Response | None = None
-        home = self._home(incoming)
-        while upstream := home or self._chosen(tried, held, session):
-            home = None
+        while upstream := homes.pop() if homes else self._chosen(tried, held, session):
             tried.append(upstream)
             try:
                 answer = await self._ask(upstream, incoming)
@@ -135,15 +121,6 @@ class Proxy(Gateway):
             code="no_upstream",
             headers={"Retry-After": "1"},
         )
-
-    def _home(self, incoming: Incoming) -> Upstream | None:
-        """Return the upstream that keeps the response which a request names, if it is well."""
-        name = incoming.question and incoming.question.previous_response_id
-        found = _KEPT.match(str(name or incoming.request.url.path.removeprefix(f"{RESPONSES}/")))
-        if found is None:
-            return None
-        homes = (each for each in self.upstreams if each.home == found[1] and each.is_well)
-        return next(homes, None)
 
     def _chosen(self, tried: list[Upstream], held: Held, session: str | None) -> Upstream | None:
         """Return the upstream to ask next; where none is well, one that may have come up since it was looked at."""

@@ -23,12 +23,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
 from quire.routing import router_named
+from quire.web.clients import HOME
 from quire.web.cors import with_cors
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
 from quire_router.figures import ReplicaFigures
 from quire_router.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed
-from quire_router.sent import EVENTS, Sent, SentPrompt, Told, to_replica
+from quire_router.sent import EVENTS, Sent, SentPrompt, Told, home_of, to_replica
 
 _serve: Any = serve  # its types say too little
 logger = logging.getLogger("ray.serve")
@@ -86,6 +87,9 @@ class ServedReplica:
             self._life = app.router.lifespan_context(app)
             await self._life.__aenter__()
         said: asyncio.Queue[Message | None] = asyncio.Queue()
+        home = (HOME.encode(), home_of(self._name).encode())
+        own = [pair for pair in sent.scope["headers"] if pair[0] != home[0]]
+        scope = sent.scope | {"headers": [*own, home]}
         asked: list[Message] = [{"type": "http.request", "body": sent.body, "more_body": False}]
 
         async def receive() -> Message:
@@ -93,7 +97,7 @@ class ServedReplica:
                 return asked.pop()
             return await asyncio.Future()  # nobody leaves but by a cancellation
 
-        task = asyncio.ensure_future(self._opened.app(sent.scope, receive, said.put))
+        task = asyncio.ensure_future(self._opened.app(scope, receive, said.put))
         task.add_done_callback(lambda _: said.put_nowait(None))
         try:
             while (message := await said.get()) is not None:
@@ -116,7 +120,7 @@ class ServedReplica:
         messages = [message async for message in self.answer(sent)]
         headers = {key.decode(): value.decode() for key, value in messages[0]["headers"]}
         kept = {key: text for key, text in headers.items() if key not in OF_THE_HOP}
-        body = b"".join(message["body"] for message in messages[1:])
+        body = b"".join(message.get("body", b"") for message in messages[1:])
         return Told(self._name, messages[0]["status"], kept, body)
 
     def __del__(self) -> None:
@@ -143,9 +147,11 @@ class Ingress(Gateway):
     async def answered(self, incoming: Incoming) -> Response:
         """Return a replica's answer. Raises `ApiError` where none answers."""
         sent, asked = to_replica(incoming.request, incoming.body), incoming.question
+        sent.home = incoming.home
         if asked is not None:
             tokens = await self.tokens(incoming, asked) if self._sees_prefix else None
-            sent.prompt = SentPrompt(tokens, asked.cache_salt, incoming.who.tenant, asked.session)
+            tenant, session = incoming.who.tenant, asked.session
+            sent.prompt = SentPrompt(tokens, asked.cache_salt, tenant, session, asked.model)
         for _ in range(ATTEMPTS):
             try:
                 return await self._ask(sent)
@@ -199,7 +205,7 @@ async def _bodies(messages: AsyncIterator[Message]) -> AsyncGenerator[bytes]:
     """Yield the pieces of an answer that has begun. Raises `Broken`."""
     try:
         async for message in messages:
-            yield message["body"]
+            yield message.get("body", b"")
     except RayError as error:
         raise Broken from error
 

@@ -10,15 +10,16 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from quire.routing import LeastLoaded, Target, router_named
 from quire_router.index import Held
 from quire_router.prefixes import ToldPrefixes
-from quire_router.sent import EVENTS, Sent, SentPrompt
+from quire_router.sent import EVENTS, Sent, SentPrompt, home_of
 
 
 class ReplicaRouter(RequestRouter):
     """Sends a request to the replica that a router of `quire.routing` names; to another one only while that is full.
 
-    Of each replica it knows what it holds, from its events, and how much it has to do, as Ray Serve counts. Calls that
-    are no `Sent`, or are not to be routed, go to the least loaded. Given by its path, as Ray Serve's
-    `request_router_class`, with `router` and `load_limit` in `request_router_kwargs`.
+    Of each replica it knows what it holds, from its events, and how much it has to do, as Ray Serve counts. A request
+    with a home waits for that replica, if there is one. Calls that are no `Sent`, or are not to be routed, go to the
+    least loaded. Given by its path, as Ray Serve's `request_router_class`, with `router` and `load_limit` in
+    `request_router_kwargs`.
     """
 
     def initialize_state(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -44,6 +45,10 @@ class ReplicaRouter(RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         sent = pending_request.args[0] if pending_request and pending_request.args else None
+        if isinstance(sent, Sent) and sent.home is not None:
+            homes = [each for each in candidate_replicas if home_of(_name(each)) == sent.home]
+            if homes:
+                return [homes]
         prompt = sent.prompt if isinstance(sent, Sent) else None
         held = self._held(prompt)
         session, router = (prompt.session, self._router) if prompt else (None, self._others)
@@ -59,7 +64,7 @@ class ReplicaRouter(RequestRouter):
     def _held(self, prompt: SentPrompt | None) -> Held:
         if self._prefixes is None or prompt is None or prompt.tokens is None:
             return {}
-        return self._prefixes.found(prompt.tokens, prompt.salt, prompt.tenant)
+        return self._prefixes.found(prompt.tokens, prompt.salt, prompt.tenant, prompt.model)
 
 
 def _name(replica: RunningReplica) -> str:

@@ -1,5 +1,6 @@
 """A request on its way from the ingress to a replica, past the request router."""
 
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,23 +20,26 @@ class SentPrompt(NamedTuple):
     `tokens`  int32 [num_tokens]; None: the router does not need them
     `salt`    its `cache_salt`
     `tenant`, `session`  its tenant and its conversation
+    `model`   its model, which may be an adapter
     """
 
     tokens: "IntArray | None"
     salt: str | None = None
     tenant: str | None = None
     session: str | None = None
+    model: Any = None
 
 
 class Sent(msgspec.Struct):
     """A request on its way to a replica: ASGI scope and body for its application.
 
-    `prompt` is given where routing depends on it.
+    `prompt` is given where routing depends on it, and `home` where a replica keeps what the request names.
     """
 
     scope: dict[str, Any]
     body: bytes
     prompt: SentPrompt | None = None
+    home: str | None = None
 
 
 class Told(NamedTuple):
@@ -45,6 +49,11 @@ class Told(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
+
+
+def home_of(name: str) -> str:
+    """Return the digest of a server's name with which the ids of the responses begin that it keeps."""
+    return sha256(name.encode()).hexdigest()[:8]
 
 
 def to_replica(

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from urllib.parse import urlsplit
 
 import httpx
 
 from quire.errors import ConfigError
+from quire_router.sent import home_of
 
 CHECK_S = 1.0
 """Seconds between two looks at an upstream."""
@@ -33,7 +33,7 @@ class Upstream:
         if parts.username is not None:
             raise ConfigError("an upstream's URL has no user: clients send their keys themselves")
         self.name = url.rstrip("/").removesuffix("/v1")
-        self.home = sha256(self.name.encode()).hexdigest()[:8]
+        self.home = home_of(self.name)
         self.is_well = False
         self.num_inflight = self.num_requests = self.num_failures = 0
 

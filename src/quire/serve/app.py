@@ -62,6 +62,7 @@ def make_app(service: ServedModel) -> Starlette:
         ("POST", "/v1/messages/tokenize", MessageRequest, client.tokenize),
         ("POST", "/v1/responses", ResponseRequest, responses.create),
         ("POST", "/v1/responses/input_tokens", ResponseRequest, responses.count),
+        ("POST", "/v1/responses/tokenize", ResponseRequest, responses.tokenize),
         ("GET", "/v1/responses/{name}", None, responses.get),
         ("DELETE", "/v1/responses/{name}", None, responses.delete),
         ("GET", "/v1/responses/{name}/input_items", None, responses.input_items),
@@ -142,7 +143,7 @@ class ClientRoutes:
         self._service.check_model(asked.model)
         prompt = asked.chat() if isinstance(asked, MessagePrompt) else asked
         ids = await self._service.one_prompt(prompt)
-        return {"count": len(ids), "max_model_len": self._service.max_model_len, "tokens": ids}
+        return self._service.counted(ids)
 
     async def detokenize(self, asked: protocol.Detokenize, request: Request) -> Any:
         self._service.check_model(asked.model)

@@ -76,6 +76,7 @@ _ANSWERS: Mapping[str, _AnswerKind] = {
     "POST /v1/responses": _AnswerKind(_Response, streams=True),
     "GET /v1/responses/{name}": _AnswerKind(_Response),
     "POST /v1/responses/input_tokens": _AnswerKind(_shape("InputTokens", object=str, input_tokens=int)),
+    "POST /v1/responses/tokenize": _AnswerKind(_Tokens),
     "GET /v1/responses/{name}/input_items": _AnswerKind(_shape("Items", object=Literal["list"], data=list[_Any], has_more=bool)),
     "GET /v1/models": _AnswerKind(_shape("Models", object=Literal["list"], data=list[_Card])),
     "GET /v1/models/{name:path}": _AnswerKind(_Card),

@@ -48,11 +48,15 @@ class ResponseRoutes:
             return await answered(self._service, shape, chat, request)
 
     async def count(self, asked: ResponseRequest, request: Request) -> Any:
+        count = (await self.tokenize(asked, request))["count"]
+        return {"object": "response.input_tokens", "input_tokens": count}
+
+    async def tokenize(self, asked: ResponseRequest, request: Request) -> dict[str, Any]:
         self._service.check_model(asked.model)
         with _in_its_words():
             _, chat = await self._read(asked, request.state.tenant)
             ids = await self._service.one_prompt(chat)
-        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+        return self._service.counted(ids)
 
     async def get(self, asked: None, request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":

@@ -117,6 +117,10 @@ class ServedModel:
             return None
         return self.reasoning.after(self.reader.tokenizer.decode(prompt[-TAIL:]), continued)
 
+    def counted(self, ids: Ids) -> dict[str, Any]:
+        """Return a prompt as vLLM's `/tokenize` tells it."""
+        return {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids}
+
     async def one_prompt(self, asked: PromptRequest) -> Ids:
         """Return the prompt of a request that has one only. Raises `ConfigError`."""
         prompts = await self.ids(asked)
