@@ -50,6 +50,18 @@ def mooncake() -> str | None:
     return loaded.stdout.strip() or None
 
 
+@cache
+def llama_cpp() -> str | None:
+    """Where the library of llama.cpp is, None where none can be loaded."""
+    from quire.engines.gguf.library import load
+    from quire.errors import ConfigError
+
+    try:
+        return str(load().path)
+    except ConfigError:
+        return None
+
+
 def real(name: str) -> str | None:
     return None if real_models.missing(name) else str(real_models.kept_at(name))
 
@@ -61,6 +73,7 @@ NEEDS = {
     "openssl": (openssl, "openssl"),
     "g++": (compiler, "g++"),
     "mooncake": (mooncake, "libibverbs1 libnuma1 libcurl4"),
+    "llama.cpp": (llama_cpp, ""),
 }
 """By name: what finds it, and Debian's packages that have it."""
 NEEDS |= {name: (partial(real, name), "") for name in real_models.MODELS}
@@ -73,6 +86,8 @@ def missing(name: str) -> str | None:
         return None
     if name in real_models.MODELS:
         return real_models.missing(name)
+    if name == "llama.cpp":
+        return "the library of llama.cpp is missing: `quire gguf build` makes it"
     return f"{name} is missing: {MENDED_BY} (apt-get install {packages})"
 
 

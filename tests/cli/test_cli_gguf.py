@@ -4,9 +4,12 @@ import shutil
 
 import pytest
 
+import real_models
 from cli_help import refusal, saved_llama, told
 from gguf_help import write_llama
-from quire.cli.models import load, name_of, source_of
+from quire.cli.models import load, load_engine_model, name_of, source_of
+from quire.engines.gguf import library
+from quire.engines.loop import Engine, SamplingParams
 from quire.errors import ConfigError
 
 pytest.importorskip("gguf")
@@ -104,3 +107,43 @@ def test_a_gguf_file_without_the_package_names_the_extra(folder, monkeypatch):
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "gguf" else find(name))
     said = refusal("generate", "--model", folder, "hi")
     assert "a GGUF file needs gguf: pip install '.[gguf]'" in said
+
+
+@pytest.mark.ci
+@pytest.mark.system("llama.cpp")
+def test_a_server_computes_a_gguf_file_as_it_is(tmp_path):
+    if not real_models.packaged("smollm2-135m"):
+        pytest.skip("the package of SmolLM2 is missing: `make real-models` installs it")
+    file = real_models.whole_file("smollm2-135m", tmp_path)
+    model, tokenizer, how = load_engine_model(str(file), "auto", ["n_ctx=512", "type_k=q8_0"])
+    assert how.startswith("llama 256M Q4_1, by llama.cpp ")
+    assert (len(tokenizer), tokenizer.eos_token_id in model.eos_ids) == (model.vocab_size, True)
+    engine = Engine(model, tokenizer, num_blocks=40)
+    assert engine.max_model_len == 512
+    (told,) = engine.generate("The capital of France is", SamplingParams(temperature=0))
+    assert "Paris" in told.outputs[0].text
+    engine.close()
+    model.close()
+
+
+@pytest.mark.ci
+def test_a_server_without_the_library_unpacks_a_gguf_file_and_says_so(folder, monkeypatch):
+    monkeypatch.setattr(library, "missing", lambda: "there is none; `quire gguf build` makes one")
+    model, _, how = load_engine_model(str(folder), "auto", [])
+    assert str(model.dtype) == "torch.float32"
+    assert how == "transformers, its weights unpacked; there is none; `quire gguf build` makes one"
+    with pytest.raises(ConfigError, match="quire gguf build"):
+        load_engine_model(str(folder), "auto", ["n_ctx=512"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["n_ctx"], "--gguf is NAME=VALUE, each name once, got 'n_ctx'"),
+        (["n_ctx=5", "n_ctx=6"], "each name once, got 'n_ctx=6'"),
+        (["n_ctx=5"], "--gguf is for a GGUF file with --dtype auto"),
+    ],
+)
+def test_settings_of_gguf_files_are_refused_for_other_models(lines, why):
+    with pytest.raises(ConfigError, match=why):
+        load_engine_model("quire-tiny", "auto", lines)

@@ -13,6 +13,7 @@ from quire.cli import (
     doctor,
     failures,
     generate,
+    gguf,
     inspection,
     serve,
     watch,
@@ -27,13 +28,25 @@ OWN = {
     "inspect": inspection.inspect,
     "doctor": doctor.doctor,
     "cache": cache.app,
+    "gguf": gguf.app,
     "bench": bench.app,
 }
 """The commands of this package."""
 
 ORDER = (
     *("demo", "generate", "serve", "route", "watch", "inspect", "doctor"),
-    *("plan", "curve", "replay", "simulate", "calibrate", "cache", "passages", "trace", "bench"),
+    *(
+        "plan",
+        "curve",
+        "replay",
+        "simulate",
+        "calibrate",
+        "cache",
+        "gguf",
+        "passages",
+        "trace",
+        "bench",
+    ),
 )
 
 

@@ -78,6 +78,50 @@ def load(
     return model.to(device).eval(), reader
 
 
+def load_engine_model(name: str, dtype: str, gguf: Sequence[str]) -> tuple[Any, Any, str]:
+    """Return model and tokenizer for an `Engine`, and what computes a GGUF file, empty for other models.
+
+    With the dtype "auto", llama.cpp computes a GGUF file as it is, where its library is there; `gguf` are settings of
+    `GgufModel`, NAME=VALUE. Raises `ConfigError`.
+    """
+    check_installed()
+    source, settings = source_of(name), _gguf_settings(gguf)
+    is_gguf = isinstance(source, Path) and source.suffix == GGUF
+    if settings and not (is_gguf and dtype == "auto"):
+        raise ConfigError(
+            f"--gguf is for a GGUF file with --dtype auto, and --model is {name!r}; leave it out"
+        )
+    if not is_gguf or dtype != "auto":
+        return *load(name, dtype), ""
+    from quire.engines.gguf.library import missing
+
+    if (lacks := missing()) is not None:
+        if settings:
+            raise ConfigError(lacks)
+        return *load(name, dtype), f"transformers, its weights unpacked; {lacks}"
+    require("gguf", "a GGUF file")
+    from quire.engines.gguf import GgufModel
+
+    hush()
+    model = GgufModel(source, **settings)
+    try:
+        with redirect_stderr(io.StringIO()):
+            return model, model.tokenizer(), model.about
+    except Exception as error:
+        raise ConfigError(f"the tokenizer of {name!r} cannot be read: {_reason(error)}") from error
+
+
+def _gguf_settings(given: Sequence[str]) -> dict[str, Any]:
+    """Return settings of `GgufModel` from lines NAME=VALUE. Raises `ConfigError`."""
+    found: dict[str, Any] = {}
+    for each in given:
+        name, is_there, value = each.partition("=")
+        if not (name and is_there and value) or name in found:
+            raise ConfigError(f"--gguf is NAME=VALUE, each name once, got {each!r}")
+        found[name] = int(value) if re.fullmatch(r"-?\d+", value, re.ASCII) else value
+    return found
+
+
 def adapters_of(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
     """Return the folders of adapters by their names, beside those of the model. Raises `ConfigError`."""
     found: dict[str, Path] = {}

@@ -39,6 +39,14 @@ MaybeDtype: TypeAlias = Annotated[
     str | None,
     typer.Option("--dtype", help=_DTYPE, show_default="as published"),
 ]
+GgufLines: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gguf",
+        help="A setting of a GGUF model: n_ctx=N, device_memory=2GiB, type_k=q8_0, n_gpu_layers=N, ...",
+        show_default=False,
+    ),
+]
 _GPU = "An accelerator: h100, mi300x, cpu, ...; or a .json file of yours."
 Gpu: TypeAlias = Annotated[str, typer.Option("--gpu", help=_GPU)]
 MaybeGpu: TypeAlias = Annotated[str | None, typer.Option("--gpu", help=_GPU, show_default="h100")]

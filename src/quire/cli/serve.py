@@ -14,7 +14,7 @@ from quire.chat.conversation import check_template
 from quire.chat.reasoning import check_parser
 from quire.cli import options, output
 from quire.cli.doctor import available_memory
-from quire.cli.models import TINY, adapters_of, load, name_of, source_of
+from quire.cli.models import TINY, adapters_of, load_engine_model, name_of, source_of
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import format_bytes, parse_bytes, read_bytes
 from quire.errors import ConfigError
@@ -113,6 +113,7 @@ def serve(
     tier_file: TierFile = None,
     tier_key_file: TierKeyFile = None,
     dtype: options.Dtype = "auto",
+    gguf: options.GgufLines = None,
     lora: options.Loras = None,
     passages: options.Passages = None,
     passage_rows: options.PassageRows = "kv-deviation:0.15",
@@ -164,6 +165,7 @@ def serve(
       quire serve --host 0.0.0.0 --keys keys.txt
       quire serve --tier disk:./kv?capacity=20GiB
       quire serve --passages 2GiB
+      quire serve --model model.gguf --gguf type_k=q8_0 --gguf type_v=q8_0
       quire serve --events tcp://127.0.0.1:5557
       quire serve --replicas 3 --tier redis://127.0.0.1:6379
     """
@@ -211,6 +213,7 @@ def serve(
         else read_bytes(chat_template).decode("utf-8", "replace"),
         generation_config=generation_config,
         reasoning_parser=reasoning_parser,
+        gguf=gguf or (),
         keys=read_keys(keys, exposed=exposed, origins=allow_origin or ()),
         max_inflight=max_inflight,
         max_wait=max_wait,
@@ -281,7 +284,7 @@ class Wanted(NamedTuple):
     """The settings of a server: a model as `load` takes it, its names, API keys, limits, tiers.
 
     `engine` are options of `Engine`, `chat_template` is the text of one, None for the model's. `generation_config` is
-    "auto", for the model's sampling parameters, or "quire".
+    "auto", for the model's sampling parameters, or "quire"; `gguf` are lines of `--gguf`.
     """
 
     model: str
@@ -299,6 +302,7 @@ class Wanted(NamedTuple):
     chat_template: str | None = None
     generation_config: str = "auto"
     reasoning_parser: str = "auto"
+    gguf: Sequence[str] = ()
 
     def service(self, running: "AsyncEngine") -> "ServedModel":
         """Return an engine as a server has it."""
@@ -340,7 +344,7 @@ def opened_engine(
 
             if wanted.chat_template is not None:
                 check_template(wanted.chat_template)
-            loaded, tokenizer = load(wanted.model, wanted.dtype)
+            loaded, tokenizer, how = load_engine_model(wanted.model, wanted.dtype, wanted.gguf)
             if wanted.chat_template is not None:
                 tokenizer.chat_template = wanted.chat_template
             engine = Engine(
@@ -350,6 +354,8 @@ def opened_engine(
                 tiers=stack,
                 **wanted.engine,
             )
+        if how:
+            output.stderr().print(f"computed by {how}", highlight=False, soft_wrap=True)
         told: dict[str, str | None] = {}
         if events is not None:
             from quire.observe.zmq import Publisher, beside

@@ -1,9 +1,9 @@
 """The forward of one step: its copies, its block tables, its rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import torch
 
 from quire.core import CacheManager, Scope, Sequence
 from quire.core.tokens import INT32, IndexArray, IntArray
+from quire.engines.loop.params import own_sampling
 from quire.engines.models.inventory import Inventory
 from quire.engines.packed.bound_model import BoundModel
 from quire.engines.packed.model import PackedModel
@@ -18,7 +19,9 @@ from quire.errors import ConfigError
 from quire.kernels.attention import Packed, Plans
 from quire.ops import blocks_at
 from quire.scheduling import Job, Step
+from quire.scope import ScopePart
 from quire.tensors.copy import do_copies
+from quire.tensors.model import ModelLayout
 from quire.tensors.pool import KVPool
 
 Ints = npt.NDArray[np.int64]
@@ -28,14 +31,56 @@ _SPARE = 8
 """Columns, and more, that tables have beside those in use, so that those of the next steps have the same shape."""
 
 
+class EngineModel(Protocol):
+    """A model as an engine has it.
+
+    layout         the layer groups of its blocks
+    fingerprint    the name of what its K and V are of
+    max_positions  tokens of a prompt and its answer; None: any number
+    """
+
+    layout: ModelLayout
+    fingerprint: str
+    vocab_size: int
+    max_positions: int | None
+    eos_ids: tuple[int, ...]
+    own_sampling: dict[str, Any]
+
+    def scope(self, scope: Scope | None = None) -> Scope:
+        """Return a scope bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""
+        ...
+
+    def outdated(self, bound: Iterable[Scope]) -> Collection[ScopePart]:
+        """Return the models that these scopes are bound to, but for the model as it is now."""
+        ...
+
+    def forward(self, manager: CacheManager, *, debug_nan: bool) -> Any:
+        """Return what computes steps as `Forward` does."""
+        ...
+
+
+class TransformersModel(BoundModel):
+    """A model of transformers as an engine has it."""
+
+    def __init__(self, model: Any, settings: Any, *, outlives: bool) -> None:
+        super().__init__(model, settings.block_size, settings.adapters, outlives=outlives)
+        self.own_sampling = own_sampling(self.model)
+
+    def forward(self, manager: CacheManager, *, debug_nan: bool) -> "Forward":
+        """Return the forward of the engine's steps."""
+        return Forward(self.packed, manager, debug_nan=debug_nan)
+
+
 class Forward:
     """Computes steps of a scheduler: KV into the pools, logits out.
 
     pools           one for each layer group of the manager
+    companions      its own `EngineCompanion`s of the engine, which come before others
     before_copies   called before anything is written to them
     before_forward  called when all is ready for the model
     """
 
+    companions: Iterable[Any] = ()
     before_copies: Callable[[], None] | None = None
     before_forward: Callable[[], object] | None = None
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Any, Unpack, cast
@@ -19,9 +20,9 @@ from quire.engines.loop.answers import (
     FinishReason,
     RequestOutput,
 )
-from quire.engines.loop.computing import Forward
+from quire.engines.loop.computing import TransformersModel
 from quire.engines.loop.pace import StepPace
-from quire.engines.loop.params import SamplingParams, own_sampling
+from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.requests import (
     Prompt,
     RequestOptions,
@@ -32,9 +33,6 @@ from quire.engines.loop.requests import (
 )
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings, scored_tokens
-from quire.engines.models.supported import num_embeddings
-from quire.engines.packed.bound_model import BoundModel
-from quire.engines.packed.model import eos_ids
 from quire.engines.purging import PurgeableEngine
 from quire.engines.thread_guard import ThreadGuard, guarded, undivided
 from quire.errors import ConfigError, QuireError
@@ -45,7 +43,7 @@ _CONTEXT = 8
 
 
 class Engine(PurgeableEngine):
-    """Generates for many requests at once with a model of transformers.
+    """Generates for many requests at once with a model of transformers, or a `GgufModel`.
 
         engine = Engine(model, tokenizer, kv_memory="4GiB")
         outputs = engine.generate(["Once upon", "Once more"], SamplingParams(max_tokens=64))
@@ -59,13 +57,13 @@ class Engine(PurgeableEngine):
         settings = EngineSettings(**options)
         passages = checked_passages(settings.passages)
         outlives = bool(settings.tiers or (passages and passages.outlives))
-        self.adapters = tuple(folders := settings.adapters)
-        self._bound = BoundModel(model, settings.block_size, folders, outlives=outlives)
-        packed, model = self._bound.packed, self._bound.model
-        groups = settings.groups(packed.layout)
+        self.adapters = tuple(settings.adapters)
+        bind = getattr(model, "in_engine", None) or partial(TransformersModel, model)
+        self._bound: Any = bind(settings, outlives=outlives)  # an `EngineModel`
+        groups = settings.groups(layout := self._bound.layout)
         self.tokenizer = tokenizer
-        self.max_model_len = settings.longest(model.config, groups, packed.layout)
-        self.eos_ids, self.own_sampling = eos_ids(model), own_sampling(model)
+        self.max_model_len = settings.longest(self._bound.max_positions, groups, layout)
+        self.eos_ids, self.own_sampling = self._bound.eos_ids, self._bound.own_sampling
         with ExitStack() as opened:
             self.tiers, is_own = stack_of(settings.tiers)
             if self.tiers is not None and is_own:
@@ -77,21 +75,21 @@ class Engine(PurgeableEngine):
                 watchers=[*watchers_of(self.tiers), *settings.watchers],
                 clock=settings.clock,
             )
-            self._forward = Forward(packed, self.manager, debug_nan=settings.debug_nan)
+            self._forward = self._bound.forward(self.manager, debug_nan=settings.debug_nan)
             self._guard = ThreadGuard("engine")
-            self._companions: list[EngineCompanion] = []
+            self._companions: list[EngineCompanion] = [*self._forward.companions]
             if self.tiers is not None:
                 from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
 
-                fingerprint = self._bound.identity.fingerprint
-                self._companions.append(EngineTiers(self.tiers, self._forward, fingerprint))
+                below = EngineTiers(self.tiers, self._forward, self._bound.fingerprint)
+                self._companions.append(below)
             if settings.max_inter_token_s is not None:
                 self._companions.append(StepPace(settings.max_inter_token_s))
             if passages is not None:
                 self._companions.append(passages.in_engine(self._forward, self._bound, self._guard))
             for each in self._companions:
                 opened.callback(each.close)
-            self._vocab_size = num_embeddings(model)
+            self._vocab_size = self._bound.vocab_size
             self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
             self._settings, self._clock = settings, settings.clock
             self._stats, self._numbers = EngineStats(), count()

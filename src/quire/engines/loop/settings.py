@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.config import check_count, check_seconds, format_bytes, parse_bytes
 from quire.core import FullAttention, LayerGroup, Watcher
@@ -79,13 +79,14 @@ class EngineSettings(Limits, frozen=True, kw_only=True):
         count = check_count("num_blocks", self.num_blocks)
         return named_groups(layout, {group.name: count for group in layout.groups})
 
-    def longest(self, config: Any, groups: Sequence[LayerGroup], layout: ModelLayout) -> int:
+    def longest(
+        self, positions: int | None, groups: Sequence[LayerGroup], layout: ModelLayout
+    ) -> int:
         """Return the most tokens of a prompt and its answer: limited by the model's positions and the blocks."""
         rooms = [
             g.num_blocks * self.block_size for g in groups if isinstance(g.kind, FullAttention)
         ]
         held = min(rooms, default=None)
-        positions = getattr(config, "max_position_embeddings", None)
         limit = min((n for n in (positions, held) if n), default=2**31 - 1)
         if self.max_model_len is None:
             return limit

@@ -11,8 +11,8 @@ from quire.engines.models.adapters import follow_settings
 from quire.engines.models.identity import Compute, Identity, checksum
 from quire.engines.models.inventory import Inventory
 from quire.engines.models.lora import LoraAdapters
-from quire.engines.models.supported import checked_model
-from quire.engines.packed.model import PackedModel, locked
+from quire.engines.models.supported import checked_model, num_embeddings
+from quire.engines.packed.model import PackedModel, eos_ids, locked
 from quire.engines.packed.proof import proven
 from quire.errors import ConfigError
 from quire.scope import ScopePart
@@ -64,6 +64,9 @@ class BoundModel:
                     packed, Identity(model, *how, given=model if name else given)
                 )
         self.packed, self.identity = self._states[None]
+        self.layout, self.fingerprint = self.packed.layout, self.identity.fingerprint
+        self.vocab_size, self.eos_ids = num_embeddings(model), eos_ids(model)
+        self.max_positions = getattr(model.config, "max_position_embeddings", None)
 
     def scope(self, scope: Scope | None = None) -> Scope:
         """Return a scope bound to the model as it is now. Raises `ScopeError`, `ConfigError`."""

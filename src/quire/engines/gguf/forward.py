@@ -1,0 +1,226 @@
+"""The forward of a step by llama.cpp, over blocks in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from quire.engines.companions import EngineCompanion
+from quire.engines.gguf.context import PIECE, Chunk, Context, NoCells
+from quire.engines.gguf.host_pool import HostPool
+from quire.engines.gguf.residents import Resident, SequencePool
+from quire.errors import InvariantError, QuireError
+from quire.ops import blocks_at
+from quire.tensors.copy import do_copies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from quire.core import CacheManager, Scope, Sequence
+    from quire.core.tokens import IntArray
+    from quire.scheduling import Job, Step
+
+
+@dataclass(slots=True)
+class _Part:
+    """Tokens of one job in a step, from position `start` on."""
+
+    job: Job
+    start: int
+    tokens: IntArray
+    asked: npt.NDArray[np.int8]
+
+    def halves(self) -> tuple[_Part, _Part]:
+        middle = len(self.tokens) // 2
+        first = _Part(self.job, self.start, self.tokens[:middle], self.asked[:middle])
+        rest = self.tokens[middle:], self.asked[middle:]
+        return first, _Part(self.job, self.start + middle, *rest)
+
+
+class GgufForward:
+    """Computes steps of a scheduler with llama.cpp: KV into its context, logits out.
+
+    The manager's blocks are in host memory (`pools`). A request that runs has a resident sequence in the context: what
+    another one has of its prompt is shared, what blocks have is restored, and the rest is computed. New rows go to their
+    blocks when the request gives them back, when a planned copy reads them, or when its resident has to go:
+
+    a row of a block that is not `written` is in the resident of the open sequence that has computed it.
+
+    model   the `BoundGguf` that has made it
+    before_copies, before_forward  as of `engines.loop.computing.Forward`
+    """
+
+    before_copies: Callable[[], None] | None = None
+    before_forward: Callable[[], object] | None = None
+
+    def __init__(
+        self, model: Any, context: Context, manager: CacheManager, *, debug_nan: bool
+    ) -> None:
+        self.model, self.manager, self._context = model, manager, context
+        (group,), (blocks,) = model.layout.groups, manager.pools
+        self._pool = HostPool(group.memory, blocks.num_blocks, debug_nan=debug_nan)  # pyright: ignore[reportArgumentType] - it has K and V
+        self.pools = [self._pool]
+        self.residents = SequencePool(context, model.ids_per_sequence, self.save)
+        self.companions = [_Keeper(self, context)]
+
+    def copy(self) -> None:
+        """Do the copies that the manager has planned."""
+        if self.before_copies is not None:
+            self.before_copies()
+        if self.manager.kernel.copies:
+            for resident in self.residents.by_owner.values():
+                self.save(resident)
+        do_copies(self.manager, self.pools)
+
+    def logits(self, step: Step, _: object) -> torch.Tensor:
+        """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned."""
+        self.copy()
+        asked = np.zeros(len(step.tokens), np.int8)
+        asked[step.logit_rows] = 1
+        ends = np.cumsum(step.lengths)
+        self._note_begun(step)
+        starts: list[int] = step.starts.tolist()
+        parts = [
+            _Part(job, start, step.tokens[end - length : end], asked[end - length : end])
+            for job, start, length, end in zip(
+                step.jobs, starts, step.lengths.tolist(), ends.tolist(), strict=True
+            )
+        ]
+        self.residents.begin_step()
+        if self.before_forward is not None:
+            self.before_forward()
+        return torch.from_numpy(np.concatenate(self._computed(parts)))  # pyright: ignore[reportUnknownMemberType]
+
+    def reset(self) -> None:
+        """Do nothing: a step leaves only what the next one cuts off."""
+
+    # -- within ----------------------------------------------------------------------------
+
+    def _note_begun(self, step: Step) -> None:
+        """Take note that rows of the blocks that a step writes to are in the context alone."""
+        size, written = self._pool.layout.block_size, self._pool.written
+        seqs = [job.open_seq for job in step.jobs]
+        first = step.starts // size
+        ids = blocks_at(self.manager, seqs, first[:, None])[:, 0]
+        written[ids] = np.minimum(written[ids], step.starts - first * size)
+        last = (step.starts + step.lengths - 1) // size
+        for at in np.flatnonzero(last > first).tolist():
+            written[seqs[at].block_ids()[first[at] + 1 : last[at] + 1]] = 0
+
+    def _computed(self, parts: list[_Part]) -> list[npt.NDArray[np.float32]]:
+        """Compute parts of a step; where the context has no room for all of them, one half after the other."""
+        if sum(len(part.tokens) for part in parts) <= self._context.num_batch:
+            needed = {part.job.open_seq for part in parts}
+            while True:
+                try:
+                    return [self._decoded(parts, needed)]
+                except NoCells:
+                    try:
+                        self.residents.make_room(needed)
+                    except NoCells:
+                        break
+        if len(parts) > 1:
+            middle = len(parts) // 2
+            return self._computed(parts[:middle]) + self._computed(parts[middle:])
+        if len(parts[0].tokens) > 1:
+            first, second = parts[0].halves()
+            return self._computed([first]) + self._computed([second])
+        raise QuireError(
+            f"the context of {self._context.num_cells} cells has no room for a request of {parts[0].start + 1} "
+            "tokens; give a larger n_ctx, or a lower max_model_len"
+        )
+
+    def _decoded(self, parts: list[_Part], needed: set[Sequence]) -> npt.NDArray[np.float32]:
+        residents = [self._settled(part, needed) for part in parts]
+        pairs = zip(residents, parts, strict=True)
+        logits = self._context.decode(
+            [Chunk(each.ids, part.start, part.tokens, part.asked) for each, part in pairs]
+        )
+        for resident, part in zip(residents, parts, strict=True):
+            resident.key += part.tokens.tobytes()
+            resident.used = self.residents.step
+        return logits
+
+    def _settled(self, part: _Part, needed: set[Sequence]) -> Resident:
+        """Return the resident of a job, with all positions before the part and no others."""
+        seq = part.job.open_seq
+        resident = self.residents.by_owner.get(seq)
+        if resident is None:
+            scope, key = seq.scope, part.job.known(0, part.start).tobytes()
+            resident = self.residents.adopt(seq, scope, key, needed)
+        self.residents.cut(resident, part.start)
+        if resident.num_tokens < part.start:
+            self._restore(resident, part)
+        return resident
+
+    def _restore(self, resident: Resident, part: _Part) -> None:
+        """Bring what a resident lacks before a part from its blocks. Raises `NoCells`, with some of it there."""
+        table, size = part.job.open_seq.block_ids(), self._pool.layout.block_size
+        for start in range(resident.num_tokens, part.start, PIECE):
+            stop = min(start + PIECE, part.start)
+            positions = np.arange(start, stop)
+            lacks = self._pool.written[table[positions // size]] <= positions % size
+            if lacks.any():
+                raise InvariantError(
+                    f"position {positions[lacks][0]} is in no context and in no block"
+                )
+            rows = self._pool.read_rows(self._pool.place(table, positions))
+            self._context.restore(rows, resident.ids, start)
+            resident.key += part.job.known(start, stop).tobytes()
+
+    def save(self, resident: Resident, stop: int | None = None) -> None:
+        """Write to blocks what only a resident has, of positions before `stop`; None: of all."""
+        seq: Any = resident.owner
+        size, written = self._pool.layout.block_size, self._pool.written
+        stop = resident.num_tokens if stop is None else min(stop, resident.num_tokens)
+        table = seq.block_ids()[: -(-stop // size)]
+        needed = np.minimum(stop - np.arange(len(table)) * size, size)
+        lacks = np.flatnonzero(written[table] < needed)
+        begins = lacks * size + written[table[lacks]]
+        ends = lacks * size + needed[lacks]
+        while len(begins):
+            num = int(np.argmax(np.append(begins[1:] != ends[:-1], True))) + 1
+            self._save_range(resident, table, int(begins[0]), int(ends[num - 1]))
+            begins, ends = begins[num:], ends[num:]
+        written[table[lacks]] = needed[lacks]
+
+    def _save_range(self, resident: Resident, table: IntArray, start: int, stop: int) -> None:
+        for begin in range(start, stop, PIECE):
+            end = min(begin + PIECE, stop)
+            rows = self._context.save(resident.ids[0], begin, end)
+            self._pool.write_rows(self._pool.place(table, np.arange(begin, end)), rows)
+
+
+class _Keeper(EngineCompanion):
+    """The part of a forward that sees requests end: what only the context has goes to blocks first."""
+
+    def __init__(self, forward: GgufForward, context: Context) -> None:
+        self._forward, self._context = forward, context
+
+    def keep(self, job: Job) -> None:
+        """Write a job's published blocks before they are given back; its resident outlives it."""
+        residents = self._forward.residents
+        if (resident := residents.by_owner.get(job.open_seq)) is not None:
+            self._forward.save(resident, job.open_seq.published)
+            residents.cut(resident, job.num_computed)
+            residents.release(job.open_seq)
+
+    def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
+        """Overwrite all cells; the residents of other tenants are restored when they are needed."""
+        for resident in self._forward.residents.by_owner.values():
+            self._forward.save(resident)
+        self._forward.residents.clear(data=True)
+        return 0
+
+    def recover(self) -> None:
+        """Forget all residents, as all blocks are dropped next."""
+        self._forward.residents.clear()
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context.close()

@@ -1,0 +1,32 @@
+"""The engine over llama.cpp gives the tokens of the model that its GGUF file was made of."""
+
+import pytest
+
+pytest.importorskip("gguf")
+
+import loop_help
+import rules_help
+from gguf_engine_help import GgufTraffic
+
+pytestmark = pytest.mark.system("llama.cpp")
+TIGHT = {
+    "num_blocks": 26,
+    "block_size": 4,
+    "max_running": 6,
+    "max_step_tokens": 23,
+    "max_prefill_tokens": 9,
+}
+
+
+@pytest.fixture(autouse=True)
+def near(monkeypatch):
+    """llama.cpp's exponential function is an approximation: logits of these loud weights are further off."""
+    for helper in (loop_help, rules_help):
+        monkeypatch.setattr(helper, "TIE", 5e-3)
+
+
+def test_random_traffic_gives_the_tokens_of_the_plain_model():
+    counts = GgufTraffic(seed=1).live(12, **TIGHT).counts
+    assert counts["compared"] > 5
+    assert counts["cached tokens"] > 0
+    assert counts["ties"] <= 1
