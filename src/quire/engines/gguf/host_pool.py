@@ -1,17 +1,15 @@
 """Blocks of tokens' rows in host memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from quire.core.tokens import IntArray
 from quire.engines.gguf.state import SequenceLayout, Words
 from quire.tensors.layout import KVLayout
 from quire.tensors.pool import KVPool
 from quire.tensors.slots import BlockIds, block_array
-
-Places = npt.NDArray[np.int64]
 
 
 def host_layout(state: SequenceLayout, block_size: int) -> KVLayout:
@@ -31,20 +29,31 @@ class HostPool(KVPool):
         super().poison(block_ids)
         self.written[block_array(block_ids, self.num_blocks)] = self.layout.block_size
 
-    def place(self, table: npt.NDArray[np.int32], positions: Places) -> Places:
-        """Return the places of positions of a sequence with this block table."""
-        size = self.layout.block_size
-        return table[positions // size].astype(np.int64) * size + positions % size
-
-    def read_rows(self, places: Places) -> Words:
-        """Return rows, copied."""
-        return np.concatenate([held[places] for held in self._rows], axis=1)
-
-    def write_rows(self, places: Places, rows: Words) -> None:
-        """Write rows."""
+    def read_rows(self, table: IntArray, start: int, stop: int) -> Words:
+        """Return the rows of positions `[start, stop)` of a sequence with this block table, copied."""
         split = self.layout.k_width
-        for held, part in zip(self._rows, (rows[:, :split], rows[:, split:]), strict=True):
-            held[places] = part
+        found = np.empty((stop - start, split + self.layout.v_width), np.uint16)
+        for own, places in self._spans(table, start, stop):
+            for held, part in zip(
+                self._rows, (found[own, :split], found[own, split:]), strict=True
+            ):
+                part[:] = held[places]
+        return found
+
+    def write_rows(self, table: IntArray, start: int, rows: Words) -> None:
+        """Write the rows of positions from `start` on of a sequence."""
+        split = self.layout.k_width
+        for own, places in self._spans(table, start, start + len(rows)):
+            for held, part in zip(self._rows, (rows[own, :split], rows[own, split:]), strict=True):
+                held[places] = part
+
+    def _spans(self, table: IntArray, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+        """Yield the positions of each block, from `start` on, and their places in the pool."""
+        size = self.layout.block_size
+        for begin in range(start - start % size, stop, size):
+            first, last = max(begin, start), min(begin + size, stop)
+            place = int(table[begin // size]) * size + first - begin
+            yield slice(first - start, last - start), slice(place, place + last - first)
 
     def _hold(self, tensors: list[torch.Tensor]) -> None:
         super()._hold(tensors)

@@ -114,13 +114,21 @@ class SequenceLayout:
         cells = np.zeros(num, _CELL)
         cells["position"], cells["sequences"] = np.arange(start, start + num), 1
         head = np.array([(1, num)], _HEAD).tobytes() + cells.tobytes()
-        parts: list[bytes] = [self._begin]
+        parts: list[bytes | Words] = [self._begin]
         for cache in self._caches:
             parts += [head, cache.shape]
             for plane in cache.planes:
-                parts.append(np.array([plane[:2]], _PLANE).tobytes())
-                parts.append(rows[:, plane.words].tobytes())
-        return np.frombuffer(b"".join(parts), np.uint8)
+                parts += [np.array([plane[:2]], _PLANE).tobytes(), rows[:, plane.words]]
+        sizes = [len(each) if isinstance(each, bytes) else each.nbytes for each in parts]
+        data, at = np.empty(sum(sizes), np.uint8), 0
+        for part, size in zip(parts, sizes, strict=True):
+            own = data[at : at + size]
+            if isinstance(part, bytes):
+                own[:] = np.frombuffer(part, np.uint8)
+            else:
+                own.view(np.uint16).reshape(part.shape)[:] = part
+            at += size
+        return data
 
     def _read_cache(self, data: bytes | memoryview, at: int, num_tokens: int) -> int:
         """Take note of the cache that begins at `at`; return where it ends."""
