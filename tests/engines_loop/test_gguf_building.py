@@ -1,0 +1,113 @@
+"""`quire gguf build`: a library of its own for each set of flags, or a refusal that leaves nothing."""
+
+import shutil
+import tarfile
+
+import pytest
+
+pytest.importorskip("torch")
+from quire.engines.gguf import building, library
+from quire.engines.gguf.building import build
+from quire.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.ci,
+    pytest.mark.skipif(
+        not (shutil.which("cmake") and shutil.which("c++")), reason="needs cmake and c++"
+    ),
+]
+
+HEADER = """
+#include <stdbool.h>
+#include <stdint.h>
+#define LLAMA_STATE_SEQ_VERSION 4
+struct llama_model_params { int32_t n_gpu_layers; void * progress_callback; bool vocab_only; };
+struct llama_context_params {
+    uint32_t n_ctx; uint32_t n_batch; uint32_t n_ubatch; uint32_t n_seq_max; // comments are read over
+    int32_t n_threads; int32_t n_threads_batch; enum llama_flash_attn_type flash_attn_type;
+    enum ggml_type type_k; enum ggml_type type_v; bool offload_kqv; bool swa_full; bool kv_unified; };
+struct llama_batch { int32_t n_tokens; int32_t * token; float * embd; int32_t * pos; int32_t * n_seq_id;
+    int32_t ** seq_id; int8_t * logits; };
+"""
+SOURCE = """
+enum llama_flash_attn_type { A }; enum ggml_type { B };
+#include "llama.h"
+struct llama_model_params llama_model_default_params(void) { return (struct llama_model_params){0}; }
+struct llama_context_params llama_context_default_params(void) {
+    return (struct llama_context_params){.n_batch = 2048, .n_ubatch = 512, .n_seq_max = 1, .type_k = 1, .type_v = 1,
+                                         .offload_kqv = true}; }
+const char * llama_version(void) { return "a small one"; }
+void llama_model_load_from_file(void) {}
+void llama_init_from_model(void) {}
+void llama_decode(void) {}
+bool llama_supports_gpu_offload(void) { return false; }
+"""
+PROJECT = """
+cmake_minimum_required(VERSION 3.14)
+project(small C)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_library(llama SHARED llama.c)
+target_include_directories(llama PRIVATE include)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Make a source package of a library that answers nothing, but fits; with further lines of C."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+
+    def made(more=""):
+        root = tmp_path / "small" / "llama.cpp"
+        (root / "include").mkdir(parents=True, exist_ok=True)
+        (root / "include" / "llama.h").write_text(HEADER)
+        own = {*library._FUNCTIONS} - {"llama_supports_gpu_offload"}
+        stubs = "".join(f"void {name}(void) {{}}\n" for name in sorted(own))
+        (root / "llama.c").write_text(SOURCE + stubs + more)
+        (root / "CMakeLists.txt").write_text(PROJECT)
+        with tarfile.open(tmp_path / "small.tar.gz", "w:gz") as packed:
+            packed.add(tmp_path / "small", "small")
+        return tmp_path / "small.tar.gz"
+
+    return made
+
+
+def test_a_library_is_built_once_for_its_source_and_flags_and_found(package):
+    told = []
+    source = package()
+    path = build(source=source, tell=told.append)
+    assert "unpacking" in told
+    assert any(line.startswith("building [") for line in told)
+    assert library.find() == path
+    assert library.LlamaLibrary(path).version == "a small one"
+    told.clear()
+    assert build(source=source, tell=told.append) == path
+    assert told == []
+    other = build(source=package("int more;"))
+    assert other != path
+    assert library.find() == other  # the newest one
+
+
+def test_a_build_that_fails_shows_its_error_and_leaves_nothing(package):
+    with pytest.raises(
+        ConfigError, match=r"cmake failed with code \d+:\n(.*\n)*.*error.*no_such_type"
+    ):
+        build(source=package("no_such_type x;"))
+    assert not [*library.builds().iterdir()]
+
+
+def test_a_library_that_does_not_fit_is_not_kept(package, monkeypatch):
+    monkeypatch.setattr(library, "STATE_VERSIONS", range(9, 10))
+    with pytest.raises(ConfigError, match="writes states of version 4, and quire reads 9 to 9"):
+        build(source=package())
+    assert not [*library.builds().iterdir()]
+
+
+@pytest.mark.parametrize("tool", ["cmake", "c++"])
+def test_a_missing_tool_is_named(package, monkeypatch, tool):
+    which = shutil.which
+    monkeypatch.setattr(
+        building.shutil, "which", lambda name: None if name == tool else which(name)
+    )
+    with pytest.raises(ConfigError, match=f"building llama.cpp needs {tool.replace('+', '.')}"):
+        build(source=package())
