@@ -71,6 +71,8 @@ class ProductCode(Code):
         self.result_size = 2 if bfloat16 and not (self.is_gated and self.widened) else 4
         self.width = COLUMNS // 2 if self.is_gated else COLUMNS
         self.part = DEPTH[self.tiled]
+        self.half = COLUMNS // 2 * self.size
+        """Bytes of an operand of each column of half a panel."""
 
     def write(self) -> None:
         given, step = self.given, tiles.ROWS if self.tiled else ROWS
@@ -91,7 +93,10 @@ class ProductCode(Code):
         ):
             place_of_chunk = claimed.divided(num_shares)
             at = claimed - place_of_chunk * num_shares
-            panel = self._panel(at.divided(parts), at - at.divided(parts) * parts, parts)
+            number = at.divided(parts)
+            panel = self._panel(number, at - number * parts, parts)
+            next_place = (number + given.ahead).min(given.num_panels - 1) * (8 * len(Panel._fields))
+            self._next = Panel(*self.numbers(given.panels + next_place, Panel))
             self._lay_biases(panel, bias)
             first = place_of_chunk * chunk
             out = given.out + first * given.out_bytes + panel.place
@@ -183,9 +188,16 @@ class ProductCode(Code):
                         beside = count, finish_one
                         by_tiles, done = self._multiply_tiles(block[0], laid, span, to, beside)
                         finished.now = done
-                    self._multiply(block, laid, (*span, by_tiles), to)
+                    ahead = self._ahead(row // step, start)
+                    self._multiply(block, (laid, ahead), (*span, by_tiles), to)
                 with self.loop(finished.now, count) as i:
                     finish_one(i)
+
+    def _ahead(self, block: Number, start: Number) -> Number:
+        """Return the address of what is fetched of the next panel while a block of rows is multiplied: half of it."""
+        first = self._next.weight
+        half = self._next.second if self.is_gated else first + self.given.depth * self.half
+        return half.where(block > 0, first) + start * self.half
 
     def _parted(self, rows: Number) -> Number:
         """Return how many parts of so many rows there are."""
@@ -263,46 +275,50 @@ class ProductCode(Code):
     def _multiply(
         self,
         rows: tuple[Number, Number],
-        laid: Number,
+        columns: tuple[Number, Number],
         span: tuple[Number, Number, Number],
         to: Number,
     ) -> None:
         """Add products of a block of rows to their sums.
 
-        rows  the address of the first, and how many; behind the last one that one stands again
-        span  the first operand, before which sums begin at 0, how many, and how many of these have been multiplied
+        rows     the address of the first, and how many; behind the last one that one stands again
+        columns  the addresses of the weights that are laid out, and of some that are fetched meanwhile
+        span     the first operand, before which sums begin at 0, how many, and how many of these have been multiplied
         """
-        (first, count), (start, depth, done) = rows, span
+        (first, count), (start, depth, done), (laid, ahead) = rows, span, columns
         at_once = _ROWS_BESIDE_TILES if self.tiled else ROWS
         with self.when(depth > done), self.loop(0, count, at_once) as row:
             left = [first + (row + i).min(count - 1) * self.given.row_bytes for i in range(at_once)]
             with self.loop(0, LINE, _VECTOR * _VECTORS_AT_ONCE) as column:
                 place, adds = to + row * LINE + column, start + done > 0
-                self._multiply_rows(left, laid + column, (done, depth), place, adds)
+                beside = laid + column, ahead
+                self._multiply_rows(left, beside, (done, depth), place, adds)
 
     def _multiply_rows(
         self,
         left: Sequence[Number],
-        laid: Number,
+        columns: tuple[Number, Number],
         span: tuple[Number, Number],
         to: Number,
         goes_on: Number,
     ) -> None:
         """Add products of rows to their sums, from one operand to another, or begin these at 0."""
-        vectors = range(_VECTORS_AT_ONCE)
+        (laid, ahead), vectors = columns, range(_VECTORS_AT_ONCE)
         places = [to + i * LINE + v * _VECTOR for i in range(len(left)) for v in vectors]
         sums = self.zeros(len(places))
         with self.when(goes_on):
             for each, place in zip(sums, places, strict=True):
                 each.now = self.load(place)
         with self.loop(*span) as at:
-            columns = [
+            if WIDE and not self.tiled:
+                self.fetch(ahead + at * self.half, self.half)
+            found = [
                 self.load(laid + at * LINE + v * _VECTOR, ir.VectorType(self.operand, LANES))
                 for v in vectors
             ]
             for i, row in enumerate(left):
                 element = self.load(row + at * 4, self.operand).spread()
-                for each, column in zip(sums[i * len(columns) :], columns, strict=False):
+                for each, column in zip(sums[i * len(found) :], found, strict=False):
                     each.now = self.multiply_add(element, column, each.now)
         for each, place in zip(sums, places, strict=True):
             self.store(each.now, place)

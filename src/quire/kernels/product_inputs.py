@@ -17,6 +17,7 @@ class ProductInputs(NamedTuple):
     longest  rows at most that are claimed at once
     chunks   how many such claims there are for each panel at least
     even     how many there may be, of many rows, so that threads have equally many
+    ahead    panels from one of a thread to its next
     """
 
     claimed: Any
@@ -29,6 +30,7 @@ class ProductInputs(NamedTuple):
     longest: Any
     chunks: Any
     even: Any
+    ahead: Any
     out: Any
     out_bytes: Any
 

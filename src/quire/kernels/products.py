@@ -79,6 +79,7 @@ def product(
         longest,
         -(-2 * threads // len(panels)),
         min(range(1, 5), key=lambda chunks: _idle(len(panels) * chunks, threads)),
+        threads,
         out.data_ptr(),
         out.stride(0) * out.element_size(),
     )
