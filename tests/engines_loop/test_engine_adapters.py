@@ -122,19 +122,69 @@ def test_tiers_keep_adapters_apart_by_their_weights_and_not_by_their_names(base,
     assert cached("x", {}) == 0
 
 
+def job_of(name, *given):
+    """A job that an adapter computes."""
+    job = Job(*given, scope=of(name))
+    job.adapter = name
+    return job
+
+
+def test_scopes_that_name_no_adapter_share_a_step_and_no_kv(base, folders):
+    engine = Engine(*base, num_blocks=256, max_step_tokens=1024, max_running=9, adapters=folders[0])
+    names, params = [None, "x", "y", "z"], SamplingParams(max_tokens=8, **GREEDY)
+    for each in range(2):
+        asked = {engine.add_request(TEXT, params, scope=of(name)): name for name in names}
+        before, outputs = engine.stats().steps, run(engine)
+        check_answers(outputs, asked, dict.fromkeys(names, folders[1][None]))
+        assert engine.stats().steps - before == 8
+        found = {output.num_cached_tokens for output in outputs.values()}
+        assert found == {0} if not each else min(found) > 16
+
+
+def test_tenants_with_scopes_of_their_own_share_steps_beside_an_adapter(base, folders):
+    engine = Engine(*base, num_blocks=256, max_step_tokens=1024, max_running=9, adapters=folders[0])
+    params, asked = SamplingParams(max_tokens=8, **GREEDY), {}
+    for name in ("a", "x", "y", None):
+        asked[engine.add_request(TEXT, params, scope=of(name, tenant=f"of {name}"))] = name
+    outputs = run(engine)
+    check_answers(outputs, asked, folders[1] | dict.fromkeys("xy", folders[1][None]))
+    assert engine.stats().steps == 16
+
+
+@pytest.mark.parametrize("others", [(), ("b",), ("b", None)])
+def test_the_oldest_prompt_gets_half_of_the_steps_of_its_adapter(others):
+    manager = CacheManager(block_size=4, groups=[LayerGroup("full", 4096)])
+    scheduler = Scheduler(manager, Limits(max_step_tokens=16, max_running=12))
+    long, number = job_of("a", [1] * 400, 1), 1
+    scheduler.add(long)
+    for name in others:
+        scheduler.add(job_of(name, [2] * 6, 4000))
+    steps = 0
+    while not long.num_generated:
+        while sum(not job.num_generated for job in scheduler.queues.waiting) < 4:
+            number += 1
+            scheduler.add(job_of("a", [number + 1] * 15, 1))
+        step = scheduler.plan()
+        steps += step.jobs[0].adapter == "a"
+        scheduler.complete(step, [7] * len(step.samples))
+        for job in step.sampled:
+            if job.num_generated == job.max_tokens:
+                scheduler.finish(job)
+        scheduler.check()
+    assert steps < 400 / 8 + 12
+
+
 def test_adapters_take_turns_and_none_waits_for_another():
     manager = CacheManager(block_size=4, groups=[LayerGroup("full", 256)])
     scheduler = Scheduler(manager, Limits(max_step_tokens=16, max_running=8))
-    jobs = [
-        Job([at + 1] * 6, 40, scope=of(name)) for at, name in enumerate(["a", "a", "a", "b", None])
-    ]
+    jobs = [job_of(name, [at + 1] * 6, 40) for at, name in enumerate(["a", "a", "a", "b", None])]
     for job in jobs:
         scheduler.add(job)
     order = []
     for _ in range(60):
         step = scheduler.plan()
-        assert len({job.lora for job in step.jobs}) == 1
-        order.append(step.jobs[0].lora)
+        assert len({job.adapter for job in step.jobs}) == 1
+        order.append(step.jobs[0].adapter)
         scheduler.complete(step, [7] * len(step.samples))
         scheduler.check()
     assert [order.count(name) for name in ("a", "b", None)] == [20, 20, 20]
@@ -147,7 +197,7 @@ def test_adapters_take_turns_and_none_waits_for_another():
 def test_a_prompt_without_room_lets_jobs_of_other_adapters_go_on():
     manager = CacheManager(block_size=4, groups=[LayerGroup("full", 12)])
     scheduler = Scheduler(manager, Limits(max_step_tokens=16, max_running=8, watermark=0))
-    first, second = Job([1] * 20, 20, scope=of("a")), Job([2] * 20, 20, scope=of("b"))
+    first, second = job_of("a", [1] * 20, 20), job_of("b", [2] * 20, 20)
     ended = 0
     for job in (first, second):
         scheduler.add(job)

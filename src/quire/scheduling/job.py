@@ -66,6 +66,8 @@ class Job:
                   when the prompt is computed, and they fork from it; until then they are nowhere, and end with it
     `num_scored`  leading tokens of the prompt whose logits were told; its caller sets it to 0, before it is added, for a
                   prompt of which all are wanted. Until they are told it finds no KV but what it has computed itself
+    `adapter`     of the model that computes it, set by the caller before it is added: a step has jobs of one alone; None
+                  for the model by itself
     `drafts`      int32, guesses of what follows, set by the caller before a step is planned; the plan takes them
     `start_by`    on the scheduler's clock, in seconds, set by the caller before it is added: then it is given up if it
                   has not begun; inf once it has
@@ -76,6 +78,7 @@ class Job:
     `num_preempted`, `num_yielded`  how often it was preempted, and how often of these for another job that waited
     `patience`    so many jobs that came later may still be admitted before it; without any it is urgent
     `num_due`     tokens that it had left to compute when it came
+    `num_owed`    tokens of steps that it is owed, as the oldest prompt of its tenant and adapter, and shorter ones got
     `back_at`     the step before which it does not come back, where it was preempted for another one
     `is_overdue`  whether others within their shares passed it so often that equal ones do not take its blocks
     `behind`      the job that computes its prefix, and up to which token
@@ -109,6 +112,7 @@ class Job:
         self.priority = self.urgency = as_int("priority", priority)
         self.deadline = inf if deadline is None else deadline
         self.start_by = inf
+        self.adapter: str | None = None
         self.terms: RequestTerms = terms or {}
         self.twins: Items[Job] = ()
         self.drafts: IntArray | None = None
@@ -118,6 +122,7 @@ class Job:
         self.number = self.num_found = self.num_preempted = 0
         self.missed: Missed | None = None
         self.num_yielded = self.num_due = self.back_at = 0
+        self.num_owed = 0.0
         self.patience = 1
         self.is_overdue = False
         self.behind: tuple[Job, int] | None = None
@@ -156,11 +161,6 @@ class Job:
     def ends_by(self) -> float:
         """The time at which it is given up as it is now."""
         return min(self.deadline, self.start_by)
-
-    @property
-    def lora(self) -> ScopePart:
-        """The adapter of its scope; a step has jobs of one alone."""
-        return self.scope.lora if self.scope is not None else None
 
     @property
     def tenant(self) -> ScopePart:

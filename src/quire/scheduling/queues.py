@@ -20,8 +20,6 @@ class Tenant:
     `prefilling`     jobs whose prompts are computed, by rank
     `num_decoding`   its jobs that decode
     `num_prefilled`  tokens of prompts that were computed for it
-    `oldest`         its prompt that came first, of those that a step was divided among
-    `num_owed`       tokens of steps that this one is owed, as shorter ones got them
     `patience`       so many jobs of tenants with no fewer running ones are admitted while it waits; then it is next.
                      Below 0, so many more were, which had their share
     """
@@ -29,9 +27,7 @@ class Tenant:
     def __init__(self, patience: int, num_prefilled: int) -> None:
         self.waiting: list[Job] = []
         self.prefilling: list[Job] = []
-        self.oldest: Job | None = None
-        self.num_decoding, self.num_owed = 0, 0.0
-        self.num_prefilled, self.patience = num_prefilled, patience
+        self.num_decoding, self.num_prefilled, self.patience = 0, num_prefilled, patience
 
     @property
     def num_running(self) -> int:
@@ -71,7 +67,7 @@ class Turn(NamedTuple):
 class JobQueues:
     """All jobs that are not finished: of each tenant those that wait and those with prompts, and all that decode.
 
-    `lora`      the adapter that has its turn: `decoding` are jobs of it
+    `adapter`   the adapter that has its turn: `decoding` are jobs of it
     `resting`   jobs of other adapters that decode, by adapter; none of these is empty
     `turns`     the adapters of running jobs, the one whose turn was longest ago first
 
@@ -81,9 +77,9 @@ class JobQueues:
     def __init__(self, patience: int) -> None:
         self.tenants: dict[ScopePart, Tenant] = {}
         self.decoding: list[Job] = []
-        self.lora: ScopePart = None
-        self.resting: dict[ScopePart, list[Job]] = {}
-        self.turns: dict[ScopePart, int] = {}  # with their numbers of running jobs
+        self.adapter: str | None = None
+        self.resting: dict[str | None, list[Job]] = {}
+        self.turns: dict[str | None, int] = {}  # with their numbers of running jobs
         self.num_waiting = self.num_prefilling = 0
         self._patience = patience
 
@@ -111,12 +107,12 @@ class JobQueues:
         """Have the adapter of running jobs whose turn was longest ago take its turn, where there are any."""
         if not self.turns:
             return
-        lora = next(iter(self.turns))
-        self.turns[lora] = self.turns.pop(lora)
-        if lora != self.lora:
+        adapter = next(iter(self.turns))
+        self.turns[adapter] = self.turns.pop(adapter)
+        if adapter != self.adapter:
             if self.decoding:
-                self.resting[self.lora] = self.decoding
-            self.decoding, self.lora = self.resting.pop(lora, []), lora
+                self.resting[self.adapter] = self.decoding
+            self.decoding, self.adapter = self.resting.pop(adapter, []), adapter
 
     def tenant(self, job: Job) -> Tenant:
         """Return the tenant of a job, a new one where it has no other."""
@@ -137,14 +133,14 @@ class JobQueues:
         job.state = "running"
         insort(self.tenant(job).prefilling, job, key=BY_RANK)
         self.num_prefilling += 1
-        self.turns[job.lora] = self.turns.get(job.lora, 0) + 1
+        self.turns[job.adapter] = self.turns.get(job.adapter, 0) + 1
 
     def decode(self, job: Job) -> None:
         """Put a job among those that decode."""
         job.state = "running"
         self._decoding_of(job).append(job)
         self.tenant(job).num_decoding += 1
-        self.turns[job.lora] = self.turns.get(job.lora, 0) + 1
+        self.turns[job.adapter] = self.turns.get(job.adapter, 0) + 1
 
     def place(self, job: Job) -> Literal["waiting", "prefilling", "decoding"]:
         """Return where a job is. Raises `SequenceError` for one that is nowhere."""
@@ -153,7 +149,9 @@ class JobQueues:
             return "waiting"
         if tenant is not None and job in tenant.prefilling:
             return "prefilling"
-        if job in (self.decoding if job.lora == self.lora else self.resting.get(job.lora, ())):
+        if job in (
+            self.decoding if job.adapter == self.adapter else self.resting.get(job.adapter, ())
+        ):
             return "decoding"
         raise SequenceError(f"{job!r} is none of the jobs here")
 
@@ -169,16 +167,20 @@ class JobQueues:
         else:
             self._decoding_of(job).remove(job)
             tenant.num_decoding -= 1
-            if job.lora in self.resting and not self.resting[job.lora]:
-                del self.resting[job.lora]
+            if job.adapter in self.resting and not self.resting[job.adapter]:
+                del self.resting[job.adapter]
         if place != "waiting":
-            self.turns[job.lora] -= 1
-            if not self.turns[job.lora]:
-                del self.turns[job.lora]
+            self.turns[job.adapter] -= 1
+            if not self.turns[job.adapter]:
+                del self.turns[job.adapter]
 
     def _decoding_of(self, job: Job) -> list[Job]:
         """Return the list of decoding jobs that a job belongs to."""
-        return self.decoding if job.lora == self.lora else self.resting.setdefault(job.lora, [])
+        return (
+            self.decoding
+            if job.adapter == self.adapter
+            else self.resting.setdefault(job.adapter, [])
+        )
 
     def forget(self, job: Job) -> None:
         """Forget the tenant of a finished job if it has no other."""
@@ -190,10 +192,12 @@ class JobQueues:
         """Raise `InvariantError` unless every job is in one queue, in order, with its sequence in the right state."""
         resting = [*chain.from_iterable(self.resting.values())]
         decoding = Counter(job.tenant for job in [*self.decoding, *resting])
-        for lora, jobs in self.resting.items():
-            if lora == self.lora or {job.lora for job in jobs} != {lora}:
-                raise InvariantError(f"{jobs} rest as jobs of {lora!r}; it is {self.lora!r}'s turn")
-        if self.turns != Counter(job.lora for job in self.running):
+        for name, jobs in self.resting.items():
+            if name == self.adapter or {job.adapter for job in jobs} != {name}:
+                raise InvariantError(
+                    f"{jobs} rest as jobs of {name!r}; it is {self.adapter!r}'s turn"
+                )
+        if self.turns != Counter(job.adapter for job in self.running):
             raise InvariantError(f"running jobs by adapter are counted as {self.turns}")
         for name, tenant in self.tenants.items():
             for jobs, state in ((tenant.waiting, "waiting"), (tenant.prefilling, "running")):

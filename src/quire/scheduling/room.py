@@ -19,7 +19,7 @@ from quire.scheduling.step import Step
 Hook: TypeAlias = Callable[[Job], None]
 
 MOST_OWED = 4
-"""A tenant's oldest prompt lags at most so many steps behind the half that it is owed of each."""
+"""A tenant's oldest prompt lags at most so many steps behind the half that it is owed of each one of its adapter."""
 
 
 class Room:
@@ -108,7 +108,7 @@ class Room:
         tenants = self.queues.tenants.values()
         for tenant in sorted(tenants, key=attrgetter("num_prefilled")):
             for priority, job in tenant.by_priority():  # from the last one, which is popped last
-                if job.lora == self.queues.lora:
+                if job.adapter == self.queues.adapter:
                     queues.setdefault(priority, {}).setdefault(tenant, []).append(job)
         spent = {tenant: tenant.num_decoding for tenant in tenants}
         for priority in sorted(queues, reverse=True):
@@ -116,31 +116,29 @@ class Room:
             while left and budget > 0:
                 shares = divided(budget, [spent[tenant] for tenant in left])
                 for (tenant, jobs), share in zip([*left.items()], shares, strict=True):
-                    used = self._cut_each(tenant, jobs, share, parts)
+                    used = self._cut_each(jobs, share, parts)
                     budget -= used
                     spent[tenant] += used
                     if not jobs:
                         del left[tenant]
 
-    def _cut_each(self, tenant: Tenant, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
+    def _cut_each(self, jobs: list[Job], share: int, parts: dict[Job, int]) -> int:
         """Give a tenant's prompts tokens of this step, and return how many; take away those that can use no more.
 
-        The first by rank comes first. The oldest is owed half of each share, as far as it can use it, and gets what it is
-        owed beyond `MOST_OWED` shares before all others, however many shorter ones come meanwhile.
+        The first by rank comes first. The oldest, of those of one adapter, is owed half of each share, as far as it can use
+        it. It gets what it is owed beyond `MOST_OWED` shares before all others, however many shorter ones come meanwhile.
         """
         oldest, used = min(jobs, key=attrgetter("number")), 0
-        if tenant.oldest is not oldest:
-            tenant.oldest, tenant.num_owed = oldest, 0
         had = parts.get(oldest, 0)
         half = min(share / 2, self.limits.max_prefill_tokens or share, oldest.num_left)
-        tenant.num_owed = min(tenant.num_owed + half, (MOST_OWED + 1) * share)
-        if (due := int(tenant.num_owed - MOST_OWED * share)) > 0:
+        oldest.num_owed = min(oldest.num_owed + half, (MOST_OWED + 1) * share)
+        if (due := int(oldest.num_owed - MOST_OWED * share)) > 0:
             used = self._cut(oldest, min(due, share), parts)
         while jobs and used < share:
             used += self._cut(jobs[-1], share - used, parts)
             if used < share:
                 jobs.pop()
-        tenant.num_owed = max(tenant.num_owed - parts.get(oldest, 0) + had, 0)
+        oldest.num_owed = max(oldest.num_owed - parts.get(oldest, 0) + had, 0)
         return used
 
     def _make_way(self, error: OutOfBlocks) -> None:

@@ -119,14 +119,14 @@ class Scheduler(Room):
             self._end_waits()
         tried = set[ScopePart]()
         while self._compose(most) is None and queues.turns.keys() - (
-            tried := tried | {queues.lora}
+            tried := tried | {queues.adapter}
         ):
             self._take_turn()  # those of that adapter have no room, or none of them runs
         return self._step
 
     def _take_turn(self) -> None:
         """Have the next adapter take its turn, and reserve room for its jobs that decode."""
-        if self.queues.turns.keys() - {self.queues.lora}:
+        if self.queues.turns.keys() - {self.queues.adapter}:
             self.queues.take_turn()
             self._batch = self._next = None
         self._reserve_decodes()
@@ -274,7 +274,7 @@ class Scheduler(Room):
         before = (
             each
             for each in tenant.prefilling
-            if each.lora == job.lora and BY_RANK(each) < BY_RANK(job)
+            if each.adapter == job.adapter and BY_RANK(each) < BY_RANK(job)
         )
         return sum(min(each.num_left, most) for each in before) >= share
 

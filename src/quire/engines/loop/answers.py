@@ -209,10 +209,10 @@ class Answer(Job):
     def __init__(
         self, request: EngineRequest, rules: AnswerRules | None, stream: TextStream, **job: Any
     ) -> None:
-        start_by = job.pop("start_by")
+        start_by, adapter = job.pop("start_by"), job.pop("adapter")
         super().__init__(**job | {"max_tokens": max(job["max_tokens"], 1)})
         self.most_told = job["max_tokens"]
-        self.start_by = start_by
+        self.start_by, self.adapter = start_by, adapter
         self.request = request
         self.rules = rules
         self.num_told = 0

@@ -155,12 +155,13 @@ class Engine(PurgeableEngine):
         text, tokens, segments = read_prompt(prompt, self.tokenizer)
         most = most_tokens(tokens, params.max_tokens, self._vocab_size, self.max_model_len)
         ids, now = tokens.tolist(), self._clock()
+        adapter = bound.lora if bound.lora in self.adapters else None
         job = job_terms(options, now) | {"prompt": tokens, "scope": bound, "max_tokens": most}
         own_stops = () if params.ignore_eos else self.eos_ids
         request = EngineRequest(request_id, (text, ids), params, bound, own_stops, now=now)
         for rules in self._sampler.rules(params, ids):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
-            request.answers.append(Answer(request, rules, stream, **job))
+            request.answers.append(Answer(request, rules, stream, adapter=adapter, **job))
         if params.prompt_logprobs is not None:
             request.answers[0].num_scored = 0
         elif segments is not None:
