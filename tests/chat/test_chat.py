@@ -24,6 +24,8 @@ ANSWERS = {
     "mistral": 'Let me see.[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "now", "arguments": {}}]',
     "llama3": '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}',
     "json": '{"name": "add", "arguments": {"a": 1}}',
+    "harmony": 'Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
+    "<|end|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
 }
 
 
@@ -186,6 +188,14 @@ def test_tool_calls_in_mistrals_newer_form_are_parsed():
         ("mistral", 'So: [TOOL_CALLS]add[CALL_ID]x-1[ARGS]{"a": 1}', "So:", 1),
         ("llama3", " %s; %s", "", 2),
         ("llama3", "Well <|python_tag|>%s", "Well", 1),
+        ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', "", 1),
+        (
+            "harmony",
+            '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+            "",
+            1,
+        ),
+        ("harmony", 'So.<|channel|>commentary to=add<|message|>{"a": 1}', "So.", 1),
     ],
 )
 def test_calls_are_found_wherever_they_stand(form, text, before, calls):
@@ -237,6 +247,9 @@ def test_a_name_that_cannot_be_sent_is_no_call():
         ("hermes", "<tool_call>x" * 5000),
         ("mistral", "[TOOL_CALLS]" + "x" * 20_000 + " " * 20_000),
         ("mistral", "[TOOL_CALLS]" + "[CALL_ID]" * 5000),
+        ("harmony", "<|channel|>commentary to=functions.add <|constrain|>json<|message|>no"),
+        ("harmony", "<|channel|>commentary to=" + " to=functions." * 5000),
+        ("harmony", "It is up to=functions. to"),
     ],
 )
 def test_text_without_a_call_stays_whole(form, text):
@@ -287,6 +300,7 @@ def test_a_call_that_is_cut_anywhere_is_no_text(form, text):
         ("hermes", '<tool_call>{"name": 1}</tool_call> and'),
         ("hermes", "<tool_call>" + "[" * 100_000),
         ("mistral", "[TOOL_CALLS] [1, 2] and"),
+        ("harmony", "It is up to"),
     ],
 )
 def test_text_that_is_cut_outside_of_a_call_stays_whole(form, text):
@@ -311,4 +325,5 @@ def test_text_that_can_be_no_call_is_sent_at_once():
 def test_a_template_tells_how_its_model_writes_calls(tokenizer):
     assert tool_format("{{ '[TOOL_CALLS]' }}") == "mistral"
     assert tool_format("Environment: ipython") == "llama3"
+    assert tool_format("<|channel|>commentary to=functions.") == "harmony"
     assert tool_format("<tool_call>") == tool_format("") == "hermes"

@@ -16,14 +16,14 @@ class ReasoningFormat(NamedTuple):
     `opener`  tag at its beginning; the prompt may end with it instead
     `closer`  tag at its end
     `marks`   what the chat templates of models have that write so
-    `bare`    tag of content without reasoning
+    `bare`    tags of content, behind reasoning or without any; if none stands there, the rest is content as it is
     `is_implied`  whether an answer begins within its reasoning, even if the prompt does not open it
     """
 
     opener: str
     closer: str
     marks: tuple[str, ...]
-    bare: str = ""
+    bare: tuple[str, ...] = ()
     is_implied: bool = False
 
     def after(self, tail: str, continued: str = "") -> "ReasoningFormat | None":
@@ -36,21 +36,26 @@ class ReasoningFormat(NamedTuple):
             is_open = continued.rfind(self.opener) > continued.rfind(self.closer)
             return self._replace(is_implied=True) if is_open else None
         tail = tail.rstrip()
-        if tail.endswith(self.closer):
+        if tail.endswith(self.ending):
             return None
         return self._replace(is_implied=self.is_implied or tail.endswith(self.opener))
 
     @property
+    def ending(self) -> str:
+        """All tags between reasoning and content."""
+        return self.closer + "".join(self.bare[:1])
+
+    @property
     def tags(self) -> tuple[str, str]:
         """The tags of reasoning in an answer: "" for an opener that is in the prompt."""
-        return "" if self.is_implied else self.opener, self.closer
+        return "" if self.is_implied else self.opener, self.ending
 
     def has_special(self, tokenizer: Any) -> bool:
         """Whether a tag has special tokens, which the text must not leave out."""
         return any(
             each in tag
             for each in tokenizer.all_special_tokens
-            for tag in (self.opener, self.closer, self.bare)
+            for tag in (self.opener, self.closer, *self.bare)
         )
 
     def split(self, text: str, *, is_whole: bool) -> tuple[str, str]:
@@ -59,11 +64,11 @@ class ReasoningFormat(NamedTuple):
         What may become a tag as more text comes is in neither, unless the answer `is_whole`. Each of the two only grows.
         """
         begun = text.lstrip()
-        for tag in filter(None, (self.opener, self.bare)):
+        for tag in (self.opener, *self.bare):
             if not is_whole and len(begun) < len(tag) and tag.startswith(begun):
                 return "", ""
-        if self.bare and begun.startswith(self.bare):
-            return "", begun[len(self.bare) :]
+        if bare := next(filter(begun.startswith, self.bare), ""):
+            return "", begun[len(bare) :]
         if begun.startswith(self.opener):
             text = begun[len(self.opener) :]
         elif not self.is_implied:
@@ -73,6 +78,10 @@ class ReasoningFormat(NamedTuple):
             sizes = range(len(self.closer) - 1, 0, -1)
             held = next((n for n in sizes if text.endswith(self.closer[:n])), 0)
             thought = text[: len(text) - held]
+        if self.bare and closer:
+            again = self._replace(is_implied=False)
+            more, content = again.split(content, is_whole=is_whole)
+            thought += "\n" * bool(more) + more
         return thought.strip("\n"), content.lstrip("\n")
 
     def num_tokens(self, tokenizer: Any, ids: list[int]) -> int:
@@ -82,12 +91,11 @@ class ReasoningFormat(NamedTuple):
             return 0
         if (last := tokenizer.get_added_vocab().get(self.closer)) in ids:
             return ids.index(last) + 1
-        if self.closer not in text:
+        closer = next((each for each in (self.ending, self.closer) if each in text), None)
+        if closer is None:
             return len(ids)
         sizes = range(len(ids) + 1)
-        return bisect_left(
-            sizes, True, key=lambda size: self.closer in _decoded(tokenizer, ids[:size])
-        )
+        return bisect_left(sizes, True, key=lambda size: closer in _decoded(tokenizer, ids[:size]))
 
 
 _THINK = ReasoningFormat("<think>", "</think>", ("</think>",))
@@ -96,9 +104,9 @@ FORMATS: Mapping[str, ReasoningFormat] = {
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", ("[/THINK]",)),
     "openai_gptoss": ReasoningFormat(
         "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        "<|end|><|start|>assistant",
         ("<|channel|>analysis",),
-        bare="<|channel|>final<|message|>",
+        bare=("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
     ),
     "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>", ("<channel|>",)),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", ("</seed:think>",)),

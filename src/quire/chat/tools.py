@@ -12,7 +12,7 @@ import msgspec
 class ToolFormat(NamedTuple):
     """A way to write tool calls.
 
-    `openers`  what a call begins with; a brace does at the beginning of an answer only
+    `openers`  what a call begins with; those of `_HEADS` do at the beginning of an answer only
     `marks`    what the chat templates of models have that write so
     """
 
@@ -28,13 +28,30 @@ class ToolFormat(NamedTuple):
 FORMATS: Mapping[str, ToolFormat] = {
     "mistral": ToolFormat(("[TOOL_CALLS]",), marks=("[TOOL_CALLS]",)),
     "llama3": ToolFormat(("<|python_tag|>", "{"), marks=("<|python_tag|>", "ipython")),
+    "harmony": ToolFormat(
+        ("<|end|><|start|>assistant", "<|channel|>commentary to=", "to=functions."),
+        marks=("<|channel|>commentary",),
+    ),
     "hermes": ToolFormat(("<tool_call>",)),
     "json": ToolFormat(("{",)),
 }
 """The formats by name; `json` is that of an answer which a schema makes a call."""
 
+_HEADS = ("{", "to=functions.")
+
 _BETWEEN = re.compile(r"(\s|[,;]|</?tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)+")
-_NAMED = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\]([^\[\]{}]*))?(?:\[ARGS\])?\s*(?=\{)")
+_TO = r"(?:\s?to=(?:functions\.)?(?P<{}>[^\s<]+))?"
+_NAMED = {
+    "mistral": re.compile(
+        r"(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\](?P<id>[^\[\]{}]*))?(?:\[ARGS\])?\s*(?=\{)"
+    ),
+    "harmony": re.compile(
+        rf"(?:<\|end\|>)?(?:<\|start\|>assistant)?{_TO.format('role')}<\|channel\|>commentary{_TO.format('name')}"
+        r"\s*(?:<\|constrain\|>)?\w*<\|message\|>\s*(?=\{)"
+    ),
+}
+"""Names before the arguments of a call, by format: Mistral's newer form, and gpt-oss's channel of commentary."""
+
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -105,27 +122,36 @@ def arguments_schema(schema: dict[str, Any] | None) -> dict[str, Any]:
     return {"type": "object"} | (nothing if schema is None else schema)
 
 
+def _openers(form: str) -> tuple[tuple[str, ...], list[str]]:
+    """Return the openers that begin an answer only, and the others."""
+    openers = FORMATS[form].openers
+    return tuple(set(_HEADS).intersection(openers)), [
+        each for each in openers if each not in _HEADS
+    ]
+
+
 def _opener(text: str, form: str, start: int = 0) -> int:
     """Return where an opener stands from `start` on; the text's length where none does."""
-    if not start and "{" in FORMATS[form].openers and text.lstrip().startswith("{"):
+    heads, openers = _openers(form)
+    if not start and text.lstrip().startswith(heads):
         return 0
-    found = (text.find(opener, start) for opener in FORMATS[form].openers if opener != "{")
+    found = (text.find(opener, start) for opener in openers)
     return min((at for at in found if at >= 0), default=len(text))
 
 
 def _calls(text: str, form: str) -> Iterator[tuple[int, ToolCall]]:
-    """Yield the calls in an answer, each with the place of its opener: JSON values in a row, or `name{...}`, Mistral's newer form."""
+    """Yield the calls in an answer, each with the place of its opener: JSON values in a row, or each behind its name."""
     at = opened = _opener(text, form)
     while at < len(text):
         if between := _BETWEEN.match(text, at):
             at = between.end()
-        named = _NAMED.match(text, at) if form == "mistral" else None
+        named = _NAMED[form].match(text, at) if form in _NAMED else None
         try:
             value, end = _DECODER.raw_decode(text, named.end() if named else at)
         except (ValueError, RecursionError):
             at = opened = _opener(text, form, at + 1)  # what stood here was no call
             continue
-        called = {"name": named[1], "arguments": value, "id": named[2]} if named else value
+        called = _called(named.groupdict(), value) if named else value
         for call in _meant(called):
             yield opened, call
         at = opened = end
@@ -133,7 +159,9 @@ def _calls(text: str, form: str) -> Iterator[tuple[int, ToolCall]]:
 
 def _begun(text: str, form: str) -> int:
     """Return how many characters at the end of a text are the beginning of an opener."""
-    openers = FORMATS[form].openers
+    heads, openers = _openers(form)
+    if (begun := text.lstrip()) and any(each.startswith(begun) for each in heads):
+        return len(text)
     parts = {each[:size] for each in openers for size in range(1, len(each))}
     return max((len(part) for part in parts if text.endswith(part)), default=0)
 
@@ -150,9 +178,9 @@ def _is_cut(text: str, at: int, form: str) -> bool:
         return False  # an answer in JSON that is no call
     if between := _BETWEEN.match(text, at):
         at = between.end()
-    if form == "mistral" and (named := _NAMED.match(text, at)):
+    if form in _NAMED and (named := _NAMED[form].match(text, at)):
         at = named.end()
-    if at == len(text) or (form == "mistral" and text[at] not in "[{"):
+    if at == len(text) or (form in _NAMED and text[at] not in "[{"):
         return "{" not in text[at:]
     try:
         _DECODER.raw_decode(text, at)
@@ -185,6 +213,12 @@ def _meant(value: Any) -> list[ToolCall]:
         for each in meant
         if not _HALF.search(each.name)
     ]
+
+
+def _called(named: dict[str, str | None], arguments: Any) -> dict[str, Any]:
+    """Return a call whose name stands before its arguments."""
+    name = named["name"] or named.get("role")
+    return {"name": name, "arguments": arguments, "id": named.get("id")}
 
 
 def _json(value: Any) -> str:
