@@ -94,3 +94,74 @@ def dressed(tokenizer, name):
         tokenizer.add_tokens([AddedToken(each, normalized=False, special=False) for each in TAGS])
     tokenizer.eos_token = end
     return tokenizer.convert_tokens_to_ids(end)
+
+
+QWEN3 = """\
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- if tools %}{{- '<|im_start|>system\\n<tools>' + (tools | tojson) + '</tools><|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set thought = message.reasoning_content or '' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last and (loop.last or thought) %}{{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}{% endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n' if message.content or not loop.first }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}{{- call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}"""
+"""Like that of Qwen3: it has the reasoning of answers behind the last question, as between calls of tools."""
+
+DEEPSEEK_R1 = """\
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|User|>' + message.content }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|Assistant|>' + message.content.split('</think>')[-1] + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{% endif %}"""
+"""Like that of DeepSeek-R1: the prompt opens the reasoning, and no earlier one is there."""
+
+GPT_OSS = """\
+{%- for tool in tools or [] %}{{- '<|start|>developer<|message|>' + (tool.function | tojson) + '<|end|>' }}{% endfor %}
+{%- set called = namespace(name='') %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- set later = namespace(ends=false) %}
+        {%- for other in messages[loop.index:] %}
+            {%- if other.role == 'assistant' and not other.tool_calls %}{% set later.ends = true %}{% endif %}
+        {%- endfor %}
+        {%- if message.content and message.thinking %}{{- raise_exception('Cannot pass both content and thinking') }}{% endif %}
+        {%- if (message.content or message.thinking) and not later.ends %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) + '<|end|>' }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}{% set called.name = call.name %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson }}{{- '<|call|>' }}
+    {%- elif message.role == 'assistant' %}{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson }}{{- '<|end|>' }}
+    {%- else %}{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
+"""Like that of gpt-oss: it has the analysis before calls as long as no final answer followed."""
+
+KEEPING = QWEN3.replace("loop.index0 > ns.last and (loop.last or thought)", "thought")
+"""Like that of Qwen3, but with the reasoning of all answers."""
+
+REASONING = {"qwen3": QWEN3, "deepseek_r1": DEEPSEEK_R1, "openai_gptoss": GPT_OSS, "keeping": KEEPING}  # fmt: skip
+"""Templates of models that reason, by the format of their reasoning."""

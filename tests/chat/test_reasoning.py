@@ -3,10 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from templates_help import REASONING, SPECIAL
 from transformers import AddedToken, AutoTokenizer
 
 from quire import demo_model
 from quire.chat import ChatMessage, Conversation
+from quire.chat.conversation import needs_short_ids
 from quire.chat.grammars import Grammars
 from quire.chat.reasoning import FORMATS, check_parser, reasoning_format
 from quire.errors import ConfigError
@@ -26,6 +28,8 @@ TEMPLATES = {
     "granite": "{% if thinking %}Write 'Here is my thought process:' first.{% endif %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}",
 }
+SO = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+ANALYSED = f"{SO}<|channel|>final<|message|>Yes."
 WHOLE = [
     ("qwen3", "<think>\nLet me see.\n</think>\n\nYes.", "Let me see.", "Yes."),
     ("qwen3", "\n<think></think>Yes.", "", "Yes."),
@@ -37,15 +41,14 @@ WHOLE = [
     ("deepseek_r1", "<think>\nLet me see.</think>Yes.", "Let me see.", "Yes."),
     ("deepseek_r1", "Let me", "Let me", ""),
     ("mistral", "[THINK]Let me see.[/THINK]Yes.", "Let me see.", "Yes."),
-    (
-        "openai_gptoss",
-        "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-        "So.",
-        "Yes.",
-    ),
+    ("openai_gptoss", ANALYSED, "So.", "Yes."),
     ("openai_gptoss", "<|channel|>final<|message|>Yes.", "", "Yes."),
+    ("openai_gptoss", "<|channel|>commentary<|message|>I look.", "", "I look."),
+    ("openai_gptoss", f"{SO}<|channel|>analysis<|message|>Now.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.", "So.\nNow.", "I look."),
+    ("openai_gptoss", f"{SO}<|channel|>commentary to=functions.a json<|message|>{{}}", "So.", "<|channel|>commentary to=functions.a json<|message|>{}"),
+    ("openai_gptoss", f"{SO} to=functions.a<|channel|>commentary json<|message|>{{}}", "So.", " to=functions.a<|channel|>commentary json<|message|>{}"),
     ("granite", "Here is my thought process: So.\n\nHere is my response: Yes.", " So.", " Yes."),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +229,13 @@ def test_gpt_oss_writes_its_form_behind_its_final_tag():
         "choice", '["yes", "no"]', HARMONY.tags
     )
     assert HARMONY.has_special(tokenizer)
-    for token in tokenizer(WHOLE[-3][1].replace("Yes.", "yes"), add_special_tokens=False).input_ids:
+    for token in tokenizer(ANALYSED.replace("Yes.", "yes"), add_special_tokens=False).input_ids:
         assert grammar.allowed([])[token], tokenizer.decode([token])
         grammar.take([token])
     assert grammar.allowed([])[tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("name", [*SPECIAL, *REASONING])
+def test_a_template_that_needs_short_ids_of_calls_is_known(tokenizer, name):
+    tokenizer.chat_template = SPECIAL[name][0] if name in SPECIAL else REASONING[name]
+    assert needs_short_ids(tokenizer) == (name == "mistral")

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,12 +11,14 @@ from serve_help import loaded, running, tiny
 
 import plain_http
 import real_models
+from quire.chat import StructuredOutputs
 from quire.chat.calls import called_in_template
+from quire.engines.loop import SamplingParams
 from quire.serve.protocol import ChatRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chat"))
 
-from templates_help import SPECIAL, dressed
+from templates_help import SPECIAL, TAGS, dressed
 
 FORMS = [name for name in SPECIAL if name != "xml"]
 
@@ -124,3 +127,64 @@ def test_other_calls_have_no_form_of_the_template(change):
     asked = {"messages": talk, "tools": TOOLS, "tool_choice": "required"}
     assert called_in_template(msgspec.convert(asked, ChatRequest), tokenizer) is not None
     assert called_in_template(msgspec.convert(asked | change, ChatRequest), tokenizer) is None
+
+
+AUTO = [{"type": "function", "function": {"name": "now", "description": "The time."}}]
+
+
+def calling(name, tokenizer):
+    """A form of the answers by which the model calls of itself, without an id of its call."""
+    call = json.dumps('[{"name": "now", "arguments": {}}]')
+    marks = {"mistral": ("[TOOL_CALLS]", ""), "hermes": TAGS}[name]
+    begin, end = (f"<[{tokenizer.convert_tokens_to_ids(each)}]>" if each else "" for each in marks)
+    return StructuredOutputs(grammar=f"start: {begin} {call} {end}")
+
+
+@pytest.mark.parametrize("name", ["mistral", "hermes"])
+def test_a_call_without_an_id_gets_one_that_the_template_takes(name, monkeypatch):
+    with served(name) as server:
+        form = calling(name, server.service.reader.tokenizer)
+
+        def params(**given):
+            return SamplingParams(**given | {"structured_outputs": form})
+
+        monkeypatch.setattr("quire.serve.generation.SamplingParams", params)
+        for stream in (False, True):
+            client = server.client()
+            talk = [{"role": "user", "content": "What time is it?"}]
+            asked = {"model": "quire-tiny", "tools": AUTO, "max_tokens": 100}
+            if stream:
+                with client.chat.completions.stream(messages=talk, **asked) as events:
+                    message = events.get_final_completion().choices[0].message
+            else:
+                message = client.chat.completions.create(messages=talk, **asked).choices[0].message
+            (call,) = message.tool_calls
+            assert re.fullmatch(
+                "[0-9a-f]{9}" if name == "mistral" else "call_[0-9a-f]{24}", call.id
+            )
+            said = {
+                "role": "assistant",
+                "tool_calls": [call.model_dump(include={"id", "type", "function"})],
+            }
+            talk += [said, {"role": "tool", "tool_call_id": call.id, "content": "Noon."}]
+            client.chat.completions.create(messages=talk, **asked)
+        first = client.responses.create(
+            model="quire-tiny",
+            input="What time is it?",
+            tools=[{"type": "function", "name": "now"}],
+        )
+        (item,) = first.output
+        output = [{"type": "function_call_output", "call_id": item.call_id, "output": "Noon."}]
+        client.responses.create(model="quire-tiny", input=output, previous_response_id=first.id)
+        tools = [{"name": "now", "input_schema": {"type": "object"}}]
+        asked = {"model": "quire-tiny", "max_tokens": 100, "tools": tools}
+        question = {"role": "user", "content": "What time is it?"}
+        document = server.post("/v1/messages", asked | {"messages": [question]}).json()
+        (block,) = document["content"]
+        result = {"type": "tool_result", "tool_use_id": block["id"], "content": "Noon."}
+        talk = [
+            question,
+            {"role": "assistant", "content": [block]},
+            {"role": "user", "content": [result]},
+        ]
+        assert server.post("/v1/messages", asked | {"messages": talk}).status_code == 200

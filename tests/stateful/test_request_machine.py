@@ -45,7 +45,7 @@ STEPS_PER_EXAMPLE = 40
 
 ACTIONS = ("reserve", "commit", "compute", "compute", "prefill", "checkpoint")
 MEANWHILE = ("restore", "restore", "purge", "serve")
-CHANGES = ("evict", "purge", "reclaim", "reclaim_group", "clear", "resize", "wait")
+CHANGES = ("evict", "purge", "demote", "reclaim", "reclaim_group", "clear", "resize", "wait")
 
 steps = 0
 
@@ -347,6 +347,9 @@ class RequestMachine(RuleBasedStateMachine):
             checked.drop(ops.invalidate, checked.manager, tokens, scope, media=media)
         elif change == "purge" and amount > 16:
             checked.purge(scope)
+        elif change == "demote":
+            checked.call(ops.demote, checked.manager, tokens, amount - 1, scope, media=media)
+            checked.after()
         elif change == "reclaim":
             checked.drop(ops.reclaim, checked.manager, amount)
         elif change == "reclaim_group":

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from quire.chat.conversation import ChatMessage, Conversation, Function, Tool
+from quire.chat.conversation import ANY_ID, ChatMessage, Conversation, Function, Tool
 from quire.chat.structured import StructuredOutputs
 from quire.chat.tools import arguments_schema
 from quire.errors import ConfigError
 
-_NAME, _ID = "quire_name", "quireCall"  # an id of nine letters, as Mistral's templates want one
+_NAME = "quire_name"
 _ARGUMENTS: dict[str, Any] = {"quire": 1, "more": [1, 2]}
 
 _SEPARATORS = ((", ", ": "), (",", ":"))
@@ -45,7 +45,7 @@ def called_in_template(asked: Conversation, tokenizer: Any) -> StructuredOutputs
 
 def _written(asked: Conversation, tokenizer: Any) -> str:
     """Return a call of a marked function with marked arguments as the template writes it; "" if it stands elsewhere."""
-    call = Tool(Function(_NAME, arguments=json.dumps(_ARGUMENTS)), "function", _ID)
+    call = Tool(Function(_NAME, arguments=json.dumps(_ARGUMENTS)), "function", ANY_ID)
     said = [ChatMessage(role="user", content="a"), ChatMessage(role="assistant", tool_calls=[call])]
     names = ("tools", "chat_template_kwargs", "reasoning_effort")
     given = {name: getattr(asked, name) for name in names}
@@ -82,9 +82,9 @@ def _lark(
 def _literals(text: str, tokenizer: Any) -> str:
     """Return a text in Lark: tokens that were added to the vocabulary by their ids, as they are no text there."""
     added = tokenizer.get_added_vocab()
-    names = "|".join(map(re.escape, [*sorted(added, key=len, reverse=True), _ID]))
+    names = "|".join(map(re.escape, [*sorted(added, key=len, reverse=True), ANY_ID]))
     parts = (part for part in re.split(f"({names})", text) if part)
     return " ".join(
-        "ID" if part == _ID else f"<[{added[part]}]>" if part in added else json.dumps(part)
+        "ID" if part == ANY_ID else f"<[{added[part]}]>" if part in added else json.dumps(part)
         for part in parts
     )

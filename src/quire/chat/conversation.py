@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.chat.tools import call_schema
+from quire.chat.tools import ToolCall, call_schema
 from quire.errors import ConfigError
 
 SEEN = 60
@@ -114,6 +114,15 @@ class Conversation(msgspec.Struct, kw_only=True):
         """The tools that an answer may call: none where the choice is "none"."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    def followed_by(self, answer: ChatMessage) -> "Conversation":
+        """Return it with an answer and what comes next: results of the answer's calls, or a user's message."""
+        called = answer.tool_calls or ()
+        results = [ChatMessage(role="tool", content="a", tool_call_id=each.id) for each in called]
+        after = results or [ChatMessage(role="user", content="a")]
+        given = {name: getattr(self, name) for name in Conversation.__struct_fields__}
+        given["messages"] = [*(self.messages or ()), answer, *after]
+        return Conversation(**given)
+
     def text(self, tokenizer: Any, **options: Any) -> str:
         """Return it as the model's text, ready for the answer; `options` are the template's. Raises `ConfigError`."""
         if not self.messages:
@@ -180,12 +189,57 @@ class Conversation(msgspec.Struct, kw_only=True):
         return None if functions is None else call_schema(functions)
 
 
+ANY_ID = "quireCall"
+"""An id of a call, of nine letters, as Mistral's templates want one."""
+
+
+def answer_message(thought: str, text: str, calls: Sequence[ToolCall]) -> ChatMessage:
+    """Return the message of an answer: its reasoning, its content, and its tool calls."""
+    called = [
+        Tool(Function(each.name, arguments=each.arguments), "function", each.id or ANY_ID)
+        for each in calls
+    ]
+    return ChatMessage(
+        role="assistant",
+        content=text,
+        reasoning_content=thought or None,
+        tool_calls=called or None,
+    )
+
+
 def template_of(reader: Any, *, with_tools: bool = False) -> str:
     """Return the chat template of a tokenizer or processor, of several the one that it uses; "" for none."""
     given: Any = getattr(reader, "chat_template", None) or ""
     if isinstance(given, str):
         return given
     return (given.get("tool_use") if with_tools else None) or given.get("default") or ""
+
+
+def drops_reasoning(tokenizer: Any) -> bool:
+    """Whether a chat template leaves the reasoning of earlier turns out, even where it is given."""
+    asked = Conversation(messages=[ChatMessage(role="user", content="a")])
+    answer = ChatMessage(
+        role="assistant", content="b", reasoning_content=(thought := "quire_thought")
+    )
+    try:
+        return thought not in asked.followed_by(answer).text(tokenizer)
+    except ConfigError:  # a template that refuses this little conversation
+        return False
+
+
+def needs_short_ids(tokenizer: Any) -> bool:
+    """Whether a chat template takes calls by ids of nine letters alone, as Mistral's do."""
+    asked = Conversation(messages=[ChatMessage(role="user", content="a")])
+
+    def takes(name: str) -> bool:
+        call = Tool(Function("a", arguments="{}"), "function", name)
+        answer = ChatMessage(role="assistant", tool_calls=[call])
+        try:
+            return bool(asked.followed_by(answer).text(tokenizer))
+        except ConfigError:
+            return False
+
+    return takes("a" * 9) and not takes("call_" + "a" * 24)
 
 
 def check_template(text: str) -> None:

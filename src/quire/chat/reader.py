@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any, TypeVar
 
 from quire.chat.calls import called_in_template
-from quire.chat.conversation import Conversation, template_of
+from quire.chat.conversation import Conversation, needs_short_ids, template_of
 from quire.chat.documents import segmented
 from quire.chat.structured import StructuredOutputs
 from quire.chat.tools import tool_format
@@ -30,11 +30,13 @@ class PromptReader:
 
     `tokenizer`    the copy
     `tool_format`  how the model writes tool calls
+    `needs_short_ids`  whether ids of calls have nine letters
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
         self.tokenizer: Any = deepcopy(tokenizer)
         self.tool_format = tool_format(template_of(tokenizer, with_tools=True))
+        self.needs_short_ids = needs_short_ids(tokenizer)
         self._max_tokens = max_tokens
         self._longest_text = max_tokens * max(map(len, tokenizer.get_vocab()))
         self._crew = ThreadPoolExecutor(1, "quire-text")

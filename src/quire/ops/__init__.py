@@ -4,6 +4,7 @@ checks    every invariant, recounted
 checked   a pool that checks every block that it gives or takes back
 drawing   the state as plain data, and as a picture
 explain   why a prompt is cached as far as it is
+demoting  blocks that nobody comes back to
 dropping  blocks by policy, a prefix, a scope, or all
 purging   all of some scopes, pins too
 fits      whether a request would get its blocks now
@@ -17,6 +18,7 @@ rollback  a sequence taken back to fewer tokens
 from quire.ops.admission import admit
 from quire.ops.checked import CheckedPool
 from quire.ops.checks import check
+from quire.ops.demoting import demote
 from quire.ops.drawing import dump, held_notes, snapshot
 from quire.ops.dropping import clear, invalidate, reclaim
 from quire.ops.explain import Explanation, Segment, explain
@@ -39,6 +41,7 @@ __all__ = [
     "blocks_at",
     "check",
     "clear",
+    "demote",
     "dump",
     "explain",
     "fits",

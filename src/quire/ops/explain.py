@@ -12,13 +12,15 @@ from quire.core.node import Node
 from quire.core.tokens import TOKEN_BYTES, Key, TokenIds
 from quire.core.tree import PrefixTree
 from quire.media import MediaItem
+from quire.ops.demoting import goes_on_demoted
 from quire.scope import Scope
 
 
 class Segment(msgspec.Struct, frozen=True):
     """Tokens [start, stop) of a prompt: found, or missed for a reason.
 
-    Beside `stats.MISS_REASONS` there is "scope": another scope, which does not share, has them cached.
+    Beside `stats.MISS_REASONS` there are "scope": another scope, which does not share, has them cached; and "demoted": other
+    tokens are cached in their place, which were demoted as this prompt was to come.
     """
 
     start: int
@@ -70,9 +72,12 @@ def explain(
         why = "copied out of a block that starts the same"
         segments.append(Segment(whole, at, cached=True, why=why))
     elsewhere = [each for each in _elsewhere(manager.kernel.tree, root, key) if each[1] > whole]
-    reason, explained, *_ = lookup.why(key, lookup.find(root, key, num_tokens - 1))
+    found = lookup.find(root, key, num_tokens - 1)
+    reason, explained, *_ = lookup.why(key, found)
     if reason == "cold" and elsewhere and elsewhere[0][1] > at:
         reason, explained = "scope", min(num_tokens - 1, elsewhere[0][1]) - at
+    elif reason == "cold" and goes_on_demoted(manager.kernel.tree, found, key):
+        reason, explained = "demoted", num_tokens - 1 - at
     if explained:
         segments.append(Segment(at, at + explained, cached=False, why=reason))
         at += explained

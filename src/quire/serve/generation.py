@@ -12,6 +12,7 @@ from quire.chat import StructuredOutputs
 from quire.chat.tools import FORMATS
 from quire.engines.loop import SamplingParams
 from quire.errors import ConfigError
+from quire.serve.next_turn import demote_dropped, has_next_turn
 from quire.serve.protocol import FIELDS, ChatRequest, CompletionRequest, Generation, Ids
 from quire.serve.replies import AnswerMarks, Reply, ReplyChoice
 from quire.serve.service import ServedModel
@@ -58,6 +59,8 @@ async def answered(
                             yield choice
             except ConfigError as error:
                 raise asked.in_its_words(error) from error
+        if isinstance(asked, ChatRequest) and service.drops_reasoning and has_next_turn(asked):
+            service.do_later(demote_dropped(service, asked, prompts[0], reply, scope))
 
     async def events() -> AsyncGenerator[bytes]:
         """Yield a stream; once it has begun, an error becomes its last event but one."""
@@ -111,9 +114,10 @@ def sampling_of(
     if isinstance(asked, ChatRequest):
         reasoning = service.reasoning_after(prompts[0], asked.continued)
     if field == "tools" and (call is None or reasoning):
-        marks = AnswerMarks("json")
+        marks = AnswerMarks("json", has_short_ids=service.reader.needs_short_ids)
     elif isinstance(asked, ChatRequest) and asked.callable_tools:
-        form, marks = call or form, AnswerMarks(tools := service.reader.tool_format)
+        tools, short = service.reader.tool_format, service.reader.needs_short_ids
+        form, marks = call or form, AnswerMarks(tools, has_short_ids=short)
         given["skip_special_tokens"] &= not FORMATS[tools].is_special
     if isinstance(asked, ChatRequest) and reasoning:
         marks = marks._replace(reasoning=reasoning, tells_reasoning=asked.include_reasoning)

@@ -18,6 +18,11 @@ from quire.serve.service import ServedModel
 from quire.web.errors import ApiError
 from quire.web.pages import page
 
+DROPPED = "the chat template drops the reasoning of an earlier turn"
+"""Why the server demotes blocks."""
+
+REASONS = {"demoted": {"why": DROPPED}}
+
 FACTORS = (0.5, 1, 2, 4)  # of the memory there is, which the page asks about
 
 
@@ -62,7 +67,9 @@ class Operator:
             return {
                 "num_tokens": told.num_tokens,
                 "cached_tokens": told.hit.num_tokens,
-                "segments": msgspec.to_builtins(told.segments),
+                "segments": [
+                    msgspec.to_builtins(each) | REASONS.get(each.why, {}) for each in told.segments
+                ],
                 "in_tiers": engine.in_tiers(ids, scope),
                 "in_other_scopes": [tokens for _, tokens in told.found_in],
             }

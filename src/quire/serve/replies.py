@@ -1,9 +1,11 @@
 """An engine's outputs as an answer: whole, or as chunks of a stream."""
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from quire.chat.conversation import ChatMessage, answer_message
 from quire.chat.reasoning import ReasoningFormat
 from quire.chat.tokens import TextOffsets, token_bytes
 from quire.chat.tools import ToolCall, held_from, parse_tools, without_cut_call
@@ -16,11 +18,13 @@ class AnswerMarks(NamedTuple):
 
     `tools`            name of the format of tool calls
     `tells_reasoning`  whether the reasoning is told
+    `has_short_ids`    whether ids of calls have nine letters
     """
 
     tools: str | None = None
     reasoning: ReasoningFormat | None = None
     tells_reasoning: bool = True
+    has_short_ids: bool = False
 
 
 TEXT_ALONE = AnswerMarks()
@@ -53,7 +57,7 @@ class ReplyChoice:
     def __init__(self, index: int, tokenizer: Any, marks: AnswerMarks) -> None:
         self.index, self.num_tokens = index, 0
         self._tokenizer, self._tools, self._reasoning = tokenizer, marks.tools, marks.reasoning
-        self._tells_reasoning = marks.tells_reasoning
+        self._tells_reasoning, self._has_short_ids = marks.tells_reasoning, marks.has_short_ids
         self._num_reasoned = self._num_chars = self._num_entries = self._num_ids = 0
         self.tells_ids = self.names_ids = False
         self.offsets = TextOffsets()
@@ -65,6 +69,20 @@ class ReplyChoice:
         was_open = self._latest is None or self._latest.finish_reason is None
         self._latest, self.num_tokens = output, output.num_tokens
         return was_open
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that were generated so far."""
+        return self._latest.token_ids
+
+    def message(self) -> ChatMessage:
+        """Return it as the message that the next prompt has of it, once it has ended."""
+        thought, text, calls = "", self._latest.text, list[ToolCall]()
+        if self._reasoning is not None:
+            thought, text = self._reasoning.split(text, is_whole=True)
+        if self._tools is not None:
+            text, calls = parse_tools(text, self._tools)
+        return answer_message(thought, text, calls)
 
     @property
     def stop_string(self) -> str | None:
@@ -92,6 +110,8 @@ class ReplyChoice:
             text = text[: held_from(text, self._tools)]
         elif self._tools is not None:
             text, calls = parse_tools(text, self._tools)
+            if self._has_short_ids:
+                calls = [each._replace(id=each.id or uuid.uuid4().hex[:9]) for each in calls]
             if reason == "length" and not calls:
                 text = without_cut_call(text, self._tools)
             reason = "tool_calls" if calls and reason == "stop" else reason

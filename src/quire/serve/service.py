@@ -1,14 +1,15 @@
 """The state that all routes share: engine, API keys, requests in flight, tokenizer."""
 
+import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from quire.chat.conversation import template_of
+from quire.chat.conversation import drops_reasoning, template_of
 from quire.chat.reader import PromptReader
 from quire.chat.reasoning import TAIL, ReasoningFormat, reasoning_format
 from quire.engines.loop import AsyncEngine, SamplingParams
@@ -45,6 +46,7 @@ class ServedModel:
     `adapters`   those of its adapters, each a model for clients
     `sampling`   sampling parameters of requests that do not name them. Raises `ConfigError` for one that cannot be
     `reasoning`  how the model marks reasoning; None where it has none
+    `drops_reasoning`  whether the chat template leaves out that of earlier turns
     `places`     those of sequences that were admitted and have not ended
     `retention`  prompts that tenants have retained: together at most as many tokens as pins may hold
     `kept`       responses that a later request may go on from
@@ -79,6 +81,7 @@ class ServedModel:
         self.places = ConcurrencyLimit(bounds.max_inflight, keys.names)
         self.kept = KeptResponses()
         self.is_ending = False
+        self._later = set[asyncio.Task[None]]()
         self._created = int(time.time())
 
     @property
@@ -110,6 +113,17 @@ class ServedModel:
         """Find reasoning by a parser's name, as `reasoning_format` does."""
         template = template_of(self.reader.tokenizer, with_tools=True)
         self.reasoning = reasoning_format(parser, template)
+        self.drops_reasoning = self.reasoning is not None and drops_reasoning(self.reader.tokenizer)
+
+    @property
+    def num_later(self) -> int:
+        """Works that no client waits for and that are not done."""
+        return len(self._later)
+
+    def do_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work that no client waits for."""
+        self._later.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._later.discard)
 
     def reasoning_after(self, prompt: Ids, continued: str) -> ReasoningFormat | None:
         """Return how the answer to a prompt, which goes on with a message, marks reasoning; None if it has none."""
