@@ -3,6 +3,7 @@
 import functools
 import json
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from traffic_help import Traffic
 
 from gguf_help import write_llama
 from quire.engines.gguf import GgufModel
+from quire.engines.gguf.context import NoCells
 from quire.engines.loop import Engine
 
 TOKENS = SimpleNamespace(
@@ -61,12 +63,16 @@ class GgufTraffic(Traffic):
         given = {"debug_nan": True, "clock": lambda: self.now} | drawn | options
         gguf = tiny_gguf(n_ctx=pick((256, 256, 1024)))
         engine = Engine(gguf, letters(), **given)
+        engine._forward.residents.idle_steps = pick((-1, 0, 3, 64))
         engine.when_computing(lambda: self._look(engine))
         return engine
 
     def _look(self, engine):
         """See that sequences have the positions that the pool believes; sometimes have llama.cpp fail."""
         engine._forward.residents.check()
+        if self.random.random() < 0.1:  # what runs has to be restored
+            with suppress(NoCells):
+                engine._forward.residents.make_room(())
         if self.random.random() < 0.02:
             self.raised = True
             raise RuntimeError("a part of the model broke")

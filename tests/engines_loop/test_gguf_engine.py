@@ -26,7 +26,7 @@ def near(monkeypatch):
 
 
 def test_random_traffic_gives_the_tokens_of_the_plain_model():
-    counts = GgufTraffic(seed=1).live(12, **TIGHT).counts
+    counts = GgufTraffic(seed=1).live(24, **TIGHT).live(8).counts
     assert counts["compared"] > 5
     assert counts["cached tokens"] > 0
     assert counts["ties"] <= 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quire.core import Scope, Sequence
 
 IDLE_STEPS = 64
-"""Steps that a resident outlives its request: so many cost others about as much as restoring it costs."""
+"""Steps in which an idle resident costs others about as much as restoring it."""
 
 
 class Resident:
@@ -47,12 +47,14 @@ class SequencePool:
     Cells that residents share count once, and llama.cpp alone counts them: where it has none left, `make_room` drops the
     least recently used idle resident, then one of a request that is not needed now.
 
+    `idle_steps`  steps that a resident outlives its request
+
     len(free ids) + width * len(residents) == number of ids - 1 (the scratch sequence)
     """
 
     def __init__(self, context: Context, width: int, save: Callable[[Resident], None]) -> None:
         self.context, self.width, self._save = context, width, save
-        self.step = 0
+        self.step, self.idle_steps = 0, IDLE_STEPS
         self._start()
 
     def _start(self) -> None:
@@ -136,7 +138,7 @@ class SequencePool:
         self.step += 1
         while self.idle:
             oldest = next(iter(self.idle))
-            if self.step - oldest.used <= IDLE_STEPS:
+            if self.step - oldest.used <= self.idle_steps:
                 return
             del self.idle[oldest]
             self._give_back(oldest)
