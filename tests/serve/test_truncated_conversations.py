@@ -64,8 +64,14 @@ def test_what_fits_is_as_without_truncation(client):
 
 
 def test_an_answer_without_a_limit_has_an_eighth_of_the_context(client):
-    made = respond(client, [*TALK, user("Why?")], max_output_tokens=None, extra_body={"min_tokens": LIMIT // 8})  # fmt: skip
-    assert made.usage.input_tokens <= LIMIT - LIMIT // 8
+    items = next(
+        items for items in ([*TALK[:8], user("a " * size)] for size in range(1, 200, 10))
+        if respond(client, items, max_output_tokens=1).usage.input_tokens > LIMIT * 7 // 8
+    )  # fmt: skip
+    whole = respond(client, items, max_output_tokens=1, truncation="disabled")
+    assert whole.usage.input_tokens < LIMIT
+    made = respond(client, items, max_output_tokens=None)
+    assert made.usage.input_tokens <= LIMIT * 7 // 8
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

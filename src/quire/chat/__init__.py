@@ -8,6 +8,7 @@ text          from tokens to text, as an answer comes
 structured    the required form of an answer: JSON of a schema, a regular expression, a choice, a grammar
 grammars      which tokens may come next in an answer of a required form
 reader        a tokenizer for event loops
+own_template  chat templates of requests, in a process of their own
 documents     texts that the template places, and the prompt in segments around them
 """
 

@@ -95,6 +95,7 @@ _SWITCH = re.compile(r"\b(?:if|not|and|or)\s+\(*(enable_thinking|thinking)\b")
 class Conversation(msgspec.Struct, kw_only=True):
     """Messages, and the tools that an answer may call; names as in OpenAI's chat completions.
 
+    chat_template           the template, in place of the model's; for a `PromptReader` that trusts those of requests
     documents               texts that the answer is to be found in, placed by the chat template (`documents`)
     continue_final_message  whether the answer goes on with the last message, which stays open
     reasoning_effort        how much the model reasons first: given to the template, or "none" to its switch
@@ -105,6 +106,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     tool_choice: str | Tool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
     documents: list[str] | None = None
@@ -271,6 +273,8 @@ def laid_out(
         raise ConfigError(f"chat_template_kwargs: {taken[0]} is not for the template")
     try:
         return reader.apply_chat_template(messages, **options, **variables)
+    except ConfigError:  # of a request's own template
+        raise
     except Exception as error:
         said = f"messages: the model's chat template refuses this: {error}"
         raise ConfigError(said) from error

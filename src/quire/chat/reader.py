@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from functools import partial
 from typing import Any, TypeVar
 
 from quire.chat.calls import called_in_template
 from quire.chat.conversation import Conversation, needs_short_ids, template_of
 from quire.chat.documents import segmented
+from quire.chat.own_template import OwnTemplate, TemplateProcess
 from quire.chat.structured import StructuredOutputs
 from quire.chat.tools import tool_format
 from quire.errors import ConfigError
@@ -40,6 +42,11 @@ class PromptReader:
         self._max_tokens = max_tokens
         self._longest_text = max_tokens * max(map(len, tokenizer.get_vocab()))
         self._crew = ThreadPoolExecutor(1, "quire-text")
+        self._own_templates: TemplateProcess | None = None
+
+    def trust_templates(self) -> None:
+        """Take the chat templates of requests."""
+        self._own_templates = TemplateProcess(self._longest_text)
 
     async def ids(
         self, prompt: str | list[int] | Conversation, *, add_special_tokens: bool = True
@@ -48,16 +55,16 @@ class PromptReader:
         if isinstance(prompt, list):
             return prompt
 
-        def read() -> list[int]:
+        def read(tokenizer: Any) -> list[int]:
             field, special, text = "prompt", add_special_tokens, prompt
             if isinstance(text, Conversation) and text.documents:
-                return segmented(text, self.tokenizer, self._encoded)
+                return segmented(text, tokenizer, self._encoded)
             if isinstance(text, Conversation):
-                field, special, text = "messages", False, text.text(self.tokenizer)
+                field, special, text = "messages", False, text.text(tokenizer)
             self._check_length(field, text)
             return self.tokenizer(text, add_special_tokens=special)["input_ids"]
 
-        return await self._on_crew(read)
+        return await self._on_crew(read, prompt if isinstance(prompt, Conversation) else None)
 
     def _encoded(self, text: str) -> list[int]:
         self._check_length("messages", text)
@@ -74,14 +81,14 @@ class PromptReader:
         """Return the form of a tool call that must be, as the template writes it, if it can. Raises `ConfigError`."""
         if asked.forced_functions() is None:
             return None
-        return await self._on_crew(lambda: called_in_template(asked, self.tokenizer))
+        return await self._on_crew(lambda tokenizer: called_in_template(asked, tokenizer), asked)
 
     async def text(self, ids: list[int]) -> str:
         """Return token ids as text. Raises `ConfigError`."""
         last = len(self.tokenizer) - 1
         if outside := [token for token in ids if not 0 <= token <= last]:
             raise ConfigError(f"tokens are from 0 to {last}, got {outside[0]}")
-        return await self._on_crew(lambda: self.tokenizer.decode(ids))
+        return await self._on_crew(lambda tokenizer: tokenizer.decode(ids))
 
     async def line(self, ids: list[int], at: int) -> dict[str, Any]:
         """Return the line of a prompt in which a token stands: its number from 1, and its text.
@@ -92,8 +99,19 @@ class PromptReader:
         text = before.rpartition("\n")[2][-SHOWN:] + after.partition("\n")[0][:SHOWN]
         return {"token": at, "line": before.count("\n") + 1, "text": text}
 
-    async def _on_crew(self, work: Callable[[], Made]) -> Made:
-        return await asyncio.get_running_loop().run_in_executor(self._crew, work)
+    async def _on_crew(
+        self, work: Callable[[Any], Made], asked: Conversation | None = None
+    ) -> Made:
+        """Return what work makes with the tokenizer; it has the template of a conversation. Raises `ConfigError`."""
+        crew, tokenizer, process = self._crew, self.tokenizer, self._own_templates
+        if asked and (template := asked.chat_template):
+            if process is None:
+                raise ConfigError(
+                    "chat_template: the templates of requests are not trusted here; leave it out, or start the server "
+                    "with --trust-request-chat-template"
+                )
+            crew, tokenizer = process.crew, OwnTemplate(tokenizer, template, process)
+        return await asyncio.get_running_loop().run_in_executor(crew, partial(work, tokenizer))
 
     def _check_length(self, field: str, text: str) -> None:
         if len(text) > self._longest_text:

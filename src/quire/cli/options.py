@@ -137,6 +137,13 @@ PassageTier: TypeAlias = Annotated[
 ]
 Port: TypeAlias = Annotated[int, typer.Option("--port", min=0, max=65535, help="Its port; 0: any.")]
 Quick: TypeAlias = Annotated[bool, typer.Option("--quick", help="Fewer rows and rounds.")]
+TrustTemplates: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--trust-request-chat-template",
+        help="Requests may bring a chat template of their own (chat_template).",
+    ),
+]
 ReasoningParser: TypeAlias = Annotated[
     str,
     typer.Option(

@@ -61,6 +61,7 @@ def serve(
         Path | None,
         typer.Option(help="A file with the template of chats.", show_default="the model's"),
     ] = None,
+    trust_request_chat_template: options.TrustTemplates = False,
     reasoning_parser: options.ReasoningParser = "auto",
     generation_config: Annotated[
         str,
@@ -212,6 +213,7 @@ def serve(
         if chat_template is None
         else read_bytes(chat_template).decode("utf-8", "replace"),
         generation_config=generation_config,
+        trusts_templates=trust_request_chat_template,
         reasoning_parser=reasoning_parser,
         gguf=gguf or (),
         keys=read_keys(keys, exposed=exposed, origins=allow_origin or ()),
@@ -303,6 +305,7 @@ class Wanted(NamedTuple):
     generation_config: str = "auto"
     reasoning_parser: str = "auto"
     gguf: Sequence[str] = ()
+    trusts_templates: bool = False
 
     def service(self, running: "AsyncEngine") -> "ServedModel":
         """Return an engine as a server has it."""
@@ -320,6 +323,8 @@ class Wanted(NamedTuple):
             running, self.name, self.keys, bounds, other_names=self.other_names, sampling=sampling
         )
         made.read_reasoning(self.reasoning_parser)
+        if self.trusts_templates:
+            made.reader.trust_templates()
         return made
 
 

@@ -95,6 +95,7 @@ ELSEWHERE: Mapping[Any, frozenset[str]] = {
     CompletionRequest: frozenset(
         {
             "add_generation_prompt",
+            "chat_template",
             "chat_template_kwargs",
             "continue_final_message",
             "documents",
