@@ -1,4 +1,4 @@
-"""Forced tool calls, in the text by which a chat template writes them.
+"""Grammars of tool calls, in the text by which a chat template writes them.
 
 The next prompt of the conversation then has the tokens of the answer, and finds them in the cache.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.chat.conversation import ANY_ID, ChatMessage, Conversation, Function, Tool
+from quire.chat.grammars import lark_of
 from quire.chat.structured import StructuredOutputs
 from quire.chat.tools import arguments_schema
 from quire.errors import ConfigError
@@ -25,8 +26,34 @@ def called_in_template(asked: Conversation, tokenizer: Any) -> StructuredOutputs
 
     None if it need not call one, and for a template that writes calls otherwise than as JSON between fixed texts.
     """
-    functions = asked.forced_functions()
-    if functions is None or asked.continue_final_message or not asked.add_generation_prompt:
+    grammar = _call(asked, asked.forced_functions(), {}, tokenizer)
+    return None if grammar is None else StructuredOutputs(grammar=grammar)
+
+
+def called_or_formed(
+    asked: Conversation, form: StructuredOutputs, tokenizer: Any
+) -> StructuredOutputs | None:
+    """Return a form's alternative: the form, or a call as the model's chat template writes it.
+
+    What llguidance does not know in the schema of a function's arguments is left out. None as in `called_in_template`.
+    Raises `ConfigError`.
+    """
+    functions = {each.function.name: each.function.parameters for each in asked.callable_tools}
+    call = _call(asked, functions, {"lenient": True}, tokenizer)
+    if call is None:
+        return None
+    rules = "start: formed | called", f"formed: {lark_of(form)}", f"called: %lark {{\n{call}\n}}"
+    return StructuredOutputs(grammar="\n".join(rules))
+
+
+def _call(
+    asked: Conversation,
+    functions: Mapping[str, dict[str, Any] | None] | None,
+    options: Mapping[str, Any],
+    tokenizer: Any,
+) -> str | None:
+    """Return the grammar, as llguidance's Lark, of a call; `options` are those of its JSON."""
+    if not functions or asked.continue_final_message or not asked.add_generation_prompt:
         return None
     if not all(re.fullmatch(r"[\w.-]+", name) for name in functions):
         return None
@@ -37,9 +64,9 @@ def called_in_template(asked: Conversation, tokenizer: Any) -> StructuredOutputs
     for item, key in _SEPARATORS:
         head, found, tail = written.partition(json.dumps(_ARGUMENTS, separators=(item, key)))
         if found and _NAME in head + tail:
-            options = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
+            form = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
             around = head, _ended(tail, tokenizer)
-            return StructuredOutputs(grammar=_lark(functions, around, options, tokenizer))
+            return _lark(functions, around, form | {**options}, tokenizer)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.chat.structured import StructuredOutputs
 from quire.errors import ConfigError
 from quire.extras import require
 
@@ -63,8 +64,7 @@ class Grammars:
             elif kind == "grammar":
                 grammar = LLMatcher.grammar_from_lark(_as_lark(text))
             else:
-                regex = text if kind == "regex" else _any_of(json.loads(text))
-                grammar = LLMatcher.grammar_from_regex(_checked(regex))
+                grammar = LLMatcher.grammar_from_regex(_checked(_regex(kind, text)))
         except ValueError as error:
             raise _unusable(kind, error) from error
         tokens = self._tokens
@@ -154,6 +154,21 @@ class Grammar:
         return allowed
 
 
+def lark_of(form: StructuredOutputs) -> str:
+    """Return a form as the right side of a rule of llguidance's Lark. Raises `ConfigError`."""
+    kind, text = form.grammar_of
+    try:
+        if kind == "json":
+            return "%json " + json.dumps({"x-guidance": ONE_BLANK} | json.loads(text))
+        if kind == "grammar":
+            return f"%lark {{\n{_as_lark(text)}\n}}"
+        regex = _checked(_regex(kind, text))
+    except ValueError as error:
+        raise _unusable(kind, error) from error
+    escaped = re.sub(r"(?s)\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], regex)
+    return f"/(?:{escaped})/"
+
+
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 _IN_LARK = re.compile(r"at 1\(\d+\): .*?\(in regex\): (.*?)\n   1 \| start: .*", re.DOTALL)
@@ -179,6 +194,11 @@ def _as_lark(text: str) -> str:
 def _needs_parentheses(_: object) -> bool:
     """Say of each repetition that it is not atomic: by default, llguidance writes one that is repeated as `"a"++`."""
     return False
+
+
+def _regex(kind: str, text: str) -> str:
+    """Return a regular expression, or that of a choice."""
+    return text if kind == "regex" else _any_of(json.loads(text))
 
 
 def _any_of(texts: Sequence[str]) -> str:

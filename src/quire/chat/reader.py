@@ -7,7 +7,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, TypeVar
 
-from quire.chat.calls import called_in_template
+from quire.chat.calls import called_in_template, called_or_formed
 from quire.chat.conversation import Conversation, needs_short_ids, template_of
 from quire.chat.documents import segmented
 from quire.chat.own_template import OwnTemplate, TemplateProcess
@@ -77,11 +77,20 @@ class PromptReader:
         except _TooLongError:
             return False
 
-    async def call_form(self, asked: Conversation) -> StructuredOutputs | None:
-        """Return the form of a tool call that must be, as the template writes it, if it can. Raises `ConfigError`."""
-        if asked.forced_functions() is None:
+    async def call_form(
+        self, asked: Conversation, form: StructuredOutputs | None
+    ) -> StructuredOutputs | None:
+        """Return the form of an answer that must call a tool, or that may in place of its form.
+
+        None for other answers, and for a template that tells no form of calls. Raises `ConfigError`.
+        """
+        if asked.forced_functions() is not None:
+            work = partial(called_in_template, asked)
+        elif form is not None and asked.callable_tools:
+            work = partial(called_or_formed, asked, form)
+        else:
             return None
-        return await self._on_crew(lambda tokenizer: called_in_template(asked, tokenizer), asked)
+        return await self._on_crew(work, asked)
 
     async def text(self, ids: list[int]) -> str:
         """Return token ids as text. Raises `ConfigError`."""

@@ -152,6 +152,9 @@ def _calls(text: str, form: str) -> Iterator[tuple[int, ToolCall]]:
             at = opened = _opener(text, form, at + 1)  # what stood here was no call
             continue
         called = _called(named.groupdict(), value) if named else value
+        is_bare = not named and at == len(text) - len(text.lstrip())
+        if is_bare and not _has_arguments(value):
+            called = None  # JSON without an opener that has a name, as answers of a form may have
         for call in _meant(called):
             yield opened, call
         at = opened = end
@@ -219,6 +222,13 @@ def _called(named: dict[str, str | None], arguments: Any) -> dict[str, Any]:
     """Return a call whose name stands before its arguments."""
     name = named["name"] or named.get("role")
     return {"name": name, "arguments": arguments, "id": named.get("id")}
+
+
+def _has_arguments(value: Any) -> bool:
+    """Whether a JSON value may be a call, of which it has the arguments."""
+    return isinstance(value, list) or (
+        isinstance(value, dict) and bool({"arguments", "parameters"} & {*value})
+    )
 
 
 def _json(value: Any) -> str:

@@ -36,7 +36,8 @@ async def answered(
     service.keys.check_priority(tenant, asked.priority)
     limit = service.max_model_len
     prompts = [asked.truncated(each, limit) for each in await service.ids(asked)]
-    call = await service.reader.call_form(asked)
+    wanted = asked.response_format and asked.response_format.structured()
+    call = await service.reader.call_form(asked, wanted)
     params, marks = sampling_of(service, asked, prompts, call)
     adapter = asked.adapter(service.adapters)
     reply = shape(asked, adapter or service.model, service.reader.tokenizer, len(prompts), marks)
@@ -103,7 +104,7 @@ def sampling_of(
 ) -> tuple[SamplingParams, AnswerMarks]:
     """Return the engine's parameters, and how the answer marks its parts. Raises `ApiError`, `ConfigError`.
 
-    `call`  the form of the call that an answer must be, as the chat template writes it
+    `call`  the form of an answer that calls a tool as the chat template writes it, as it must or may
     """
     if not all(prompts):
         raise ConfigError("prompt is empty; send some text or token ids")
