@@ -279,7 +279,7 @@ def test_a_purge_forgets_responses_before_it_begins_and_those_that_end_meanwhile
     running = SimpleNamespace(
         call=None, purge=purge, engine=SimpleNamespace(manager=CacheManager(8, 4), tiers=None)
     )
-    service = SimpleNamespace(running=running, log=RequestLog(), model="tiny", kept=kept)
+    service = SimpleNamespace(running=running, log=RequestLog(), model="tiny", kept=kept, pins=None)
     kept.keep("a", inputs, {"id": "r1", "output": []})
     told = asyncio.run(Operator(service).purge(PurgeRequest("a"), None))
     assert told == {"blocks": {}, "responses": 2}

@@ -14,6 +14,7 @@ import plain_http
 from quire.core import CacheManager
 from quire.observe.requests import RequestLog
 from quire.serve.operator import Operator
+from quire.serve.pins import ServerPins
 
 TALK = [{"role": "user", "content": "What is a list?"}]
 TEXT = "A list is a"
@@ -488,14 +489,15 @@ def test_a_pin_made_while_the_pins_are_listed_is_not_lost():
 
     async def call(function):
         answer = function(None)
-        operator._pins[2] = made
+        pins.add(made)
         return answer
 
     running = SimpleNamespace(
         call=call, engine=SimpleNamespace(manager=CacheManager(8, 4), tiers=None)
     )
-    operator = Operator(SimpleNamespace(running=running, log=RequestLog(), model="tiny"))
-    operator._pins[1] = over
+    pins = ServerPins({})
+    operator = Operator(SimpleNamespace(running=running, log=RequestLog(), model="tiny", pins=pins))
+    pins.add(over)
     asyncio.run(operator.pins(None, None))
     assert asyncio.run(operator.pins(None, None)) == {"data": [{"id": 2} | counts]}
 

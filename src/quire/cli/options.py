@@ -55,7 +55,7 @@ Keys: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--keys",
-        help="API keys: a file of lines NAME KEY, or NAME KEY priority=N: the highest it may ask for, 0 without; higher goes first.",
+        help="API keys: a file of lines NAME KEY, or NAME KEY priority=N: the highest it may ask for, 0 without; higher goes first. pin=N: tokens that breakpoints may pin.",
         show_default=False,
     ),
 ]

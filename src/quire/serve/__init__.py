@@ -6,6 +6,7 @@ replies     an engine's outputs as completions and chunks
 generation  from a request to an answer
 responses   OpenAI's responses: requests as chats, answers as items and events (`items`, `response_routes`)
 stored      kept responses, which a later request goes on from
+pins        pins of the operator, and of breakpoints
 operator    the cache by hand, metrics, the page
 app         all routes
 server      its run and its end

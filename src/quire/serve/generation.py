@@ -3,6 +3,7 @@
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -60,6 +61,8 @@ async def answered(
                             yield choice
             except ConfigError as error:
                 raise asked.in_its_words(error) from error
+            if seconds := asked.pin_s:
+                await service.running.call(partial(service.pins.keep, scope, prompts[0], seconds))
         if isinstance(asked, ChatRequest) and service.drops_reasoning and has_next_turn(asked):
             service.do_later(demote_dropped(service, asked, prompts[0], reply, scope))
 

@@ -121,6 +121,10 @@ class MessageChat(ChatRequest, kw_only=True):
     is_parallel: bool = True
     is_silent: bool = False
 
+    @property
+    def pin_s(self) -> float | None:
+        return self.retain_s
+
     def form(self) -> tuple[str, StructuredOutputs] | None:
         if (asked := super().form()) is None or asked[0] != "response_format":
             return asked

@@ -1,7 +1,6 @@
 """The operator's routes: the cache, its metrics, and a page that shows both."""
 
 import asyncio
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -27,15 +26,14 @@ FACTORS = (0.5, 1, 2, 4)  # of the memory there is, which the page asks about
 
 
 class Operator:
-    """The operator's routes, their `overview`, and the pins made by them, which the engine's thread alone touches."""
+    """The operator's routes, and their `overview`."""
 
     def __init__(self, service: ServedModel) -> None:
         self._service, self._call = service, service.running.call
         engine = service.running.engine
         self.overview = Overview(engine.manager, engine.tiers, service.log)
         self._metrics = ServerMetrics(engine, service.log, service.model)
-        self._pins: dict[int, ops.Pin] = {}
-        self._numbers = count(1)
+        self._pins = service.pins
 
     async def page(self, asked: None, request: Request) -> Response:
         return page("quire.serve", "page.html")
@@ -85,23 +83,21 @@ class Operator:
             made = ops.pin(
                 engine.manager, ids, engine.scope(asked.scope(engine.adapters)), ttl_s=asked.ttl_s
             )
-            number = next(self._numbers)
-            self._pins = self._held() | {number: made}
-            return {"id": number, "ttl_s": asked.ttl_s} | made.counts
+            return {"id": self._pins.add(made), "ttl_s": asked.ttl_s} | made.counts
 
         return await self._call(pinned)
 
     async def pins(self, asked: None, request: Request) -> Any:
-        held = await self._call(lambda _: self._held())
+        held = await self._call(lambda _: self._pins.held)
         return {"data": [{"id": at} | pin.counts for at, pin in held.items()]}
 
     async def unpin(self, asked: None, request: Request) -> Any:
         number = request.path_params["number"]
 
         def closed(_: Engine) -> dict[str, Any]:
-            if number not in self._pins:
+            if number not in (held := self._pins.held):
                 raise ApiError(404, f"there is no pin {number}; it was closed, or its time is over")
-            self._pins.pop(number).close()
+            held[number].close()
             return {"id": number, "closed": True}
 
         return await self._call(closed)
@@ -122,7 +118,3 @@ class Operator:
         num_kept = kept.forget(tenant)
         counts = (await self._service.running.purge(tenant)).counts
         return counts | {"responses": num_kept + kept.forget(tenant)}
-
-    def _held(self) -> dict[int, ops.Pin]:
-        """Return the pins that hold something still."""
-        return {number: pin for number, pin in self._pins.items() if pin.is_held}

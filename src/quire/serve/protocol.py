@@ -222,6 +222,11 @@ class Generation(PromptRequest, kw_only=True):
         """Number of likeliest tokens in the place of each prompt token; None for no scores of the prompt."""
         return self.prompt_logprobs
 
+    @property
+    def pin_s(self) -> float | None:
+        """Seconds for which the prompt is pinned in its tenant's budget; None for no pin."""
+        return None
+
     def form(self) -> tuple[str, StructuredOutputs] | None:
         """Return the field that asks for a form of the answer, and the form; None for any text. Raises `ConfigError`."""
         given = {"structured_outputs": self.structured_outputs}

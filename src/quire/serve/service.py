@@ -16,6 +16,7 @@ from quire.engines.loop import AsyncEngine, SamplingParams
 from quire.errors import ConfigError, RequestFailed
 from quire.observe.requests import RequestLog
 from quire.ops.pins import pin_budget
+from quire.serve.pins import ServerPins
 from quire.serve.protocol import Generation, Ids, PromptRequest
 from quire.serve.retention import RetentionBudget
 from quire.serve.stored import KeptResponses
@@ -49,6 +50,7 @@ class ServedModel:
     `drops_reasoning`  whether the chat template leaves out that of earlier turns
     `places`     those of sequences that were admitted and have not ended
     `retention`  prompts that tenants have retained: together at most as many tokens as pins may hold
+    `pins`       pins of the operator, and of breakpoints
     `kept`       responses that a later request may go on from
     `is_ending`  whether what runs is finished, and nothing new is taken
     """
@@ -79,7 +81,7 @@ class ServedModel:
         share = pin_budget(manager) * manager.block_size // max(len(keys.names), 1)
         self.retention = RetentionBudget(share, manager.settings.clock or time.monotonic)
         self.places = ConcurrencyLimit(bounds.max_inflight, keys.names)
-        self.kept = KeptResponses()
+        self.kept, self.pins = KeptResponses(), ServerPins(keys.pins)
         self.is_ending = False
         self._later = set[asyncio.Task[None]]()
         self._created = int(time.time())

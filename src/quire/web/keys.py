@@ -23,7 +23,7 @@ LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@,*]+")
 
-PRIORITY = re.compile(r"priority=(-?(?:100|\d{1,2}))")
+OPTION = re.compile(r"priority=(?P<priority>-?(?:100|\d{1,2}))|pin=(?P<pin>\d{1,9})")
 
 OPERATOR = "the operator"
 """The operator's name beside those of tenants, which are one word each."""
@@ -36,6 +36,7 @@ class ApiKeys:
     `operator`   the key for `/metrics`, `/v1/cache` and the page
     `exposed`    whether the server listens beyond loopback
     `priorities` the highest priority that a tenant may ask for, where it is not 0
+    `pins`       tokens that a tenant's breakpoints may pin, where that is not 0
     `origins`    of other sites whose pages may ask as clients do, "*" being all; the operator's paths stay closed to them
 
     `names`      of the tenants; `in_order`: as they were given
@@ -50,6 +51,7 @@ class ApiKeys:
         *,
         exposed: bool = False,
         priorities: Mapping[str, int] | None = None,
+        pins: Mapping[str, int] | None = None,
         origins: Sequence[str] = (),
     ) -> None:
         keys = [*tenants, *([(OPERATOR, operator)] if operator else [])]
@@ -74,7 +76,7 @@ class ApiKeys:
                 )
         self.origins = frozenset(origins)
         self._exposed, self._has_operator = exposed, bool(operator)
-        self._priorities = dict(priorities or {})
+        self._priorities, self.pins = dict(priorities or {}), dict(pins or {})
         self.in_order = tuple(dict.fromkeys(name for name, _ in tenants))
         self.names = frozenset(self.in_order)
 
@@ -128,30 +130,32 @@ class ApiKeys:
 def read_keys(file: Path | None, *, exposed: bool, origins: Sequence[str] = ()) -> ApiKeys:
     """Return the keys of a file and of the environment. Raises `ConfigError`.
 
-    A line of it is `NAME KEY`, or `NAME KEY priority=N` for a tenant that may ask for priorities up to N.
+    A line of it is `NAME KEY`. Behind it, `priority=N` allows priorities up to N, and `pin=N` pins of N tokens.
     """
     tenants: list[tuple[str, str]] = []
-    priorities: dict[str, int] = {}
+    options: dict[str, dict[str, int]] = {"priority": {}, "pin": {}}
     lines = read_bytes(file).decode("utf-8", "replace").splitlines() if file is not None else ()
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        more = PRIORITY.fullmatch(words[2]) if len(words) == 3 else None
-        if len(words) != 2 and more is None:
+        found = [each for word in words[2:] if (each := OPTION.fullmatch(word))]
+        if len(words) < 2 or len(found) < len(words) - 2:
             raise ConfigError(
-                f"line {number} of {str(file)!r} has {len(words)} words; a line is NAME KEY, or "
-                "NAME KEY priority=N with N from -100 to 100"
+                f"line {number} of {str(file)!r} has {len(words)} words; a line is NAME KEY, and "
+                "behind them priority=N with N from -100 to 100, or pin=N with N tokens"
             )
         tenants.append((words[0], words[1]))
-        if more is not None:
-            priorities[words[0]] = int(more[1])
+        for each in found:
+            name = each.lastgroup or ""
+            options[name][words[0]] = int(each[name])
     if file is not None and not tenants:
         raise ConfigError(f"{str(file)!r} has no key; a line is NAME KEY")
     if own := os.environ.get(KEY_ENV):
         tenants.append(("default", own))
     operator = os.environ.get(OPERATOR_ENV) or None
-    return ApiKeys(tenants, operator, exposed=exposed, priorities=priorities, origins=origins)
+    most, pins = options["priority"], options["pin"]
+    return ApiKeys(tenants, operator, exposed=exposed, priorities=most, pins=pins, origins=origins)
 
 
 def is_open_to_all(file: Path) -> bool:
