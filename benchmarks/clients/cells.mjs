@@ -3,7 +3,7 @@ import assert from "node:assert";
 
 export const FEATURES = [
   "chat", "stream", "tools", "forced_tool", "json_schema", "stop", "cancel", "n", "logprobs", "responses",
-  "previous_response", "messages", "count_tokens", "embeddings", "errors", "usage", "scoring",
+  "previous_response", "messages", "count_tokens", "embeddings", "reasoning", "errors", "usage", "scoring",
 ];
 export const SYSTEM = "You answer questions about Python. ".repeat(4);
 export const TALK = "What is a list?";
@@ -60,10 +60,10 @@ export async function raised(kind, promise, ...words) {
   for (const word of words) assert(`${error.message} ${error.responseBody ?? ""}`.includes(word), `${error.message} lacks ${word}`);
 }
 
-/* Run cells against the server of the command line, and print a line of JSON for each. */
+/* Run the cells of the command line against its server, and print a line of JSON for each. */
 export async function main(cells) {
-  const server = new Server(...process.argv.slice(2, 4));
-  for (const feature of FEATURES.filter((each) => each in cells)) {
+  const server = new Server(...process.argv.slice(2, 4)), asked = process.argv[5].split(",");
+  for (const feature of FEATURES.filter((each) => each in cells && asked.includes(each))) {
     let said = "yes", timer;
     const late = new Promise((_, give) => { timer = setTimeout(() => give(new Error(`took more than ${CELL_MS} ms`)), CELL_MS); });
     try {

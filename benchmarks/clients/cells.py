@@ -1,7 +1,7 @@
 """The cells of a Python client's row: one function per feature in its script, each given the server.
 
-A script's functions that have a feature's name are its cells. `python SCRIPT URL MODEL FOLDER` runs them, and prints each
-result as JSON. The tests call the same functions. This module needs the standard library alone.
+A script's functions that have a feature's name are its cells. `python SCRIPT URL MODEL FOLDER FEATURES` runs those of some
+features, separated by commas, and prints each result as JSON. The tests call the same functions. This module needs the standard library alone.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ FEATURES = {
     "messages": "messages",
     "count_tokens": "count tokens",
     "embeddings": "embeddings",
+    "reasoning": "reasoning",
     "errors": "errors",
     "usage": "cached tokens",
     "scoring": "scoring",
@@ -61,6 +62,10 @@ TOOL = {
 """A function. Its arguments are few words, which a small model completes."""
 CALL = r'<tool_call>\{"name": "now", "arguments": \{"zone": "(UTC|CET)"\}\}</tool_call>'
 """A regex of answers that are calls, for a model that makes none by itself (`structured_outputs`)."""
+THINKING = "{% if add_generation_prompt and enable_thinking %}<think>\n{% endif %}{# </think> #}"
+"""The end of a chat template by which an answer reasons if a request wants that, for a server of its own."""
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}}
+"""Fields of a chat whose answer is to reason."""
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}},
@@ -135,10 +140,12 @@ def features(names: Mapping[str, Any]) -> list[str]:
 
 def main(names: Mapping[str, Any]) -> None:
     """Run a script's cells against the server of the command line, and print a line of JSON for each."""
-    server = Server(*sys.argv[1:4])
+    server, asked = Server(*sys.argv[1:4]), sys.argv[4].split(",")
     signal.signal(signal.SIGALRM, _too_slow)
     with asyncio.Runner() as loop:
         for feature in features(names):
+            if feature not in asked:
+                continue
             signal.alarm(CELL_S)
             try:
                 call(names[feature], server, loop)

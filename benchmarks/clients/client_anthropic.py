@@ -99,6 +99,17 @@ def count_tokens(server):
     assert client(server).messages.count_tokens(**asked, tools=TOOLS).input_tokens > whole
 
 
+def reasoning(server):
+    thinking = {"type": "enabled", "budget_tokens": 16}
+    block = ask(server, thinking=thinking).content[0]
+    assert block.type == "thinking"
+    assert block.thinking
+    asked = {"model": server.model, "max_tokens": 16, "system": SYSTEM, "thinking": thinking}
+    asked |= {"messages": [{"role": "user", "content": TALK}], "extra_body": {"temperature": 0}}
+    with client(server).messages.stream(**asked) as streamed:
+        assert streamed.get_final_message().content[0].thinking == block.thinking
+
+
 def errors(server):
     wrong = server._replace(key="no-such-key")
     raised(anthropic.AuthenticationError, lambda: ask(wrong))

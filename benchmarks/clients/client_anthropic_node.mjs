@@ -71,6 +71,14 @@ await main({
     assert.equal(counted.input_tokens, usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens);
   },
 
+  async reasoning(server) {
+    const thinks = { thinking: { type: "enabled", budget_tokens: 16 } };
+    const { thinking } = (await ask(server, thinks)).content[0];
+    assert(thinking);
+    const final = await client(server).messages.stream(asked(server, thinks)).finalMessage();
+    assert.equal(final.content[0].thinking, thinking);
+  },
+
   async errors(server) {
     await raised(Anthropic.AuthenticationError, ask(server.with("no-such-key")));
     await raised(Anthropic.NotFoundError, ask(server, { model: "none" }), "none");

@@ -119,6 +119,17 @@ def embeddings(server):
     raised(openai.NotFoundError, lambda: made.embed_query("a"), "embeddings")
 
 
+def reasoning(server):
+    made = claude(server, thinking={"type": "enabled", "budget_tokens": 16})
+    (block,) = made.invoke(ASKED).content
+    assert block["type"] == "thinking"
+    assert block["thinking"]
+    total = None
+    for chunk in made.stream(ASKED):
+        total = chunk if total is None else total + chunk
+    assert total.content[0]["thinking"]
+
+
 def errors(server):
     wrong = model(server._replace(key="no-such-key"))
     raised(openai.AuthenticationError, lambda: wrong.invoke(ASKED))

@@ -6,7 +6,7 @@ import os
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # which it else loads from afar
 
 import litellm
-from cells import SCHEMA, SYSTEM, TALK, TOOL, main, raised
+from cells import SCHEMA, SYSTEM, TALK, THINKS, TOOL, main, raised
 
 litellm.suppress_debug_info = True
 
@@ -116,6 +116,13 @@ async def messages(server):
 
 def embeddings(server):
     raised(litellm.NotFoundError, lambda: litellm.embedding(input=["a"], **place(server)), "embeddings")  # fmt: skip
+
+
+def reasoning(server):
+    thought = ask(server, extra_body=THINKS).choices[0].message.reasoning_content
+    assert thought
+    built = litellm.stream_chunk_builder(list(ask(server, stream=True, extra_body=THINKS)))
+    assert built.choices[0].message.reasoning_content == thought
 
 
 def errors(server):

@@ -4,7 +4,7 @@ import json
 from functools import cache
 
 import openai
-from cells import CALL, SCHEMA, SYSTEM, TALK, TOOL, Server, main, raised
+from cells import CALL, SCHEMA, SYSTEM, TALK, THINKS, TOOL, Server, main, raised
 from pydantic import BaseModel
 
 TOOLS = [{"type": "function", "function": TOOL | {"strict": True}}]
@@ -177,6 +177,21 @@ def count_tokens(server):
 def embeddings(server):
     asked = client(server).embeddings.create
     raised(openai.NotFoundError, lambda: asked(model=server.model, input="a"), "embeddings")
+
+
+def reasoning(server):
+    message = ask(server, extra_body=THINKS).choices[0].message
+    assert message.reasoning_content
+    deltas = [each.choices[0].delta for each in ask(server, stream=True, extra_body=THINKS)]
+    thought = "".join(getattr(each, "reasoning_content", "") for each in deltas)
+    assert thought == message.reasoning_content
+    asked = {"model": server.model, "input": TALK, "max_output_tokens": 16, "temperature": 0}
+    asked |= {"reasoning": {"effort": "low"}, "instructions": SYSTEM}
+    item = client(server).responses.create(**asked).output[0]
+    assert (item.type, item.content[0].text) == ("reasoning", thought)
+    events = client(server).responses.create(**asked, stream=True)
+    told = [each.delta for each in events if each.type == "response.reasoning_text.delta"]
+    assert "".join(told) == thought
 
 
 def errors(server):

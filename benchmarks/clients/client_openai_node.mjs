@@ -131,6 +131,18 @@ await main({
     await raised(OpenAI.NotFoundError, client(server).embeddings.create({ model: server.model, input: "a" }), "embeddings");
   },
 
+  async reasoning(server) {
+    const thinks = { chat_template_kwargs: { enable_thinking: true } };
+    const thought = (await ask(server, thinks)).choices[0].message.reasoning_content;
+    assert(thought);
+    let told = "";
+    for await (const chunk of await ask(server, { ...thinks, stream: true })) told += chunk.choices[0].delta.reasoning_content ?? "";
+    assert.equal(told, thought);
+    const asked = { model: server.model, input: TALK, instructions: SYSTEM, max_output_tokens: 16, temperature: 0 };
+    const said = await client(server).responses.create({ ...asked, reasoning: { effort: "low" } });
+    assert.equal(said.output[0].content[0].text, thought);
+  },
+
   async errors(server) {
     await raised(OpenAI.AuthenticationError, ask(server.with("no-such-key")));
     await raised(OpenAI.NotFoundError, ask(server, { model: "none" }), "none");

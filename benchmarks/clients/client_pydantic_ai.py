@@ -1,9 +1,10 @@
 """Pydantic AI, by chats, `/v1/responses` and `/v1/messages`."""
 
-from cells import SYSTEM, TALK, main
+from cells import SYSTEM, TALK, THINKS, main
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior
+from pydantic_ai.messages import ThinkingPart
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -116,6 +117,19 @@ async def logprobs(server):
     settings = {"openai_logprobs": True, "openai_top_logprobs": 2}
     said = await agent(chats(server), settings=settings).run(TALK)
     assert said.response.provider_details["logprobs"]
+
+
+async def reasoning(server):
+    asked = {"extra_body": THINKS}, {"anthropic_thinking": {"type": "enabled", "budget_tokens": 16}}
+    for kind, settings in zip((chats, messaging), asked, strict=True):
+        parts = []
+        async with agent(kind(server), settings=settings).iter(TALK) as run:
+            try:
+                async for node in run:
+                    parts += getattr(getattr(node, "model_response", None), "parts", ())
+            except UnexpectedModelBehavior:  # the answer is cut before its text
+                pass
+        assert any(isinstance(each, ThinkingPart) and each.content for each in parts)
 
 
 async def errors(server):

@@ -3,6 +3,8 @@ import { createAnthropic } from "@ai-sdk/anthropic";
 import { main } from "./cells.mjs";
 import { cellsOf } from "./vercel.mjs";
 
-const cells = cellsOf((server) => createAnthropic({ baseURL: server.v1, apiKey: server.key })(server.model));
+const provider = (server) => createAnthropic({ baseURL: server.v1, apiKey: server.key });
+const thinks = { anthropic: { thinking: { type: "enabled", budgetTokens: 16 } } };
+const cells = cellsOf((server) => provider(server)(server.model), thinks);
 
 await main({ ...cells, messages: cells.chat });

@@ -8,7 +8,7 @@ const provider = (server) =>
   createOpenAICompatible({ name: "quire", baseURL: server.v1, apiKey: server.key, includeUsage: true, supportsStructuredOutputs: true });
 
 await main({
-  ...cellsOf((server) => provider(server)(server.model)),
+  ...cellsOf((server) => provider(server)(server.model), { quire: { reasoningEffort: "low" } }),
 
   async embeddings(server) {
     await raised(404, embed({ model: provider(server).embeddingModel(server.model), value: "a", maxRetries: 0 }), "embeddings");

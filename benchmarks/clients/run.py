@@ -68,6 +68,7 @@ CLIENTS = (
     Client("instructor", "client_instructor.py", ("instructor",)),
     Client("pydantic-ai", "client_pydantic_ai.py", ("pydantic-ai-slim[openai,anthropic]",)),
     Client("llm", "client_llm.py", ("llm",)),
+    Client("guidellm", "client_guidellm.py", ("guidellm",), shares_base=True),
     Client("lm-eval", "client_lm_eval.py", ("lm-eval[api]",), shares_base=True),
 )  # fmt: skip
 
@@ -108,7 +109,7 @@ class Environment:
         return _run([self._python, "-c", ask], self.folder).strip()
 
     def measure(self, *server: str) -> dict[str, str]:
-        """Run the client's script with the server's address, model and folder; return its cells."""
+        """Run the client's script with the server's address, model, folder and features; return its cells."""
         if self.is_node:  # which looks for packages beside the script
             for each in HERE.glob("*.mjs"):
                 shutil.copy(each, self.folder)
@@ -133,7 +134,8 @@ class Environment:
             out, failed = (late.stdout or b"").decode(), f"the script took more than {CLIENT_S} s"
         told = [json.loads(each) for each in out.splitlines() if each.startswith('{"feature"')]
         found = {each["feature"]: each["said"] for each in told}
-        return found or {"chat": " ".join(failed.split())}
+        is_ended = failed.startswith("the script ended with 0")
+        return found if found or is_ended else {"chat": " ".join(failed.split())}
 
     @property
     def _python(self) -> str:
@@ -157,21 +159,32 @@ def measured(among: list[Client], root: Path, model: str) -> Iterator[dict]:
         keys = Path(made) / "keys"
         keys.touch(mode=0o600)
         keys.write_text(f"clients {cells.KEY}\n")
+        template = Path(made) / "template.jinja"
+        template.write_text(chat_template(str(source_of(model))) + cells.THINKING)
         serve = [sys.executable, "-m", "quire", "serve", "--model", model, "--name", model]
-        serve += [
-            "--dtype",
-            "float32",
-            "--max-inflight",
-            str(cells.MAX_INFLIGHT),
-            "--keys",
-            str(keys),
-        ]
+        serve += ["--dtype", "float32", "--max-inflight", str(cells.MAX_INFLIGHT)]
+        serve += ["--keys", str(keys)]
+        reasoning = [*serve, "--chat-template", str(template), "--kv-memory", "256MiB"]
         environment = os.environ | {"QUIRE_OPERATOR_KEY": cells.OPERATOR_KEY}
-        with closing(ServerProcess(serve, environment)) as server:
+        with (
+            closing(ServerProcess(serve, environment)) as server,
+            closing(ServerProcess(reasoning, environment)) as thinking,
+        ):
+            others = ",".join(each for each in cells.FEATURES if each != "reasoning")
             for place in places:
-                found = place.measure(f"http://{HOST}:{server.port}", model, str(source_of(model)))
+                found = {}
+                for to, features in ((server, others), (thinking, "reasoning")):
+                    url = f"http://{HOST}:{to.port}"
+                    found |= place.measure(url, model, str(source_of(model)), features)
                 yield {"client": place.client.name, "version": place.version(), "cells": found}
                 print(f"{place.client.name}: {len(found)} cells", file=sys.stderr)
+
+
+def chat_template(folder: str) -> str:
+    """Return the chat template of a model's folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder).chat_template
 
 
 def table(rows: list[dict], known: str = "") -> str:

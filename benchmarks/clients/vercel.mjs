@@ -3,8 +3,8 @@ import { generateText, jsonSchema, Output, stepCountIs, streamText, tool } from 
 import assert from "node:assert";
 import { PARAMETERS, raised, SCHEMA, SYSTEM, TALK } from "./cells.mjs";
 
-/* Return the cells of a provider; `model` makes a model for a server. */
-export function cellsOf(model) {
+/* Return the cells of a provider; `model` makes a model for a server, and `thinks` are its options for reasoning. */
+export function cellsOf(model, thinks) {
   const options = (server) => ({ model: model(server), temperature: 0, maxOutputTokens: 16, maxRetries: 0 });
   const ask = (server, given) => generateText({ ...options(server), instructions: SYSTEM, prompt: TALK, ...given });
   const now = (calls) => tool({
@@ -18,7 +18,13 @@ export function cellsOf(model) {
     }
     return text;
   };
+  const reasoning = async (server) => {
+    const { reasoningText } = await ask(server, { temperature: undefined, providerOptions: thinks });
+    assert(reasoningText);
+  };
   return {
+    ...(thinks && { reasoning }),
+
     async chat(server) {
       const said = await ask(server);
       assert(said.text);

@@ -1,11 +1,12 @@
 """Clients that the tests have, by each feature: the cells of `benchmarks/clients`, whose table docs/clients.md has."""
 
 import asyncio
+import copy
 import sys
 from pathlib import Path
 
 import pytest
-from serve_help import running
+from serve_help import running, tiny
 
 from quire.serve.service import Bounds
 from quire.web.keys import ApiKeys
@@ -27,6 +28,18 @@ def server():
         made.quiet()
 
 
+@pytest.fixture(scope="module")
+def thinking():
+    """A server whose model reasons if a request wants that."""
+    tokenizer = copy.deepcopy(tiny()[1])
+    tokenizer.chat_template += cells.THINKING
+    with running(
+        keys=ApiKeys([("clients", cells.KEY)], cells.OPERATOR_KEY), tokenizer=tokenizer
+    ) as made:
+        yield made
+        made.quiet()
+
+
 @pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("client", "feature"),
@@ -34,6 +47,7 @@ def server():
         pytest.param(each, feature, id=f"{each.__name__}-{feature}")
         for each in (client_openai, client_anthropic)
         for feature in cells.features(vars(each))
+        if feature != "reasoning"
     ],
 )
 def test_a_client_has_a_feature(server, client, feature):
@@ -42,12 +56,18 @@ def test_a_client_has_a_feature(server, client, feature):
     server.quiet()
 
 
+@pytest.mark.parametrize("client", [client_openai, client_anthropic])
+def test_a_client_shows_reasoning(thinking, client):
+    with asyncio.Runner() as loop:
+        cells.call(client.reasoning, cells.Server(thinking.url, "quire-tiny"), loop)
+
+
 def test_a_cell_that_fails_is_told_by_its_line(capsys, monkeypatch, server):
     def chat(server):
         raise ValueError("no\nanswer")
 
-    monkeypatch.setattr(sys, "argv", ["client", server.url, "quire-tiny"])
-    cells.main({"chat": chat, "stream": lambda server: None, "__file__": __file__})
+    monkeypatch.setattr(sys, "argv", ["client", server.url, "quire-tiny", "", "chat,stream"])
+    cells.main({"chat": chat, "stream": lambda server: None, "n": chat, "__file__": __file__})
     assert capsys.readouterr().out.splitlines() == [
         '{"feature": "chat", "said": "ValueError: no answer"}',
         '{"feature": "stream", "said": "yes"}',

@@ -89,7 +89,7 @@ def test_the_document_needs_no_key_and_says_which_paths_need_one():
 # -- requests drawn from the document ------------------------------------------------------
 
 ODD = [None, True, -1, 0, 2**70, -1e308, 1e-9, "", "\x00", "\ud800", "a" * 3000, [], [[]], [None], {}, {"a": {"b": [1]}},
-       [1, "a"], "none", "auto", {"type": "function"}, {"type": "object"}, "root ::= root", "(", 10**9]  # fmt: skip
+       [1, "a"], [1.0, 2.0], 3.0, {"5": 1}, [{"type": "text", "text": None}], [{"type": "image_url"}], "none", "auto", {"type": "function"}, {"type": "object"}, "root ::= root", "(", 10**9]  # fmt: skip
 
 _SAID = [{"role": "user", "content": "What is a list?"}]
 _CALL = {"function": {"name": "f", "parameters": {"type": "object"}}}
@@ -149,7 +149,9 @@ class Drawing:
                 low = schema.get("minimum", schema.get("exclusiveMinimum", -3))
                 high = min(schema.get("maximum", schema.get("exclusiveMaximum", 9)), low + 40)
                 drawn = rng.choice([low, high, rng.uniform(low, high)])
-                return int(drawn) if kind == "integer" else drawn
+                if kind == "integer":  # which a whole float is
+                    drawn = int(drawn) if rng.random() < 0.9 else float(int(drawn))
+                return drawn
             case "array":
                 return [
                     self.value(schema.get("items", {}), depth + 1)
