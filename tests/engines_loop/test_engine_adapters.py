@@ -2,6 +2,7 @@
 
 import copy
 import json
+from random import Random
 
 import pytest
 import torch
@@ -81,6 +82,72 @@ def test_a_prompt_is_found_under_its_own_adapter_alone(base, folders):
     ]
     assert found[:3] == [0, 0, 0]
     assert min(found[3:]) > 16
+
+
+FORMS = (
+    {},
+    {},
+    {"bad_words": ["e", "li"]},
+    {"structured_outputs": {"choice": ["yes", "no", "never"]}},
+    {"structured_outputs": {"regex": "[a-c]{2}-(x|yz)"}, "reasoning_tags": ("", "t")},
+    {"structured_outputs": {"choice": ["yes", "no"]}, "reasoning_tags": ("<think>", "</think>")},
+)
+
+
+def drawn(rng):
+    """Return a random prompt, the adapter that is asked, and parameters: scores, forms, reasoning, several answers."""
+    name, form = rng.choice((None, "a", "b")), rng.choice(FORMS)
+    prompt = TEXT[: rng.choice((1, 32, 33, 90, 150))] + rng.choice(("", " Why", " How is that?"))
+    how = rng.choice(({"temperature": 0}, {"temperature": 1.0, "seed": rng.randrange(9)}))
+    params = SamplingParams(
+        max_tokens=rng.choice((1, 5, 14)),
+        n=rng.choice((1, 1, 3)),
+        logprobs=rng.choice((None, 1)),
+        prompt_logprobs=rng.choice((None, None, 0, 2)),
+        speculation=rng.choice((0, 0, 2)),
+        **form | how,
+    )
+    return prompt, name, params
+
+
+def check_scores(reference, output):
+    """Check the log-probabilities of a prompt beside those of a reference."""
+    ids = output.prompt_token_ids
+    with torch.inference_mode():
+        right = reference(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    told = [each[token].logprob for token, each in zip(ids[1:], output.prompt_logprobs[1:], strict=True)]  # fmt: skip
+    found = right[torch.arange(len(ids) - 1), torch.tensor(ids[1:], dtype=torch.long)]
+    torch.testing.assert_close(torch.tensor(told, dtype=torch.float32), found, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [
+        pytest.param(0, 16, marks=pytest.mark.ci),
+        *(pytest.param(seed, 200, marks=pytest.mark.long) for seed in (1, 2)),
+    ],
+)
+def test_random_requests_of_adapters_are_answered_and_scored_as_alone(base, folders, seed, count):
+    rng, roomy = Random(seed), Engine(copy.deepcopy(base[0]), base[1], num_blocks=256, adapters=folders[0])  # fmt: skip
+    small = {"num_blocks": 16, "max_running": 8, "max_step_tokens": 60, "max_prefill_tokens": 30}
+    engine = Engine(*base, adapters=folders[0], **small)
+    asked = {}
+    for _ in range(count):
+        prompt, name, params = drawn(rng)
+        asked[engine.add_request(prompt, params, scope=of(name))] = prompt, name, params
+    outputs, num_scored = run(engine), 0
+    for request_id, (prompt, name, params) in asked.items():
+        (alone,) = roomy.generate(prompt, params, scope=of(name))
+        output = outputs[request_id]
+        assert output.error is None
+        for one, other in zip(output.outputs, alone.outputs, strict=True):
+            assert (one.token_ids, one.text) == (other.token_ids, other.text), (name, params)
+            assert one.finish_reason == other.finish_reason
+        if params.prompt_logprobs is not None:
+            num_scored += 1
+            check_scores(folders[1][name], output)
+    assert num_scored > count // 8
+    assert engine.stats().preemptions or count < 100
 
 
 @pytest.mark.ci
