@@ -46,7 +46,7 @@ def pinned(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_breakpoint_pins_the_prompt_and_the_next_turn_pins_more(server, stream):
+def test_a_breakpoint_pins_the_prompt(server, stream):
     asked = server.post("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}, headers={"x-api-key": "key-of-ann"})  # fmt: skip
     size = asked.json()["input_tokens"] // SIZE * SIZE
     say(server, LONG, stream=stream)
@@ -55,11 +55,21 @@ def test_a_breakpoint_pins_the_prompt_and_the_next_turn_pins_more(server, stream
     read, _ = say(server, LONG)
     assert read >= size
     assert pinned(server) == [size]
-    turns = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "Yes."}]
-    _, more = say(server, "And this.", turns=turns)
-    assert more // SIZE * SIZE > size
-    assert pinned(server) in ([more // SIZE * SIZE], [size])  # the latter beside the budget
     assert server.service.retention.num_tokens("ann") > 0
+
+
+def test_the_pin_of_the_next_turn_replaces_that_of_the_turn_before(server):
+    say(server, "a")  # which has no whole block
+    assert pinned(server) == []
+    _, size = say(server, "Keep this in mind, please.")
+    assert pinned(server) == [size // SIZE * SIZE]
+    turns = [
+        {"role": "user", "content": "Keep this in mind, please."},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    _, more = say(server, "And this, please, as well.", turns=turns)
+    assert more // SIZE > size // SIZE
+    assert pinned(server) == [more // SIZE * SIZE]
 
 
 def test_a_tenant_s_pins_are_within_its_budget_and_the_beginning_of_a_long_prompt_is_pinned(server):

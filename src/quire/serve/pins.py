@@ -47,7 +47,8 @@ class ServerPins:
         path = made.node.path()
         own = [self._all[at][1] for at in self.held if self._all[at][0] == scope.tenant]
         past = [each for each in own if each.node in path and each.due <= made.due]
-        if sum(each.num_tokens for each in own if each not in past) + made.num_tokens > budget:
+        others = sum(each.num_tokens for each in own if each not in past)
+        if not made.num_tokens or others + made.num_tokens > budget:
             made.close()
             return
         for each in past:
