@@ -10,9 +10,9 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
     --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
-SYSTEM := redis-server prometheus openssl g++ libibverbs1 libnuma1 libcurl4
+SYSTEM := redis-server prometheus openssl g++ cmake libibverbs1 libnuma1 libcurl4
 
-.PHONY: help setup system real-models demo test test-ci test-long test-parts test-families test-vllm check bench docs format clean
+.PHONY: help setup system llama real-models demo test test-ci test-long test-parts test-families test-vllm check bench docs format clean
 
 help:            ## what can be typed
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -50,6 +50,9 @@ $(VENV)/.for-check: $(VENV)/.for-test
 $(VENV)/.for-docs: $(VENV)/.made pyproject.toml
 	$(PIP) --group docs
 	@touch $@
+
+llama: $(VENV)/.for-test  ## build the library of llama.cpp, which tests of GGUF models need
+	$(BIN)/quire gguf build
 
 real-models: $(VENV)/.for-test  ## install and convert the models with real weights that some tests need
 	$(BIN)/python tests/real_models.py

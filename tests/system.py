@@ -87,7 +87,7 @@ def missing(name: str) -> str | None:
     if name in real_models.MODELS:
         return real_models.missing(name)
     if name == "llama.cpp":
-        return "the library of llama.cpp is missing: `quire gguf build` makes it"
+        return "the library of llama.cpp is missing: `make llama` builds it"
     return f"{name} is missing: {MENDED_BY} (apt-get install {packages})"
 
 
