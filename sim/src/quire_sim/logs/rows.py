@@ -1,0 +1,109 @@
+"""A logged request: the sections of its prompt in order, its time, and the usage that the server told."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Api: TypeAlias = Literal["chat", "completions", "responses", "messages", "text", "usage"]
+"""The form of a body: OpenAI chat, completions or responses; Anthropic messages; a plain text; no prompt at all."""
+
+APIS: tuple[Api, ...] = ("chat", "completions", "responses", "messages", "text", "usage")
+
+Kind: TypeAlias = Literal["tool", "text", "call", "result", "thinking", "media"]
+
+
+class Section(msgspec.Struct, frozen=True, gc=False):
+    """A part of a prompt that stands at one place of its body.
+
+    `path`        that place: `tools[3]`, `system`, `system[0]`, `messages[4].content[1]`
+    `role`        `tools`, `system`, `user`, `assistant`, `tool`, ...
+    `kind`        a tool's definition, a text, a call of a tool, its result, reasoning, or media
+    `text`        the text; of tools, calls and schemas their JSON as the body orders it; of media what they are
+                  (`image/png 640x480 low`)
+    `media`       a digest of the bytes or the address of media; empty for others
+    `breakpoint_s` the TTL of the breakpoint that stands behind it, in seconds; 0: none
+    """
+
+    path: str
+    role: str
+    kind: Kind
+    text: str
+    media: str = ""
+    breakpoint_s: int = 0
+
+
+class TokenUsage(msgspec.Struct, frozen=True, gc=False):
+    """Tokens as the server counted them; None: it told nothing.
+
+    `prompt_tokens`  all tokens of the prompt, those read from a cache and written to it included
+    `cached_tokens`  those of them read from the cache
+    `written_tokens` those of them written to it, where writing is told (Anthropic); `written_1h_tokens` for an hour
+    """
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    written_tokens: int | None = None
+    written_1h_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class LoggedRequest(msgspec.Struct, frozen=True):
+    """One request of a log, with its prompt in sections.
+
+    `row`         its line in the file, or its place in a list, from 1; several requests may share a line
+    `api`         the form of its body
+    `sections`    the prompt in the order of caches: tools, then system, then messages
+    `body`        the body as it was sent; empty where the log has none
+    `model`       the model that was asked for; empty if unknown
+    `time_s`      when it was sent, in seconds since 1970, or None
+    `duration_s`  how long it took, or None
+    `tenant`      a digest of its API key, or the user or team that the log names; empty if unknown
+    `session`     its conversation, where the log names one
+    `cache_key`   `prompt_cache_key`, or `cache_salt` of vLLM
+    `retention`   `prompt_cache_retention`
+    `parameters`  other fields that caches depend on, by name, as JSON: `response_format`, `tool_choice`, ...
+    `answer`      the answer's text; None if the log has none
+    `usage`       the server's counts
+    """
+
+    row: int
+    api: Api
+    sections: tuple[Section, ...]
+    body: dict[str, Any] = {}
+    model: str = ""
+    time_s: float | None = None
+    duration_s: float | None = None
+    tenant: str = ""
+    session: str = ""
+    cache_key: str = ""
+    retention: str = ""
+    parameters: dict[str, str] = {}
+    answer: str | None = None
+    usage: TokenUsage = TokenUsage()
+
+
+class Unread(msgspec.Struct):
+    """Records of a log that were not read: how many for each reason, and the first line of each."""
+
+    count: dict[str, int] = {}
+    first: dict[str, int] = {}
+
+    def add(self, reason: str, row: int) -> None:
+        """Count a record that is not read."""
+        self.count[reason] = self.count.get(reason, 0) + 1
+        self.first.setdefault(reason, row)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.count.values())
+
+    def sentences(self) -> list[str]:
+        """Return a sentence for people for each reason, the most frequent first."""
+        ordered = sorted(self.count, key=lambda reason: (-self.count[reason], reason))
+        return [
+            f"{self.count[reason]:,} not read, the first in line {self.first[reason]:,}: {reason}"
+            for reason in ordered
+        ]
