@@ -6,6 +6,8 @@ import openai
 import pytest
 from serve_help import fixtures
 
+from quire.chat.conversation import ANY_ID
+
 server, nothing_stays = fixtures()
 
 SAID = [{"role": "user", "content": "Add one and two."}]
@@ -27,8 +29,8 @@ BACK = [
     {"role": "function", "name": "add", "content": "3"},
 ]
 BACK_IN_TOOLS = [
-    {"role": "assistant", "content": None, "tool_calls": [{"id": "function0", "type": "function", "function": CALLED}]},
-    {"role": "tool", "tool_call_id": "function0", "name": "add", "content": "3"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": ANY_ID, "type": "function", "function": CALLED}]},
+    {"role": "tool", "tool_call_id": ANY_ID, "name": "add", "content": "3"},
 ]  # fmt: skip
 
 

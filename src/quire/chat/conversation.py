@@ -14,9 +14,8 @@ from quire.errors import ConfigError
 SEEN = 60
 """Characters of a refused value that an error shows."""
 
-
-FUNCTION_ID = "function0"
-"""The id of a call in the old form, which has none: nine letters, as Mistral's templates want them."""
+ANY_ID = "quireCall"
+"""The id of a call that brings none, as in the old form: nine letters, as Mistral's templates want them."""
 
 
 class Function(msgspec.Struct, omit_defaults=True):
@@ -60,10 +59,10 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.function_call is not None:
             if self.tool_calls:  # a ValueError: the error of the body adds the place
                 raise ValueError("function_call is the old form of tool_calls; give one of them")
-            self.tool_calls = [Tool(self.function_call, "function", FUNCTION_ID)]
+            self.tool_calls = [Tool(self.function_call, "function", ANY_ID)]
             self.function_call = None
         if self.role == "function":
-            self.role, self.tool_call_id = "tool", FUNCTION_ID
+            self.role, self.tool_call_id = "tool", ANY_ID
 
     def plain(self, template: str = "") -> dict[str, Any]:
         """Return it as a template reads it: text joined, arguments of calls as data. Raises `ConfigError`.
@@ -189,10 +188,6 @@ class Conversation(msgspec.Struct, kw_only=True):
         """Return the JSON schema of an answer that must be a tool call; None if it need not. Raises `ConfigError`."""
         functions = self.forced_functions()
         return None if functions is None else call_schema(functions)
-
-
-ANY_ID = "quireCall"
-"""An id of a call, of nine letters, as Mistral's templates want one."""
 
 
 def answer_message(thought: str, text: str, calls: Sequence[ToolCall]) -> ChatMessage:
