@@ -36,7 +36,8 @@ def write_llama(path, model, tokenizer, *, title="a model", dtype=np.float32):
     special = set(tokenizer.get_added_vocab().values())
     kinds = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
     writer.add_token_types([kinds[index in special] for index in range(len(tokens))])
-    writer.add_token_merges([" ".join(pair) for pair in inside["merges"]])
+    merges = inside["merges"] or [("t", "5")]  # llama.cpp wants some
+    writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
     if tokenizer.chat_template:

@@ -1,6 +1,6 @@
 """guidellm: six streamed requests of made-up prompts, two at once, over chats and over responses.
 
-A run has 120 s; its report tells of each request what the server said.
+A run has 300 s; its report tells of each request what the server said.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cells import main
 
-RUN_S, COUNT, NEW = 120, 6, 8
+RUN_S, COUNT, NEW = 300, 6, 8
 
 
 def run(server, path="/v1/chat/completions"):

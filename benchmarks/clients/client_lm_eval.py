@@ -62,6 +62,8 @@ def scoring(server):
         how = f"model={server.model},base_url={url},tokenizer={server.folder},num_concurrent=2"
         served = ["--model", "local-completions", "--model_args", how]
         own = f"pretrained={server.folder},dtype=float32"
+        for file in Path(server.folder).glob("*.gguf"):
+            own += f",gguf_file={file.name}"
         key = {"OPENAI_API_KEY": server.key}
         results = {"empty cache": harness(folder, "empty", served, key)}
         assert complete(server) > 0

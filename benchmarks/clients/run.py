@@ -1,6 +1,6 @@
 """Clients against `quire serve`: a table of clients and features.
 
-    python benchmarks/clients/run.py [--among NAMES] [--model MODEL] [--json | --write]
+    python benchmarks/clients/run.py [--among NAMES] [--model MODEL] [--chat-template FILE] [--json | --write]
 
 Makes an environment of each client below `.clients`, from PyPI or npm, and keeps it. Starts a server, runs each
 client's script (`client_*`; `cells.py` says how), and prints the table: a cell is `yes`, `—` where the client has no such
@@ -17,13 +17,13 @@ import sysconfig
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
 import cells
 
-from quire.cli.models import source_of
+from quire.cli.models import GGUF, name_of, source_of
 from quire.cli.server_process import HOST, ServerProcess
 
 HERE = Path(__file__).parent
@@ -149,42 +149,65 @@ def _run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def measured(among: list[Client], root: Path, model: str) -> Iterator[dict]:
+class Model(NamedTuple):
+    """A model to serve: a folder or a GGUF file, and what its tokenizer is.
+
+    name      that of clients
+    folder    with its tokenizer, and its weights: of a GGUF file, a folder made for clients
+    dtype     that of the server; llama.cpp computes a GGUF file as it is
+    template  its chat template
+    """
+
+    source: str
+    name: str
+    folder: Path
+    dtype: str
+    template: str
+
+
+def model_of(given: str, template: Path | None, made: Path) -> Model:
+    """Return a model as `quire serve` takes it, with a chat template of its own or another."""
+    from transformers import AutoTokenizer
+
+    folder = source = Path(source_of(given))
+    if is_gguf := source.suffix == GGUF:
+        folder = made / "model"
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+        (folder / source.name).symlink_to(source.resolve())
+    own = AutoTokenizer.from_pretrained(folder).chat_template
+    said = own if template is None else template.read_text(encoding="utf-8")
+    return Model(given, name_of(given), folder, "auto" if is_gguf else "float32", said)
+
+
+def measured(among: list[Client], root: Path, given: str, template: Path | None) -> Iterator[dict]:
     """Yield the row of each client, against one server."""
     places = [Environment(each, root) for each in among]
     for place in places:
         print(f"{place.client.name}: {place.folder}", file=sys.stderr)
         place.install()
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as made, ExitStack() as servers:
+        model = model_of(given, template, Path(made))
         keys = Path(made) / "keys"
         keys.touch(mode=0o600)
         keys.write_text(f"clients {cells.KEY}\n")
-        template = Path(made) / "template.jinja"
-        template.write_text(chat_template(str(source_of(model))) + cells.THINKING)
-        serve = [sys.executable, "-m", "quire", "serve", "--model", model, "--name", model]
-        serve += ["--dtype", "float32", "--max-inflight", str(cells.MAX_INFLIGHT)]
-        serve += ["--keys", str(keys)]
-        reasoning = [*serve, "--chat-template", str(template), "--kv-memory", "256MiB"]
+        serve = [sys.executable, "-m", "quire", "serve", "--model", given, "--name", model.name]
+        serve += ["--dtype", model.dtype, "--max-inflight", str(cells.MAX_INFLIGHT)]
+        serve += ["--keys", str(keys), "--kv-memory", "512MiB"]
         environment = os.environ | {"QUIRE_OPERATOR_KEY": cells.OPERATOR_KEY}
-        with (
-            closing(ServerProcess(serve, environment)) as server,
-            closing(ServerProcess(reasoning, environment)) as thinking,
-        ):
-            others = ",".join(each for each in cells.FEATURES if each != "reasoning")
-            for place in places:
-                found = {}
-                for to, features in ((server, others), (thinking, "reasoning")):
-                    url = f"http://{HOST}:{to.port}"
-                    found |= place.measure(url, model, str(source_of(model)), features)
-                yield {"client": place.client.name, "version": place.version(), "cells": found}
-                print(f"{place.client.name}: {len(found)} cells", file=sys.stderr)
-
-
-def chat_template(folder: str) -> str:
-    """Return the chat template of a model's folder."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder).chat_template
+        others = ",".join(each for each in cells.FEATURES if each != "reasoning")
+        asked = {}
+        for features, end in ((others, ""), ("reasoning", cells.THINKING)):
+            file = Path(made) / f"{len(asked)}.jinja"
+            file.write_text(model.template + end, encoding="utf-8")
+            server = ServerProcess([*serve, "--chat-template", str(file)], environment)
+            servers.enter_context(closing(server))
+            asked[features] = f"http://{HOST}:{server.port}"
+        for place in places:
+            found = {}
+            for features, url in asked.items():
+                found |= place.measure(url, model.name, str(model.folder), features)
+            yield {"client": place.client.name, "version": place.version(), "cells": found}
+            print(f"{place.client.name}: {len(found)} cells", file=sys.stderr)
 
 
 def table(rows: list[dict], known: str = "") -> str:
@@ -224,6 +247,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=textwrap.dedent(__doc__).partition("\n")[0])
     options.add_argument("--among", help="parts of clients' names, separated by commas")
     options.add_argument("--model", default="quire-tiny", help="as `quire serve` takes it")
+    options.add_argument("--chat-template", type=Path, help="a file, in place of the model's own")
     options.add_argument("--cache", type=Path, default=HERE.parents[1] / ".clients")
     how = options.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true")
@@ -238,7 +262,7 @@ def main() -> int:
     if not among:
         options.error(f"no client of {names} has {asked.among} in its name")
     rows = []
-    for row in measured(among, asked.cache.resolve(), asked.model):
+    for row in measured(among, asked.cache.resolve(), asked.model, asked.chat_template):
         rows.append(row)
         if asked.write:
             write([row])
