@@ -197,7 +197,7 @@ def test_engines_refuse_what_llama_cpp_does_not_compute(tmp_path):
     model = tiny_gguf(n_ctx=256)
     for options, why in (
         ({"max_running": 256}, "max_running is 256, and the 256 sequences"),
-        ({"adapters": {"a": tmp_path}}, "adapters and passages are for models of transformers"),
+        ({"adapters": {"a": tmp_path}}, "adapters .'a'. are for models of transformers"),
     ):
         with pytest.raises(ConfigError, match=why):
             Engine(model, num_blocks=50, **options)

@@ -114,8 +114,14 @@ class GgufModel:
     def in_engine(self, settings: EngineSettings, *, outlives: bool) -> BoundGguf:
         """Return the model as an engine has it. Raises `ConfigError`."""
         if settings.adapters or settings.passages is not None:
+            what = (
+                f"adapters ({', '.join(map(repr, settings.adapters))})"
+                if settings.adapters
+                else "passages"
+            )
             raise ConfigError(
-                "adapters and passages are for models of transformers, not for GGUF files"
+                f"{what} are for models of transformers, not for the GGUF file {self.path.name}; leave them out, or "
+                "give the folder of the model"
             )
         return BoundGguf(self, settings, outlives=outlives)
 
