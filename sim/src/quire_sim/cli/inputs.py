@@ -2,19 +2,20 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from quire.cli.options import names
+from quire.cli.output import stderr
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire_sim.concurrent import Service
     from quire_sim.hardware import ModelFacts, Roofline
-    from quire_sim.trace.rows import Trace
+    from quire_sim.trace.rows import ReportingTrace, Trace, TraceRequest
 
 _AMOUNT = re.compile(r"(?P<number>[0-9]{1,10}(?:[.][0-9]{1,15})?)\s*(?P<percent>%?)")
 
@@ -65,11 +66,30 @@ class Asked(NamedTuple):
         return Asked(Path(self.trace.name), {**self.options, **files})
 
 
+class ToldTrace:
+    """A trace that prints the notes of its first whole pass on standard error."""
+
+    def __init__(self, trace: "ReportingTrace") -> None:
+        self.source, self.format, self.block_size = trace.source, trace.format, trace.block_size
+        self._trace = trace
+        self._is_told = False
+
+    def __iter__(self) -> "Iterator[TraceRequest]":
+        from quire_sim.trace import Findings
+
+        report = Findings()
+        yield from self._trace.read(report)
+        if not self._is_told:
+            self._is_told = True
+            for note in report.notes:
+                stderr().print(f"{Path(self.source).name}: {note}", markup=False, highlight=False)
+
+
 def opened(path: Path, block_size: int | None) -> "Trace":
     """Open a trace, in blocks of another size if one is given."""
     from quire_sim.trace import open_trace, with_block_size
 
-    trace = open_trace(path)
+    trace = ToldTrace(open_trace(path))
     return trace if block_size is None else with_block_size(trace, block_size)
 
 

@@ -14,6 +14,7 @@ from quire.cli.files import check_writable, write_text
 from quire.cli.tables import facts_table, plain_table
 from quire.config import format_bytes, parse_bytes
 from quire.errors import ConfigError
+from quire_sim.cli.inputs import opened
 from quire_sim.cli.timing import timing_of, within
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def plan(
     from quire_sim.hardware.tiers import parse_tiers
     from quire_sim.plan import Placement
     from quire_sim.plan import plan as make_plan
-    from quire_sim.trace import open_trace
 
     check_writable(report, ".html", ".svg")
     placement = Placement(
@@ -88,7 +88,7 @@ def plan(
             placement,
             parse_tokens(context),
             parse_tiers(tiers),
-            trace=None if trace is None else open_trace(trace),
+            trace=None if trace is None else opened(trace, None),
             new_tokens=parse_tokens(new_tokens),
             timing=timing_of(sheets, mfu, measured),
         )

@@ -34,7 +34,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="mooncake, bailian, hash-runs, quire, recorded, kv-events or conversations; found out.",
+        help="mooncake, bailian, hash-runs, quire, recorded, kv-events, conversations or requests; found out.",
         show_default=False,
     ),
 ]

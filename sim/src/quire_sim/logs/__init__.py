@@ -1,6 +1,19 @@
 """Request logs: the requests that clients sent, one row each, with their prompts in sections."""
 
 from quire_sim.logs.bodies import api_of, sections_of
-from quire_sim.logs.rows import Api, LoggedRequest, Section, Unread, TokenUsage
+from quire_sim.logs.opening import LOG_FORMATS, LogFile, log_format, open_log
+from quire_sim.logs.rows import Api, LoggedRequest, Section, TokenUsage, Unread
 
-__all__ = ["Api", "LoggedRequest", "Section", "Unread", "TokenUsage", "api_of", "sections_of"]
+__all__ = [
+    "LOG_FORMATS",
+    "Api",
+    "LogFile",
+    "LoggedRequest",
+    "Section",
+    "TokenUsage",
+    "Unread",
+    "api_of",
+    "log_format",
+    "open_log",
+    "sections_of",
+]

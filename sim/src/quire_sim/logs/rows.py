@@ -61,7 +61,8 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     `duration_s`  how long it took, or None
     `tenant`      a digest of its API key, or the user or team that the log names; empty if unknown
     `session`     its conversation, where the log names one
-    `cache_key`   `prompt_cache_key`, or `cache_salt` of vLLM
+    `cache_key`   `prompt_cache_key`, which routes
+    `salt`        `cache_salt`, which divides caches
     `retention`   `prompt_cache_retention`
     `parameters`  other fields that caches depend on, by name, as JSON: `response_format`, `tool_choice`, ...
     `answer`      the answer's text; None if the log has none
@@ -78,6 +79,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     tenant: str = ""
     session: str = ""
     cache_key: str = ""
+    salt: str = ""
     retention: str = ""
     parameters: dict[str, str] = {}
     answer: str | None = None

@@ -22,7 +22,7 @@ ROWS: dict[str, tuple[type[Any], float]] = {
 }
 """Formats of one request per line: what a line becomes, and the unit of time."""
 
-FORMATS = (*ROWS, "kv-events", "conversations")
+FORMATS = (*ROWS, "kv-events", "conversations", "requests")
 
 SIGNS = {
     "quire_trace": "quire", "hash_runs": "hash-runs", "chat_id": "bailian", "hash_ids": "mooncake",
@@ -74,8 +74,8 @@ def layout_of(path: Path, wanted: str | None, block_size: int | None) -> Layout:
     if found is None:
         raise TraceError(
             f"{path} is no trace that is known: rows have hash_ids (mooncake, bailian) or hash_runs "
-            "(hash-runs), or follow a header (quire, recorded), or are batches of events (kv-events) or "
-            f"conversations; the first line is {excerpt(line)}"
+            "(hash-runs), or follow a header (quire, recorded), or are batches of events (kv-events), "
+            f"conversations or bodies of requests (requests); the first line is {excerpt(line)}"
         )
     if found == "quire":
         return _quire_layout(path, line, rest, block_size)

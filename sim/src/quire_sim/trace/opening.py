@@ -16,6 +16,11 @@ from quire_sim.trace.schemas import MAX_BLOCK_SIZE
 from quire_sim.trace.talks import TALK_KEYS
 from quire_sim.trace.texts import BLOCK_SIZE, ConversationTrace, encoder_of
 
+WITH_TEXTS = ("conversations", "requests")
+
+WITH_PROMPTS = ("requests", "claude-code", "codex", "otel")
+"""Formats of request logs that a trace is made of."""
+
 _ROW_KEY = re.compile(rb'"(hash_ids|hash_runs|quire_trace)"\s*:')
 _BATCH_KEY = re.compile(rb'"events"\s*:\s*\[')
 _TALK_KEY = re.compile(rb'"(%s)"\s*:\s*\[' % "|".join(TALK_KEYS).encode())
@@ -33,7 +38,7 @@ def open_trace(
 
     `format`      one of `FORMATS`; None: found out from how the file begins
     `block_size`  tokens per block; None: what the file says, or what its first rows agree on
-    `tokenizer`   of conversations: a `tokenizer.json` or a folder that has one; None: every byte
+    `tokenizer`   of conversations and request logs: a `tokenizer.json` or a folder that has one; None: every byte
                   is a token. `seed`: of the times that they are given
 
     Raises `TraceError` for a file that cannot be read, is empty or no trace, and `ConfigError` for
@@ -47,10 +52,14 @@ def open_trace(
         )
     path = Path(path).expanduser()
     found = format or _format_without_rows(path)
-    if tokenizer is not None and found != "conversations":
+    if tokenizer is not None and found not in WITH_TEXTS:
         raise ConfigError(f"{path} has ids and no texts: leave the tokenizer out")
     if found == "kv-events":
         return open_events(path, block_size)
+    if found == "requests":
+        from quire_sim.trace.bodies import RequestLogTrace  # noqa: PLC0415 - it needs this package
+
+        return RequestLogTrace(path, block_size or BLOCK_SIZE, encoder_of(tokenizer))
     if found == "conversations":
         return ConversationTrace(path, block_size or BLOCK_SIZE, encoder_of(tokenizer), seed)
     return FileTrace(path, layout_of(path, found, block_size))
@@ -62,10 +71,14 @@ def _format_without_rows(path: Path) -> str | None:
         head = read_some(stream, path)
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     line = head.partition(b"\n")[0]
-    if head.startswith(b"["):
-        return "conversations" if head[1:].lstrip().startswith(b"{") else "kv-events"
-    if not head.startswith(b"{") or _ROW_KEY.search(line):
+    if head.startswith(b"[") and not head[1:].lstrip().startswith(b"{"):
+        return "kv-events"
+    if not head.startswith((b"{", b"[")) or _ROW_KEY.search(line):
         return None
     if _BATCH_KEY.search(line):
         return "kv-events"
-    return "conversations" if _TALK_KEY.search(head) else None
+    from quire_sim.logs import log_format  # noqa: PLC0415 - it needs this package
+
+    if log_format(head) in WITH_PROMPTS:
+        return "requests"
+    return "conversations" if head.startswith(b"[") or _TALK_KEY.search(head) else None

@@ -36,7 +36,7 @@ def read_talks(path: Path) -> Iterator[list[Message]]:
     """Yield the conversations of a file. Raises `TraceError` with their number, from 1."""
     for number, record in enumerate(_records(path), 1):
         try:
-            yield _messages(record)
+            yield messages_of(record)
         except ValueError as error:
             raise TraceError(f"{path}, conversation {number:,}: {error}") from None
 
@@ -92,7 +92,8 @@ def _pieces(path: Path) -> Iterator[tuple[str, bool]]:
             raise TraceError(f"{path} is not UTF-8 text: {error.reason}") from None
 
 
-def _messages(record: dict[str, Any]) -> list[Message]:
+def messages_of(record: dict[str, Any]) -> list[Message]:
+    """Return the messages of a conversation. Raises `ValueError` for an object that is none."""
     said: Any = next((record[key] for key in TALK_KEYS if key in record), None)
     if not isinstance(said, list):
         keys = ", ".join(list(record)[:5]) or "none"
