@@ -49,10 +49,14 @@ class BenchProcess:
         assert self._process.stdout is not None
         return self._process.stdout
 
+    def said(self) -> str:
+        """Return what it said to the file."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
     def last_words(self) -> str:
         """Return the end of what it said to the file."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-600:].strip()
+        return self.said()[-600:].strip()
 
     def close(self) -> None:
         """End it: one that is asked by the end of its input."""

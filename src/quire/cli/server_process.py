@@ -32,6 +32,10 @@ class ServerProcess:
             self.close()
             raise
 
+    def said(self) -> str:
+        """Return what it said, on both streams."""
+        return self._process.said()
+
     def close(self) -> None:
         """End it."""
         self._process.close()

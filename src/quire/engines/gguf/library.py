@@ -5,8 +5,11 @@ import os
 import platform
 import sys
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from quire.config import user_cache
@@ -16,6 +19,9 @@ from quire.errors import ConfigError
 VARIABLE = "QUIRE_LLAMA_LIB"
 SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 FILE = f"{'' if sys.platform == 'win32' else 'lib'}llama{SUFFIX}"
+ATTENTION = "libquire-attention.so"
+"""The file of quire's attention, beside a library that `quire gguf build` made."""
+
 STATE_VERSIONS = range(3, 5)
 """Versions of a sequence's state that the parser knows."""
 
@@ -88,6 +94,7 @@ class LlamaLibrary:
     `path`      the file; its `llama.h` lies beside it, or in the folder `include` beside its folder
     `version`   the version that it tells, or that of its header's state
     `said`      its last lines of errors
+    `has_attention`  quire's attention lies beside it
 
     Raises `ConfigError` for a library that cannot be loaded, has no header, or does not fit it.
     """
@@ -122,6 +129,8 @@ class LlamaLibrary:
             setattr(self, name, function)
         self._check()
         self.version = self._version()
+        self._attention = _attention_beside(path)
+        self.has_attention = self._attention is not None
         self.said: deque[str] = deque(maxlen=_SAID)
         log = _LOG(self._take_line)
         _KEPT.append(log)
@@ -134,6 +143,19 @@ class LlamaLibrary:
     def batch(self, **fields: Any) -> Any:
         """Return a `llama_batch` of these fields; addresses are integers."""
         return self._structures["llama_batch"](**fields)
+
+    @contextmanager
+    def attention(self, *, is_own: bool) -> Generator[None]:
+        """Have contexts that are made within compute attention by quire's code, or llama.cpp's."""
+        if self._attention is None:
+            yield
+            return
+        with _SETTLED:
+            self._attention.quire_attention_use(is_own)
+            try:
+                yield
+            finally:
+                self._attention.quire_attention_use(False)
 
     def why(self) -> str:
         """Return its first line of the last error, as the end of a sentence; empty for none."""
@@ -160,6 +182,9 @@ class LlamaLibrary:
         if level == _ERROR and (line := text.decode("utf-8", "replace").strip()):
             self.said.append(line)
 
+
+_SETTLED = Lock()
+"""Held while contexts are made: what computes their attention is a setting of the process."""
 
 _ERROR = 4
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -236,3 +261,13 @@ def _loaded(path: Path) -> Any:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be loaded: {error}; {_MEND} for this machine") from None
+
+
+def _attention_beside(path: Path) -> Any:
+    """Return quire's attention, None where it is not there or was built for another processor."""
+    try:
+        loaded = ctypes.CDLL(str(path.parent / ATTENTION))
+    except OSError:
+        return None
+    loaded.quire_attention_use.argtypes, loaded.quire_attention_use.restype = (_B,), None
+    return loaded

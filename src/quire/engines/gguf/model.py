@@ -7,7 +7,7 @@ import os
 import re
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet, finalize
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from quire.core import FullAttention, Scope
 from quire.engines.gguf.context import Context
 from quire.engines.gguf.forward import GgufForward
 from quire.engines.gguf.host_pool import host_layout
-from quire.engines.gguf.library import LlamaLibrary, load
+from quire.engines.gguf.library import ATTENTION, LlamaLibrary, load
 from quire.engines.models.weights import FileDigests, default_kept_at
 from quire.errors import ConfigError, ScopeError, UnsupportedModel
 from quire.scope import check_scope
@@ -59,6 +59,7 @@ class GgufModel:
     n_gpu_layers  layers on a GPU, where the library knows one; -1: all
     n_threads     threads of the CPU; None: one for each core
     n_ubatch      tokens that are computed at once
+    attention     "quire" or "llama.cpp": whose code computes attention on a CPU; None: quire's, where the library has it
 
     Raises `ConfigError` for a file or setting that is none, and `UnsupportedModel`, by name, for a model whose memory is
     not K and V of each token: a recurrent, hybrid or diffusion one, an encoder, one of multi-part positions.
@@ -71,11 +72,13 @@ class GgufModel:
         n_ctx: int | None = None,
         device_memory: int | str = CELLS,
         library: LlamaLibrary | None = None,
+        attention: Literal["quire", "llama.cpp"] | None = None,
         **settings: Any,
     ) -> None:
         self.path = Path(path).expanduser()
         self._files = _files(self.path)
         self._library = library or load()
+        self.attention = _attention(attention, self._library)
         self._settings = _checked(settings)
         self._n_ctx = None if n_ctx is None else check_count("n_ctx", n_ctx)
         self._device_memory = parse_bytes(device_memory)
@@ -94,7 +97,8 @@ class GgufModel:
         """Its architecture, size and number types, by llama.cpp."""
         buffer = ctypes.create_string_buffer(256)
         self._library.llama_model_desc(self._model, buffer, len(buffer))
-        return f"{buffer.value.decode('utf-8', 'replace')}, by llama.cpp {self._library.version}"
+        about = f"{buffer.value.decode('utf-8', 'replace')}, by llama.cpp {self._library.version}"
+        return f"{about}, attention by {self.attention}"
 
     def tokenizer(self) -> Any:
         """Return the tokenizer in the file, with its chat template, as one of transformers."""
@@ -132,12 +136,13 @@ class GgufModel:
         sizes = {"n_seq_max": self._library.llama_max_parallel_sequences()}
         how = self._library, self._model, self.vocab_size
         n_ctx = self._n_ctx
-        if n_ctx is None:
-            tiny = Context(*how, n_ctx=256, **self._settings, **sizes)
-            tiny.close()
-            fits = self._device_memory // (2 * tiny.layout.num_words)
-            n_ctx = max(fits, min(self.trained_positions, LEAST_CELLS)) // 256 * 256
-        made = Context(*how, n_ctx=n_ctx, **self._settings, **sizes)
+        with self._library.attention(is_own=self.attention == "quire"):
+            if n_ctx is None:
+                tiny = Context(*how, n_ctx=256, **self._settings, **sizes)
+                tiny.close()
+                fits = self._device_memory // (2 * tiny.layout.num_words)
+                n_ctx = max(fits, min(self.trained_positions, LEAST_CELLS)) // 256 * 256
+            made = Context(*how, n_ctx=n_ctx, **self._settings, **sizes)
         made.owner = self
         self._contexts.add(made)
         return made
@@ -153,6 +158,7 @@ class GgufModel:
             state,
             self._library.state_version,
             self._library.version,
+            self.attention,
         )
         return f"gguf {sha256(repr(parts).encode()).hexdigest()}"
 
@@ -241,6 +247,18 @@ def _check_running(max_running: int, num_ids: int, width: int) -> None:
         )
 
 
+def _attention(wanted: str | None, library: LlamaLibrary) -> str:
+    """Return whose code computes attention. Raises `ConfigError`."""
+    if wanted not in (None, "quire", "llama.cpp"):
+        raise ConfigError(f"attention is {wanted!r}; give 'quire' or 'llama.cpp'")
+    if wanted == "quire" and not library.has_attention:
+        raise ConfigError(
+            f"{library.path} has no {ATTENTION} beside it, which attention='quire' needs; `quire gguf build` makes both "
+            "on Linux"
+        )
+    return wanted or ("quire" if library.has_attention else "llama.cpp")
+
+
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings as llama.cpp takes them. Raises `ConfigError`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -253,7 +271,8 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     }
     if unknown := settings.keys() - defaults.keys():
         raise ConfigError(
-            f"{min(unknown)!r} is no setting of a GGUF model; these are n_ctx, device_memory, {', '.join(defaults)}"
+            f"{min(unknown)!r} is no setting of a GGUF model; these are n_ctx, device_memory, attention, "
+            f"{', '.join(defaults)}"
         )
     made: dict[str, Any] = defaults | settings
     for name in ("type_k", "type_v"):

@@ -1,0 +1,6 @@
+"""Attention for llama.cpp on a CPU, in C++: `quire gguf build` compiles it."""
+
+from pathlib import Path
+
+SOURCES = tuple(Path(__file__).with_name(each) for each in ("backend.cpp", "attention.hpp"))
+"""What is compiled first, then what it includes."""
