@@ -41,7 +41,7 @@ TOKEN_BYTES = 23_040
 
 
 class Sides(NamedTuple):
-    """What both servers compute and with which threads."""
+    """The file that both servers compute, and their threads."""
 
     model: Path
     server: Path
