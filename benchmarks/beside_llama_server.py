@@ -25,7 +25,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from random import Random
 from statistics import mean, median
@@ -128,7 +128,7 @@ def talks_20(server: ServerProcess) -> None:
 def host_bytes_quire(server: ServerProcess, token_bytes: int) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
         told = answer.read().decode()
-    (blocks,) = re.findall(r"^quire_cached_blocks(?:\{[^}]*\})? (\S+)", told, re.MULTILINE)
+    (blocks,) = re.findall(r'^quire_blocks{.*state="cached"} (\S+)', told, re.MULTILINE)
     return float(blocks) * 16 * token_bytes / 1e6
 
 
@@ -141,12 +141,20 @@ Row = Callable[[Sides, int], Generator[tuple[float, float]]]
 
 
 def of_calls(
-    measure: Callable[[ServerProcess, int], float], quire: list[Any], llama: list[Any]
+    measure: Callable[[ServerProcess, int], float],
+    quire: list[Any],
+    llama: list[Any],
+    *,
+    has_disk: bool = False,
 ) -> Row:
     """Return a row whose servers stay up: `measure` is called with each in turn, once to warm up."""
 
     def run(sides: Sides, rounds: int) -> Generator[tuple[float, float]]:
-        with sides.quire(*quire) as ours, sides.llama(*llama) as theirs:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            disk = ["--tier", f"disk:{folder}?capacity=8GiB"] * has_disk
+            ours = stack.enter_context(sides.quire(*quire, *disk))
+            theirs = stack.enter_context(sides.llama(*llama))
             for seed in range(rounds + (measure is not agents_8)):
                 pair = [ours, theirs]
                 found = {each.port: measure(each, seed) for each in pair[:: 1 - 2 * (seed % 2)]}
@@ -170,7 +178,7 @@ def in_host_memory(sides: Sides, rounds: int) -> Generator[tuple[float, float]]:
     with sides.quire(65_536, 8192) as server:
         talks_20(server)
         ours = host_bytes_quire(server, sides.token_bytes)
-    with sides.llama(65_536, 8192, "--parallel", "1") as server:
+    with sides.llama(65_536, 8192, *ONE, "--verbosity", "4") as server:
         talks_20(server)
         theirs = host_bytes_llama(server)
     yield from [(ours, theirs)] * min(rounds, 1)  # bytes do not waver
@@ -191,7 +199,12 @@ ROWS: dict[str, tuple[float, Row]] = {
     "host_20": (0.4, in_host_memory),
     "agents_8": (
         0.15,
-        of_calls(agents_8, [19_200, 19_200], [19_200, 24_576, "--parallel", "3", "--kv-unified"]),
+        of_calls(
+            agents_8,
+            [19_200, 19_200],
+            [19_200, 24_576, "--parallel", "3", "--kv-unified"],
+            has_disk=True,
+        ),
     ),
 }
 
