@@ -57,6 +57,7 @@ COMMANDS = {
     "replay": "quire-sim",
     "route": "quire-router",
     "simulate": "quire-sim",
+    "tap": "quire-sim",
     "trace": "quire-sim",
 }
 """The commands that other packages bring, with the package of each."""

@@ -34,7 +34,7 @@ OWN = {
 """The commands of this package."""
 
 ORDER = (
-    *("demo", "generate", "serve", "route", "watch", "inspect", "doctor"),
+    *("demo", "generate", "serve", "route", "tap", "watch", "inspect", "doctor"),
     *(
         "plan",
         "curve",

@@ -18,8 +18,9 @@ def answer_of_stream(text: str) -> tuple[str, TokenUsage]:
     for event in _events(text):
         said.append(_delta(event))
         for place in (event, event.get("message"), event.get("response")):
-            if isinstance(place, dict) and cast("dict[str, Any]", place).get("usage"):
-                usage = _joined(usage, usage_of(place))
+            fields = cast("dict[str, Any]", place) if isinstance(place, dict) else {}
+            if fields.get("usage") or fields.get("timings"):
+                usage = _joined(usage, usage_of(fields))
     return "".join(said), usage
 
 

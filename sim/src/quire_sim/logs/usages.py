@@ -51,6 +51,10 @@ def times_of(fields: Mapping[str, Any]) -> tuple[float | None, float | None]:
 def usage_of(fields: Any) -> TokenUsage:
     """Return the usage that an answer or a record tells, in the words of any API."""
     found = _object(fields)
+    timings = _object(found.get("timings"))
+    if "cache_n" in timings and not found.get("usage"):  # llama-server, of any path
+        cached, computed = _count(timings, "cache_n") or 0, _count(timings, "prompt_n") or 0
+        return TokenUsage(cached + computed, cached, output_tokens=_count(timings, "predicted_n"))
     given = _object(found.get("usage") or found.get("usageDetails") or found.get("usage_details"))
     given = given or _object(_object(found.get("message")).get("usage")) or found
     details = _object(given.get("prompt_tokens_details") or given.get("input_tokens_details"))

@@ -1,0 +1,231 @@
+"""A relay between clients and one server: bytes pass through as they come, and each exchange is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
+
+from quire.errors import ConfigError
+from quire.web.clients import until_gone
+from quire.web.errors import ApiError, error_document
+
+CONNECT_S = 10.0
+"""Seconds in which the server takes a connection."""
+
+OF_THE_HOP = frozenset(
+    (b"connection", b"expect", b"host", b"keep-alive", b"proxy-connection", b"te", b"trailer",
+     b"transfer-encoding", b"upgrade")
+)  # fmt: skip
+"""Headers of one connection, which are not passed on."""
+
+End: TypeAlias = Literal["whole", "client gone", "server broke off", "no server"]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+
+class Exchange(msgspec.Struct):
+    """A request and its answer, as they passed.
+
+    `path`        the path, without its query
+    `headers`     of the request; they have credentials, which nothing may keep
+    `sent_s`      when its head had come, in seconds since 1970
+    `first_s`     seconds from there to the first bytes of the answer's body; None if there were none
+    `duration_s`  seconds from there to the end
+    `sent`, `told` the two bodies; None for one that is longer than the relay keeps
+    `said`        headers of the answer
+    `end`         how it ended
+    """
+
+    method: str
+    path: str
+    headers: Headers
+    sent_s: float
+    first_s: float | None = None
+    duration_s: float = 0.0
+    sent: bytes | None = b""
+    status: int = 0
+    said: Headers = []
+    told: bytes | None = b""
+    end: End = "whole"
+
+
+class _Kept:
+    """The bytes of a body, up to `most`; None once there were more."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, bytearray()
+        self._is_over = False
+
+    def add(self, piece: bytes) -> None:
+        if not self._is_over and len(self._bytes) + len(piece) <= self._most:
+            self._bytes += piece
+        else:
+            self._is_over, self._bytes = True, bytearray()
+
+    @property
+    def whole(self) -> bytes | None:
+        return None if self._is_over else bytes(self._bytes)
+
+
+class _Upload:
+    """A request's body on its way; `after` receives what a client says once it has sent all of it."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self.kept, self.done = _Kept(most), asyncio.Event()
+        self._receive = receive
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        while not self.done.is_set():
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            piece = message.get("body", b"")
+            if not message.get("more_body", False):
+                self.done.set()
+            if piece:
+                self.kept.add(piece)
+                yield piece
+
+    async def after(self) -> Message:
+        await self.done.wait()
+        return await self._receive()
+
+
+class Relay:
+    """An ASGI application that passes requests on to a server, and answers back.
+
+    Heads lose the headers of one connection, and nothing else is changed: compressed bodies stay compressed, and each
+    piece of an answer is sent as it comes. A client that goes ends its request at the server. An answer that the
+    server breaks off breaks off for the client. Raises `ConfigError` for an invalid URL.
+
+    `tell`  is called with each exchange at its end
+    `most`  bytes of a body that are kept for `tell`; longer ones pass as well
+    """
+
+    def __init__(self, upstream: str, tell: Callable[[Exchange], None], *, most: int) -> None:
+        parts = urlsplit(upstream)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ConfigError(f"--upstream is http://HOST:PORT or https://HOST, got {upstream!r}")
+        if parts.username is not None:
+            raise ConfigError("--upstream has no user: clients send their keys themselves")
+        self.upstream = upstream.rstrip("/")
+        self._base = httpx.URL(self.upstream)
+        self._tell, self._most = tell, most
+        # Servers on this machine close connections when they like; behind TLS, a new one for each request costs more.
+        idle = 0 if parts.scheme == "http" else 20
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=idle)
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=parts.scheme == "https", trust_env=False, limits=limits
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections to the server."""
+        await self._transport.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # a WebSocket: none of these APIs is one
+            await receive()
+            await send({"type": "websocket.close", "code": 1011})
+            return
+        began = time.monotonic()
+        exchange = Exchange(scope["method"], scope["path"], scope["headers"], time.time())
+        upload, kept = _Upload(receive, self._most), _Kept(self._most)
+        is_begun = False
+
+        async def passed(message: Message) -> None:
+            nonlocal is_begun
+            is_begun = True
+            if piece := message.get("body", b""):
+                kept.add(piece)
+                if exchange.first_s is None:
+                    exchange.first_s = time.monotonic() - began
+            await send(message)
+
+        try:
+            work = self._pass(scope, upload, exchange, passed)
+            await until_gone(Request(scope, upload.after), work)
+        except ClientDisconnect:
+            exchange.end = "client gone"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            exchange.end = "server broke off" if is_begun else "no server"
+            if not is_begun:
+                await self._refuse(exchange, error, send)
+            # An answer that has begun is left without its end, so that the connection is closed.
+        finally:
+            exchange.duration_s = time.monotonic() - began
+            exchange.sent, exchange.told = upload.kept.whole, kept.whole
+            self._tell(exchange)
+
+    async def _pass(self, scope: Scope, upload: _Upload, exchange: Exchange, send: Send) -> None:
+        """Ask the server, and send its answer. Raises `httpx.HTTPError`."""
+        named = _named(scope["headers"])
+        has_body = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in scope["headers"]
+        )
+        request = httpx.Request(
+            scope["method"],
+            self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + _target(scope)),
+            headers=[pair for pair in scope["headers"] if pair[0] not in named],
+            content=upload.pieces() if has_body else None,
+            extensions={"timeout": {"connect": CONNECT_S}},
+        )
+        if not has_body:
+            upload.done.set()
+        answer = await self._transport.handle_async_request(request)
+        try:
+            upload.done.set()  # it may have answered before it had all of the body
+            raw = [(name.lower(), value) for name, value in answer.headers.raw]
+            named = _named(raw)
+            exchange.status = answer.status_code
+            exchange.said = [pair for pair in raw if pair[0] not in named]
+            head = {"status": exchange.status, "headers": exchange.said}
+            await send({"type": "http.response.start", **head})
+            async for piece in _stream(answer):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body"})
+        finally:
+            await answer.aclose()
+
+    async def _refuse(self, exchange: Exchange, error: Exception, send: Send) -> None:
+        """Answer 502 for a server that gave no answer."""
+        reason = f"{type(error).__name__} {error}".strip()
+        said = ApiError(
+            502,
+            f"quire tap got no answer from {self.upstream}: {reason}; see that it runs",
+            code="no_upstream",
+        )
+        body = msgspec.json.encode(error_document(exchange.path, said))
+        exchange.status = 502
+        exchange.said = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        head = {"status": exchange.status, "headers": exchange.said}
+        await send({"type": "http.response.start", **head})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _stream(answer: httpx.Response) -> Any:
+    """Return the pieces of an answer as they come: `aiter_raw` would put them together."""
+    return answer.stream
+
+
+def _named(headers: Headers) -> frozenset[bytes]:
+    """Return the headers of one connection: the known ones, and those that `Connection` names."""
+    own = [value for name, value in headers if name == b"connection"]
+    return OF_THE_HOP | {word.strip().lower() for value in own for word in value.split(b",")}
+
+
+def _target(scope: Scope) -> bytes:
+    """Return a request's path and query as they were sent."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = path.partition(b"?")[0]
+    return path + (b"?" + scope["query_string"] if scope["query_string"] else b"")
