@@ -23,10 +23,21 @@ export class Server {
 
   with(key) { return new Server(this.url, this.model, key); }
 
-  async numRequests() {
+  /* The sum of the numbers in `/metrics` whose lines match. */
+  async count(name) {
     const answer = await fetch(`${this.url}/metrics`, { headers: { authorization: `Bearer ${OPERATOR_KEY}` } });
-    const lines = (await answer.text()).split("\n").filter((line) => /^quire_requests_(running|waiting)/.test(line));
+    const lines = (await answer.text()).split("\n").filter((line) => name.test(line));
     return lines.reduce((sum, line) => sum + Number(line.split(" ").pop()), 0);
+  }
+
+  numRequests() { return this.count(/^quire_requests_(running|waiting)/); }
+
+  /* Check that a request of a function ends since its client leaves, and not by itself. */
+  async cancelled(ask) {
+    const aborts = /^quire_finished_total\{reason="abort"/, before = await this.count(aborts);
+    await ask();
+    await this.waitIdle();
+    assert(await this.count(aborts) > before, "the request ran to its end");
   }
 
   async waitIdle() {

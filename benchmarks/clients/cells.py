@@ -93,9 +93,21 @@ class Server(NamedTuple):
     @property
     def num_requests(self) -> int:
         """Requests that run or wait, by `/metrics`."""
+        return self.count("quire_requests_running", "quire_requests_waiting")
+
+    def count(self, *names: str) -> int:
+        """Return the sum of the numbers in `/metrics` whose lines begin with one of these."""
         told = self.ask("/metrics", key=OPERATOR_KEY).read().decode().splitlines()
-        names = ("quire_requests_running", "quire_requests_waiting")
         return sum(int(float(each.split()[-1])) for each in told if each.startswith(names))
+
+    @contextmanager
+    def cancelled(self) -> Iterator[None]:
+        """Check that a request of the block ends since its client leaves, and not by itself."""
+        aborts = 'quire_finished_total{reason="abort"'
+        before = self.count(aborts)
+        yield
+        self.wait_idle()
+        assert self.count(aborts) > before, "the request ran to its end"
 
     def wait_idle(self) -> None:
         """Wait until no request runs or waits. Raises `AssertionError` after 20 s."""

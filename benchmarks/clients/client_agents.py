@@ -16,6 +16,8 @@ from cells import SYSTEM, TALK, Server, main
 from pydantic import BaseModel
 
 set_tracing_disabled(True)
+ENDS = {"extra_body": {"stop": ["."]}}
+"""Ends answers of any model: the SDK raises an error for one that `max_tokens` cuts."""
 
 
 class OkOrNot(BaseModel):
@@ -32,7 +34,7 @@ def agents(server: Server, *, is_chat: bool):
     model = kind(model=server.model, openai_client=client)
 
     def agent(**given):
-        settings = {"temperature": 0, "max_tokens": 400} | given.pop("settings", {})
+        settings = {"temperature": 0, "max_tokens": 400, **ENDS} | given.pop("settings", {})
         options = {"instructions": SYSTEM, **given}
         return Agent("a", model=model, model_settings=ModelSettings(**settings), **options)
 

@@ -85,9 +85,8 @@ def stop(server):
 
 
 def cancel(server):
-    with ask(server, stream=True, max_tokens=1500) as streamed:
+    with server.cancelled(), ask(server, stream=True, max_tokens=1500) as streamed:
         next(iter(streamed))
-    server.wait_idle()
 
 
 def count_tokens(server):

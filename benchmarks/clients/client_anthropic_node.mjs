@@ -59,10 +59,11 @@ await main({
   },
 
   async cancel(server) {
-    const stream = client(server).messages.stream(asked(server, { max_tokens: 1500 }));
-    for await (const _ of stream) break;
-    stream.abort();
-    await server.waitIdle();
+    await server.cancelled(async () => {
+      const stream = client(server).messages.stream(asked(server, { max_tokens: 1500 }));
+      for await (const _ of stream) break;
+      stream.abort();
+    });
   },
 
   async count_tokens(server) {

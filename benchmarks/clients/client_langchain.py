@@ -70,10 +70,10 @@ def stop(server):
 
 
 def cancel(server):
-    streamed = model(server, max_tokens=1500).stream(ASKED)
-    next(streamed)
-    streamed.close()
-    server.wait_idle()
+    with server.cancelled():
+        streamed = model(server, max_tokens=1500).stream(ASKED)
+        next(streamed)
+        streamed.close()
 
 
 def n(server):

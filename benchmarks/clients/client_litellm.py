@@ -72,10 +72,10 @@ def stop(server):
 
 
 def cancel(server):
-    streamed = ask(server, stream=True, max_tokens=1500)
-    next(iter(streamed))
-    streamed.completion_stream.close()
-    server.wait_idle()
+    with server.cancelled():
+        streamed = ask(server, stream=True, max_tokens=1500)
+        next(iter(streamed))
+        streamed.completion_stream.close()
 
 
 def n(server):

@@ -1,5 +1,7 @@
 """LlamaIndex, by `OpenAILike` and `OpenAILikeResponses`."""
 
+import gc
+
 import openai
 from cells import SYSTEM, TALK, main, raised
 from llama_index.core.llms import ChatMessage
@@ -77,10 +79,12 @@ def stop(server):
 
 
 def cancel(server):
-    streamed = model(server, max_tokens=1500).stream_chat(ASKED)
-    next(streamed)
-    streamed.close()
-    server.wait_idle()
+    with server.cancelled():
+        streamed = model(server, max_tokens=1500).stream_chat(ASKED)
+        next(streamed)
+        streamed.close()
+        del streamed
+        gc.collect()  # it keeps the connection in a reference cycle
 
 
 def logprobs(server):

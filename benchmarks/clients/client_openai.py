@@ -120,10 +120,10 @@ def stop(server):
 
 
 def cancel(server):
-    with ask(server, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}) as streamed:
+    asked = {"stream": True, "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+    with server.cancelled(), ask(server, **asked) as streamed:
         next(iter(streamed))
         assert server.num_requests == 1
-    server.wait_idle()
 
 
 def n(server):

@@ -80,14 +80,16 @@ await main({
   },
 
   async cancel(server) {
-    const stream = await ask(server, { stream: true, max_tokens: 1500, ignore_eos: true });
-    for await (const _ of stream) break;
-    await server.waitIdle();
-    const gone = new AbortController();
-    const asked = ask(server, { max_tokens: 1500, min_tokens: 1500, ignore_eos: true }, { signal: gone.signal });
-    setTimeout(() => gone.abort(), 200);
-    await raised(OpenAI.APIUserAbortError, asked);
-    await server.waitIdle();
+    await server.cancelled(async () => {
+      const stream = await ask(server, { stream: true, max_tokens: 1500, ignore_eos: true });
+      for await (const _ of stream) break;
+    });
+    await server.cancelled(async () => {
+      const gone = new AbortController();
+      const asked = ask(server, { max_tokens: 1500, min_tokens: 1500, ignore_eos: true }, { signal: gone.signal });
+      setTimeout(() => gone.abort(), 200);
+      await raised(OpenAI.APIUserAbortError, asked);
+    });
   },
 
   async n(server) {

@@ -73,11 +73,12 @@ export function cellsOf(model, thinks) {
     },
 
     async cancel(server) {
-      const gone = new AbortController();
-      const result = streamText({ ...options(server), prompt: TALK, maxOutputTokens: 1500, abortSignal: gone.signal });
-      for await (const _ of result.textStream) break;
-      gone.abort();
-      await server.waitIdle();
+      await server.cancelled(async () => {
+        const gone = new AbortController(), stops = { maxOutputTokens: 1500, abortSignal: gone.signal };
+        const result = streamText({ ...options(server), prompt: TALK, ...stops });
+        for await (const _ of result.textStream) break;
+        gone.abort();
+      });
     },
 
     async errors(server) {
