@@ -26,7 +26,11 @@ def write_llama(path, model, tokenizer, *, title="a model", dtype=np.float32):
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     if config.head_dim * config.num_attention_heads != config.hidden_size:
-        for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        for add in (
+            writer.add_key_length,
+            writer.add_value_length,
+            writer.add_rope_dimension_count,
+        ):
             add(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
