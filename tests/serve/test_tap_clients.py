@@ -40,7 +40,7 @@ BODIES = [
     ("/v1/chat/completions", {"messages": chat("Who?"), "max_tokens": 5}),
     ("/v1/chat/completions", {"messages": chat("Who?"), "max_tokens": 5, "stream": True,
                               "stream_options": {"include_usage": True}}),
-    ("/v1/chat/completions", {"messages": chat("Who?"), "max_tokens": 4, "n": 2, "stream": True}),
+    ("/v1/chat/completions", {"messages": chat("Who?"), "max_tokens": 4, "stream": True}),
     ("/v1/completions", {"prompt": "Once upon", "max_tokens": 5, "stop": ["a"]}),
     ("/v1/responses", {"input": "Who?", "max_output_tokens": 5, "stream": True}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 5, "stream": True}),
@@ -88,6 +88,7 @@ def test_a_talk_of_openais_client_is_told_as_kinds_and_reuse(tap):
     wait_for(lambda: len(tap.watch.recent) == 4)
     seen = [*tap.watch.recent]
     assert [each.kind for each in seen] == ["cold", "continuation", "rewrite", "continuation"]
+    assert [each.end for each in seen] == ["whole"] * 4
     assert (seen[2].path, seen[2].at, seen[2].nearest) == ("messages[0].content", 0, 2)
     assert seen[2].lost_tokens > 0
     assert seen[2].this.startswith("It is 10:07.")

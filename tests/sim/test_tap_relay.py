@@ -68,6 +68,7 @@ def test_heads_and_bodies_pass_as_they_are(file):
     assert line["request"] == json.loads(BODY)
     assert line["response"] == json.loads(ANSWER)
     assert line["tenant"] == "key-1"
+    assert line["end"] == "whole"
 
 
 def test_chunks_of_a_stream_come_one_by_one_as_the_server_sends_them():

@@ -79,6 +79,7 @@ class _Upload:
 
     def __init__(self, receive: Receive, most: int) -> None:
         self.kept, self.done = _Kept(most), asyncio.Event()
+        self.is_answered = False
         self._receive = receive
 
     async def pieces(self) -> AsyncGenerator[bytes]:
@@ -95,7 +96,10 @@ class _Upload:
 
     async def after(self) -> Message:
         await self.done.wait()
-        return await self._receive()
+        message = await self._receive()
+        if self.is_answered:  # uvicorn says behind a whole answer, too, that the client is gone
+            await asyncio.Event().wait()
+        return message
 
 
 class Relay:
@@ -190,6 +194,7 @@ class Relay:
             await send({"type": "http.response.start", **head})
             async for piece in _stream(answer):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+            upload.is_answered = True
             await send({"type": "http.response.body"})
         finally:
             await answer.aclose()
