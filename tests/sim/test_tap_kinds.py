@@ -57,7 +57,8 @@ def test_a_changed_system_text_is_a_rewrite_at_its_first_character(line):
     assert (difference.path, difference.at) == ("messages[0].content", 100)
     assert "?" in difference.this
     assert "?" not in difference.earlier
-    assert difference.num_equal_behind == sum(len(each["content"]) for each in TALK)
+    behind = sum(len(each["content"]) for each in TALK)
+    assert difference.num_equal_behind == len(SYSTEM) - 101 + behind
 
 
 def test_a_changed_turn_is_a_rewrite(line):

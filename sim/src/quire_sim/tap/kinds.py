@@ -33,7 +33,7 @@ class Difference(NamedTuple):
 
     `path`, `at`        the section of this prompt, and the character in it
     `earlier`, `this`   the two texts from a little before there
-    `num_equal_behind`  characters of sections behind it that both have
+    `num_equal_behind`  characters behind it that both have: the end of that section, and whole sections
     """
 
     path: str
@@ -142,9 +142,10 @@ class RecentPrompts:
         section = this.sections[depth]
         start = max(0, chars - SHOWN // 3)
         other = earlier.sections[depth]
+        end = _same_end(other.text[chars:], section.text[chars:])
         difference = Difference(
             section.path, chars, other.text[start : start + SHOWN],
-            section.text[start : start + SHOWN], behind,
+            section.text[start : start + SHOWN], behind + end,
         )  # fmt: skip
         kind = self._kind(this, earlier, depth, behind, num_equal)
         if kind in {"cold", "side request"}:
@@ -229,6 +230,10 @@ def num_equal(one: str, other: str) -> int:
         else:
             high = middle
     return low
+
+
+def _same_end(one: str, other: str) -> int:
+    return num_equal(one[::-1], other[::-1])
 
 
 def _behind(earlier: _Prompt, this: _Prompt, depth: int) -> int:
