@@ -50,17 +50,7 @@ class GgufTraffic(Traffic):
         self.roomy = Engine(self.gguf, letters(), num_blocks=100, block_size=8)
 
     def _engine(self, options):
-        pick, size = self.random.choice, self.random.choice((1, 3, 4, 8, 16))
-        running = pick((1, 2, 3, 6, 8))
-        drawn = {
-            "block_size": size,
-            "num_blocks": pick((70, 100, 130, 400)) // size + 1,
-            "max_running": running,
-            "max_step_tokens": running + pick((1, 3, 17, 30, 200)),
-            "max_prefill_tokens": pick((None, None, 1, 5, 9)),
-            "policy": pick(("lru", "lru", "fifo", "lfu")),
-        }
-        given = {"debug_nan": True, "clock": lambda: self.now} | drawn | options
+        pick, given = self.random.choice, self._drawn() | options
         gguf = tiny_gguf(n_ctx=pick((256, 256, 1024)))
         engine = Engine(gguf, letters(), **given)
         engine._forward.residents.idle_steps = pick((-1, 0, 3, 64))

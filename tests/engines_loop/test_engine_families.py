@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from loop_help import tiny_config, tiny_model, trained_model
-from traffic_help import GeneratingBeside, Traffic
+from traffic_help import TIGHT, GeneratingBeside, Traffic
 from transformers import AutoModelForCausalLM
 
 from quire.engines.loop import Engine
@@ -40,14 +40,6 @@ MORE = (
     "granite",
 )
 MORE += ("starcoder2", "gpt_bigcode", "cohere2", "olmo3", "exaone4", "gemma4_text")
-# A pool that a few requests fill: they are preempted; and steps that cut prompts into pieces.
-TIGHT = {
-    "num_blocks": 26,
-    "block_size": 4,
-    "max_running": 6,
-    "max_step_tokens": 23,
-    "max_prefill_tokens": 9,
-}
 
 
 def model_of(family, **changes):

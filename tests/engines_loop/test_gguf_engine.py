@@ -7,15 +7,9 @@ pytest.importorskip("gguf")
 import loop_help
 import rules_help
 from gguf_engine_help import GgufTraffic
+from traffic_help import TIGHT
 
 pytestmark = pytest.mark.system("llama.cpp")
-TIGHT = {
-    "num_blocks": 26,
-    "block_size": 4,
-    "max_running": 6,
-    "max_step_tokens": 23,
-    "max_prefill_tokens": 9,
-}
 
 
 @pytest.fixture(autouse=True)

@@ -68,6 +68,15 @@ SCOPES = (
 HINTS = (Hint(), Hint(), Hint("never"), Hint("session", session_id="s"))
 KEPT_TEXTS = 12
 
+# A pool that a few requests fill: they are preempted; and steps that cut prompts into pieces.
+TIGHT = {
+    "num_blocks": 26,
+    "block_size": 4,
+    "max_running": 6,
+    "max_step_tokens": 23,
+    "max_prefill_tokens": 9,
+}
+
 
 class Asked:
     """A request as it was sent, and what was told of it so far."""
@@ -131,9 +140,19 @@ class Traffic:
     # -- what is drawn ---------------------------------------------------------------------
 
     def _engine(self, options):
+        engine = Engine(self.model, letters(), **self._drawn() | options)
+        self._write()
+        engine.scope()  # reads that weight whole: written again as it is, it is known to be the same
+        engine.when_computing(partial(self._look, engine))
+        return engine
+
+    def _drawn(self):
+        """Random options of an engine."""
         pick, size = self.random.choice, self.random.choice((1, 3, 4, 8, 16))
         running = pick((1, 2, 3, 6, 8))
-        drawn = {
+        return {
+            "debug_nan": True,
+            "clock": lambda: self.now,
             "block_size": size,
             "num_blocks": pick((70, 100, 130, 400)) // size + 1,
             "max_running": running,
@@ -142,12 +161,6 @@ class Traffic:
             "max_inter_token_s": self._waits.choice((None, None, 1e-4, 1.0)),
             "policy": pick(("lru", "lru", "fifo", "lfu")),
         }
-        given = {"debug_nan": True, "clock": lambda: self.now} | drawn | options
-        engine = Engine(self.model, letters(), **given)
-        self._write()
-        engine.scope()  # reads that weight whole: written again as it is, it is known to be the same
-        engine.when_computing(partial(self._look, engine))
-        return engine
 
     def _tokens(self, num_tokens):
         return [self.random.randrange(3, VOCAB) for _ in range(num_tokens)]

@@ -84,6 +84,7 @@ class GgufForward:
         asked[step.logit_rows] = 1
         ends = np.cumsum(step.lengths)
         self._note_begun(step)
+        self._cut_guessed(step)
         starts: list[int] = step.starts.tolist()
         parts = [
             _Part(job, start, step.tokens[end - length : end], asked[end - length : end])
@@ -111,6 +112,12 @@ class GgufForward:
         last = (step.starts + step.lengths - 1) // size
         for at in np.flatnonzero(last > first).tolist():
             written[seqs[at].block_ids()[first[at] + 1 : last[at] + 1]] = 0
+
+    def _cut_guessed(self, step: Step) -> None:
+        """Forget rows of tokens that were guessed wrongly, before a resident that has to go is saved with them."""
+        for job, start in zip(step.jobs, step.starts.tolist(), strict=True):
+            if (resident := self.residents.by_owner.get(job.open_seq)) is not None:
+                self.residents.cut(resident, start)
 
     def _computed(self, parts: list[_Part]) -> list[npt.NDArray[np.float32]]:
         """Compute parts of a step; where the context has no room for all of them, one half after the other."""
@@ -153,7 +160,6 @@ class GgufForward:
         if resident is None:
             scope, key = seq.scope, part.job.known(0, part.start).tobytes()
             resident = self.residents.adopt(seq, scope, key, needed)
-        self.residents.cut(resident, part.start)
         if resident.num_tokens < part.start:
             self._restore(resident, part)
         return resident

@@ -1,0 +1,127 @@
+"""Faults of what is around a GGUF engine: no answer changes, and no request beside it ends."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+from gguf_engine_help import tiny_gguf
+from loop_help import nothing_held
+
+import quire
+from cuts import LineCut
+from quire.engines.gguf.context import NoCells
+from quire.engines.loop import Engine, SamplingParams
+from quire.errors import Interrupted
+from quire.tiers import Host
+from quire.tiers.faults import FaultPlan, Faulty
+from quire.tiers.stack.settings import StackSettings
+from quire.tiers.stack.stack import TierStack
+
+pytestmark = pytest.mark.system("llama.cpp")
+PROMPTS = [[*range(3, 60)], [*range(3, 40), 5, 6, 7], [*range(50, 90)]]
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+ROOM = str(Path(quire.__file__).parent / "engines" / "gguf")
+
+
+def answers(engine):
+    return [each.outputs[0].token_ids for each in engine.generate(PROMPTS, PARAMS)]
+
+
+@pytest.fixture(scope="module")
+def right():
+    """The answers of an engine that nothing happens to."""
+    model = tiny_gguf(n_ctx=512)
+    engine = Engine(model, num_blocks=60, block_size=8)
+    found = answers(engine)
+    engine.close()
+    model.close()
+    return found
+
+
+def test_a_hung_tier_delays_a_step_by_its_patience_and_changes_no_token(right):
+    settings = StackSettings(lookup_timeout_s=0.1, load_timeout_s=0.3, close_timeout_s=0.2)
+    stack = TierStack([Faulty(Host("64MiB"), FaultPlan(hangs=1.0, hang_s=30.0))], settings)
+    model, begun = tiny_gguf(n_ctx=512), time.monotonic()
+    engine = Engine(model, num_blocks=60, block_size=8, tiers=stack)
+    assert answers(engine) == right
+    engine.close()
+    nothing_held(engine)
+    stack.close()
+    model.close()
+    assert time.monotonic() - begun < 20
+
+
+def test_records_of_another_build_are_not_found(tmp_path, monkeypatch):
+    def found():
+        model = tiny_gguf(n_ctx=256)
+        tiers = [f"disk:{tmp_path}?capacity=64MiB"]
+        engine = Engine(model, num_blocks=30, block_size=8, tiers=tiers)
+        (told,) = engine.generate([PROMPTS[0]], PARAMS)
+        engine.close()
+        model.close()
+        return told.num_cached_tokens
+
+    assert [found(), found()] == [0, 56]
+    monkeypatch.setattr(tiny_gguf(n_ctx=256)._library, "version", "another")
+    assert [found(), found()] == [0, 56]
+
+
+def test_rows_of_wrong_guesses_are_not_kept():
+    model, prompt = tiny_gguf(n_ctx=512), [5, 6, 7, 8] * 9
+    params = SamplingParams(temperature=1.3, seed=1, max_tokens=40, ignore_eos=True, speculation=4)
+
+    def rows(text=None):
+        engine = Engine(model, num_blocks=60, block_size=8)
+        pool = engine._forward.residents
+        if text is None:
+
+            def drop():
+                with suppress(NoCells):
+                    pool.make_room(())
+
+            engine.when_computing(drop)
+            (told,) = engine.generate([prompt], params)
+            text = prompt + told.outputs[0].token_ids
+            pool.clear()  # all of them are restored next
+        engine.when_computing(lambda: None)
+        engine.generate([text], SamplingParams(temperature=0, max_tokens=1))
+        found = pool.context.save(1, 0, len(text) - 1).view(np.float32)
+        engine.close()
+        return text, found
+
+    text, found = rows()
+    np.testing.assert_allclose(found, rows(text)[1], atol=1e-2)
+    model.close()
+
+
+@pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.ci)])
+def test_ctrl_c_on_any_line_of_a_step_leaves_an_engine_right_or_says_what_to_do(right, step):
+    model = tiny_gguf(n_ctx=256)
+
+    def begun():
+        engine = Engine(model, num_blocks=40, block_size=8, max_step_tokens=70)
+        for prompt in PROMPTS:
+            engine.add_request(prompt, PARAMS)
+        engine.step()
+        return engine
+
+    def went_on(engine, cut):
+        cut.run(engine.step)
+        try:
+            engine.step()
+        except Interrupted:
+            engine.reset()
+        engine._forward.residents.check()
+        assert answers(engine) == right
+        engine._forward.residents.check()
+        engine.close()
+
+    whole = LineCut((ROOM,))
+    went_on(begun(), whole)
+    for at in range(1, whole.count + 1, step):
+        went_on(begun(), LineCut((ROOM,), at))
+    model.close()
