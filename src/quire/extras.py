@@ -53,6 +53,7 @@ COMMANDS = {
     "calibrate": "quire-sim",
     "passages": "quire-passages",
     "curve": "quire-sim",
+    "lint": "quire-sim",
     "plan": "quire-sim",
     "replay": "quire-sim",
     "route": "quire-router",

@@ -34,7 +34,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="mooncake, bailian, hash-runs, quire, recorded, kv-events, conversations or requests; found out.",
+        help="The format of the file, if its content leaves it open.",
         show_default=False,
     ),
 ]

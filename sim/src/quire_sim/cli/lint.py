@@ -1,0 +1,211 @@
+"""`quire lint`: the lines of a request log's prompts that break the prefix cache."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Column
+from rich.text import Text
+
+from quire.cli.options import AsJson
+from quire.cli.output import CACHED, print_json, progress, stderr, stdout
+from quire.cli.tables import plain_table
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire_sim.lint import LintReport, Loss
+    from quire_sim.logs import LogFile
+
+SHOWN = 5
+"""Causes on the screen."""
+
+
+def lint(
+    log: Annotated[Path, typer.Argument(help="A request log.", show_default=False)],
+    *,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="The format of the file, if its content leaves it open.",
+            show_default="found out",
+        ),
+    ] = None,
+    request: Annotated[
+        int | None,
+        typer.Option(min=1, help="Show the request in this line of the log.", show_default=False),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Exit with 1 if at least this share of the prompt tokens is lost: 5%.",
+            show_default=False,
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Show no text of prompts.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The lines that break the prefix cache of your requests, and the tokens that they cost.
+
+    Reads bodies of OpenAI's and Anthropic's APIs, exports, sessions of coding agents, and others. Each
+    prompt is compared with the nearest earlier one, as by a cache without limits. Nothing leaves the machine.
+
+    [bold]Examples[/bold]
+
+      quire lint requests.jsonl
+      quire lint requests.jsonl --request 17
+      quire lint requests.jsonl --fail-on 5% --private
+      quire lint requests.jsonl --json
+    """
+    from quire_sim.lint import lint_log
+    from quire_sim.logs import open_log
+
+    limit = None if fail_on is None else _share(fail_on)
+    opened = open_log(log, format=log_format)
+    with progress(f"reading {log.name}") as say:
+        report = lint_log(
+            opened,
+            keep=lambda loss: request is None or loss.row == request,
+            on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
+        )
+    if request is not None:
+        show_request(stdout(), opened, report, request, private=private)
+    elif as_json:
+        print_json(document(report, private=private))
+    else:
+        show(stdout(), report, private=private)
+    for sentence in report.unread:
+        stderr().print(f"{log.name}: {sentence}", markup=False, highlight=False)
+    if (
+        limit is not None
+        and report.prompt_tokens
+        and report.lost_tokens / report.prompt_tokens >= limit
+    ):
+        raise typer.Exit(1)
+
+
+def document(report: "LintReport", *, private: bool) -> dict[str, Any]:
+    """Return a report as plain data; without words of prompts if it is private."""
+    import msgspec
+
+    if private:
+        for loss in [*report.losses, *(share.example for share in report.causes if share.example)]:
+            loss.before, loss.old, loss.new = "", "", ""
+    return msgspec.to_builtins(report)
+
+
+def show(console: Console, report: "LintReport", *, private: bool) -> None:
+    """Print a report on one screen."""
+    from quire_sim.lint import CAUSES
+
+    by_name = {cause.name: cause for cause in CAUSES}
+    about = "about " * report.is_estimated
+    whole = max(report.prompt_tokens, 1)
+    console.print()
+    console.print(Text.assemble((report.source, "bold"), f": {report.requests:,} requests ({report.format}), "
+                                f"{about}{report.prompt_tokens:,.0f} prompt tokens"), soft_wrap=True)  # fmt: skip
+    if report.without_prompt:
+        console.print(f"  {report.without_prompt:,} have counts and no prompt")
+    if report.told_prompt_tokens:
+        told = (report.told_cached_tokens or 0) / report.told_prompt_tokens
+        console.print(
+            f"  cached by the server's own count: {told:.1%} of {report.told_prompt_tokens:,} tokens"
+        )
+    if not report.requests:
+        return
+    now, then = report.hit_tokens / whole, (report.hit_tokens + report.lost_tokens) / whole
+    console.print(Text.assemble("  a prefix cache without limits finds ", (f"{about}{now:.1%}", CACHED), " now, and ",
+                                (f"{about}{then:.1%}", CACHED), " if all below is mended"))  # fmt: skip
+    if not report.causes:
+        console.print("  Nothing breaks the cache: no prompt repeats text behind a difference.\n")
+        return
+    table = plain_table(Column("cause"), "requests", "tokens lost", "of all", Column("place"))
+    for share in report.causes[:SHOWN]:
+        place = max(share.paths, key=lambda path: share.paths[path])
+        more = f" and {len(share.paths) - 1:,} more" if len(share.paths) > 1 else ""
+        table.add_row(
+            by_name[share.cause].title,
+            f"{share.requests:,}",
+            f"{share.tokens:,.0f}",
+            f"{share.share:.1%}",
+            place + more,
+        )
+    console.print(table)
+    for share in report.causes[:SHOWN]:
+        if share.example is not None:
+            console.print()
+            console.print(Text(by_name[share.cause].title, "bold"))
+            _show_loss(console, share.example, private=private)
+            console.print(Text(f"  {by_name[share.cause].advice}"))
+    if len(report.causes) > SHOWN:
+        rest = sum(share.tokens for share in report.causes[SHOWN:])
+        console.print(
+            f"\n{len(report.causes) - SHOWN} more causes lose {about}{rest:,.0f} tokens; --json has them"
+        )
+    if report.is_estimated:
+        console.print(
+            Text(
+                f"\n  tokens are estimated: {report.chars_per_token:.2f} characters each",
+                "bright_black",
+            )
+        )
+    console.print()
+
+
+def _show_loss(console: Console, loss: "Loss", *, private: bool) -> None:
+    where = (
+        f"  {loss.path}, character {loss.at:,}: line {loss.row:,} after line {loss.earlier_row:,}"
+    )
+    console.print(Text(where, "bright_black"))
+    if private or not (loss.old or loss.new):
+        return
+    before = loss.before.rpartition("\n")[2]
+    for mark, text, style in (("-", loss.old, "red"), ("+", loss.new, "green")):
+        console.print(
+            Text.assemble(f"  {mark} {_shown(before)}", (_shown(text), style)), soft_wrap=True
+        )
+
+
+def _shown(text: str) -> str:
+    """Return a text on one line, its blanks visible."""
+    return text.replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def show_request(
+    console: Console, log: "LogFile", report: "LintReport", row: int, *, private: bool
+) -> None:
+    """Print the sections of a request, and where it parts from an earlier one. Raises `ConfigError`."""
+    found = next((each for each in log if each.row == row), None)
+    if found is None:
+        raise ConfigError(f"--request {row}: line {row} of the log has no request that can be read")
+    console.print()
+    table = plain_table(Column("section"), Column("role"), "tokens, about", Column("begins"))
+    for section in found.sections:
+        begins = "" if private else _shown(section.text[:48])
+        size = (len(section.text) + len(section.media)) / report.chars_per_token
+        table.add_row(Text(section.path), section.role, f"{size:,.0f}", Text(begins))
+    console.print(table)
+    if not report.losses:
+        console.print("  It loses nothing: an earlier prompt begins with all that it repeats.\n")
+    for loss in report.losses:
+        console.print()
+        console.print(Text(f"{loss.cause}: about {loss.tokens:,.0f} tokens lost", "bold"))
+        _show_loss(console, loss, private=private)
+    console.print()
+
+
+def _share(text: str) -> float:
+    """Read a share like 5%. Raises `ConfigError`."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = -1.0
+    if not text.strip().endswith("%") or not 0 < share <= 1:
+        raise ConfigError(
+            f"--fail-on {text!r} is no share of the prompt tokens: give one above 0% and up to 100%, like 5%"
+        )
+    return share

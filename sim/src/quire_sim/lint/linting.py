@@ -1,0 +1,199 @@
+"""A request log as a report: tokens found, new and lost, and each loss with its cause and place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from quire_sim.lint.causes import Parting, cause_of
+from quire_sim.lint.nearest import Finding, PromptTrie
+from quire_sim.lint.texts import BYTES_PER_TOKEN
+from quire_sim.logs import LogFile
+
+LEAST = 64
+"""Characters that a loss has at least; below it, equal texts are chance."""
+
+WORDS = 60
+"""Characters that are shown of each side."""
+
+EVERY = 1000
+
+
+class Loss(msgspec.Struct):
+    """A request that loses tokens: where it parts from the nearest earlier one, and why.
+
+    `earlier_row`  the row of that one; `path`, `at`: the section that differs, and the character in it
+    `before`       the text before that place; `old`, `new`: both sides from it on
+    `tokens`       tokens behind the place that stand in both, about
+    """
+
+    row: int
+    earlier_row: int
+    cause: str
+    path: str
+    at: int
+    tokens: float
+    before: str = ""
+    old: str = ""
+    new: str = ""
+
+
+class CauseShare(msgspec.Struct):
+    """All losses of one cause: requests, tokens, their share of all prompt tokens, and the largest as an example."""
+
+    cause: str
+    requests: int = 0
+    tokens: float = 0.0
+    share: float = 0.0
+    paths: dict[str, int] = {}
+    example: Loss | None = None
+
+
+class LintReport(msgspec.Struct):
+    """Tokens of a log's prompts by what a prefix cache without limits would do, and causes of losses.
+
+    `prompt_tokens` = `hit_tokens` + `lost_tokens` + new ones. `is_estimated`: tokens are characters by a factor
+    `told_prompt_tokens`, `told_cached_tokens`: the sums of usage that the log tells, or None
+    """
+
+    source: str
+    format: str
+    requests: int = 0
+    without_prompt: int = 0
+    prompt_tokens: float = 0.0
+    hit_tokens: float = 0.0
+    lost_tokens: float = 0.0
+    is_estimated: bool = True
+    chars_per_token: float = BYTES_PER_TOKEN
+    told_prompt_tokens: int | None = None
+    told_cached_tokens: int | None = None
+    causes: list[CauseShare] = []
+    unread: list[str] = []
+    losses: list[Loss] = []
+
+
+def lint_log(
+    log: LogFile,
+    *,
+    keep: Callable[[Loss], bool] = lambda _: False,
+    on_progress: Callable[[int], None] | None = None,
+) -> LintReport:
+    """Read a log once and return its report; `keep` says which losses it lists one by one. Raises `TraceError`."""
+    report = LintReport(str(log.path), log.format)
+    prompts = PromptTrie()
+    by_cause: dict[str, CauseShare] = {}
+    told, told_chars = 0, 0
+    for request in log:
+        usage = request.usage
+        if usage.prompt_tokens is not None and usage.cached_tokens is not None:
+            report.told_prompt_tokens = (report.told_prompt_tokens or 0) + usage.prompt_tokens
+            report.told_cached_tokens = (report.told_cached_tokens or 0) + usage.cached_tokens
+        if not request.sections:
+            report.without_prompt += 1
+            continue
+        report.requests += 1
+        if on_progress is not None and not report.requests % EVERY:
+            on_progress(report.requests)
+        found = prompts.add(request)
+        report.prompt_tokens += found.size
+        report.hit_tokens += found.hit
+        if usage.prompt_tokens and log.format not in {"claude-code", "codex"}:
+            told, told_chars = told + usage.prompt_tokens, told_chars + found.size
+        if found.lost >= LEAST and found.earlier is not None:
+            loss = _loss(found, prompts)
+            report.lost_tokens += loss.tokens
+            _count(by_cause.setdefault(loss.cause, CauseShare(loss.cause)), loss)
+            if keep(loss):
+                report.losses.append(loss)
+    if told:
+        report.chars_per_token = told_chars / told
+    report.causes = sorted(by_cause.values(), key=lambda each: -each.tokens)
+    report.unread = log.unread.sentences()
+    _scale(report)
+    return report
+
+
+def _count(share: CauseShare, loss: Loss) -> None:
+    share.requests += 1
+    share.tokens += loss.tokens
+    share.paths[loss.path] = share.paths.get(loss.path, 0) + 1
+    if share.example is None or loss.tokens > share.example.tokens:
+        share.example = loss
+
+
+def _scale(report: LintReport) -> None:
+    """Turn characters into tokens."""
+    factor = 1 / report.chars_per_token
+    for share in report.causes:
+        share.share = share.tokens / max(report.prompt_tokens, 1)
+        share.tokens *= factor
+    examples = [share.example for share in report.causes if share.example is not None]
+    for loss in {id(each): each for each in (*report.losses, *examples)}.values():
+        loss.tokens *= factor
+    report.prompt_tokens *= factor
+    report.hit_tokens *= factor
+    report.lost_tokens *= factor
+
+
+def _loss(found: Finding, prompts: PromptTrie) -> Loss:
+    earlier = cast("Any", found.earlier)
+    parting = Parting(
+        prompts.sections(earlier.ids), prompts.sections(found.ids), found.place, found.at
+    )
+    cause = cause_of(parting)
+    sections = found.request.sections
+    path, at = "model", 0
+    if 0 <= found.place < len(sections):
+        path, at = sections[found.place].path, found.at
+        if sections[found.place].kind == "tool":
+            path += _within(parting)
+    elif found.place >= len(sections):
+        path = "the end"
+    old, new = parting.texts
+    loss = Loss(found.request.row, earlier.row, cause.name, path, at, float(found.lost))
+    if parting.pair is not None:
+        loss.before = new[max(at - WORDS, 0) : at]
+        loss.old, loss.new = old[at : at + WORDS], new[at : at + WORDS]
+    elif found.place < 0:
+        loss.old, loss.new = (
+            f"{earlier.model} {earlier.salt}".strip(),
+            f"{found.request.model} {found.request.salt}".strip(),
+        )
+    return loss
+
+
+def _within(parting: Parting) -> str:
+    """Return the path within a tool to its first value that differs: `.function.description`; empty without one."""
+    try:
+        old, new = (json.loads(each) for each in parting.texts)
+    except ValueError:
+        return ""
+    path = ""
+    while True:
+        step = _step(old, new)
+        if step is None:
+            return path
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+        old, new = old[step], new[step]
+
+
+def _step(old: Any, new: Any) -> str | int | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        one, other = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
+        if list(one) != list(other):
+            return None
+        return next((key for key in one if json.dumps(one[key]) != json.dumps(other[key])), None)
+    if isinstance(old, list) and isinstance(new, list):
+        pairs = zip(cast("list[Any]", old), cast("list[Any]", new), strict=False)
+        return next(
+            (
+                place
+                for place, pair in enumerate(pairs)
+                if json.dumps(pair[0]) != json.dumps(pair[1])
+            ),
+            None,
+        )
+    return None
