@@ -43,9 +43,7 @@ def lint(
             show_default=False,
         ),
     ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Show no text of prompts.")
-    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="Show no text of prompts.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """The lines that break the prefix cache of your requests, and the tokens that they cost.
