@@ -12,8 +12,11 @@ PER_LAYER = {
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def write_llama(path, model, tokenizer, *, title="a model", dtype=np.float32):
-    """Write a Llama of transformers and its byte-level tokenizer as a GGUF file; return the path."""
+def write_llama(path, model, tokenizer, *, title="a model", dtype=np.float32, merges=()):
+    """Write a Llama of transformers and its byte-level tokenizer as a GGUF file; return the path.
+
+    merges  pairs, where the tokenizer has none: llama.cpp wants some
+    """
     import gguf
 
     config, state = model.config, model.state_dict()
@@ -43,7 +46,7 @@ def write_llama(path, model, tokenizer, *, title="a model", dtype=np.float32):
     special = set(tokenizer.get_added_vocab().values())
     kinds = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
     writer.add_token_types([kinds[index in special] for index in range(len(tokens))])
-    merges = inside["merges"] or [("t", "5")]  # llama.cpp wants some
+    merges = inside["merges"] or merges
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)

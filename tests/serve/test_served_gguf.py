@@ -37,7 +37,7 @@ NEAR = 0.1
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     """quire-tiny as a GGUF file."""
-    return write_llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf", *tiny())
+    return write_llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf", *tiny(), merges=[("t", "5")])
 
 
 @pytest.fixture(scope="module")

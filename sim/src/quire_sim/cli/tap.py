@@ -13,6 +13,7 @@ from quire.cli import options, output
 from quire.cli.files import check_writable
 from quire.cli.serve import listen
 from quire.config import parse_bytes
+from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,23 +29,19 @@ STYLES = {"rewrite": "red", "compaction": "magenta", "cold": "yellow", "refused"
 def tap(
     *,
     upstream: Annotated[
-        str,
-        typer.Option(
-            help="The server, http://HOST:PORT or https://HOST, as clients' base URL without /v1.",
-            show_default=False,
-        ),
+        list[str],
+        typer.Option(help="A server, http://HOST:PORT; once for each.", show_default=False),
     ],
     host: options.Host = "127.0.0.1",
     port: options.Port = 8090,
-    record: Annotated[
+    log: Annotated[
         Path | None,
         typer.Option(
-            "--record",
             help="Append requests and answers to this file, one a line, without credentials.",
             show_default=False,
         ),
     ] = None,
-    record_limit: Annotated[
+    log_limit: Annotated[
         str,
         typer.Option(help="Size at which that file becomes FILE.1, and a new one begins."),
     ] = "1GiB",
@@ -56,12 +53,12 @@ def tap(
 
     Bytes pass unchanged, in both directions: OpenAI's and Anthropic's APIs, llama-server, vLLM, and any other path.
     Each prompt gets a line here and on the page at /tap, which only this machine may open. Larger bodies than
-    --max-body pass unread. quire's own reading of the recorded file: [bold]quire trace info FILE[/bold].
+    --max-body pass unread. There is one upstream, and its URL has no /v1. quire's own reading of the recorded file: [bold]quire trace info FILE[/bold].
 
     [bold]Examples[/bold]
 
       quire tap --upstream http://127.0.0.1:8000
-      quire tap --upstream https://api.openai.com --record requests.jsonl
+      quire tap --upstream https://api.openai.com --log requests.jsonl
       quire tap --upstream https://api.anthropic.com --port 9000 --private
     """
     import uvicorn
@@ -70,12 +67,16 @@ def tap(
     from quire_sim.tap.app import PAGE, Tap
     from quire_sim.tap.records import RecordFile
 
-    check_writable(record)
-    most, limit = parse_bytes(max_body), parse_bytes(record_limit)
+    if len(upstream) > 1:
+        raise ConfigError(
+            f"quire tap relays to one server, got {len(upstream)} of --upstream; quire route takes several"
+        )
+    check_writable(log)
+    most, limit = parse_bytes(max_body), parse_bytes(log_limit)
     console = output.stdout()
-    file = None if record is None else RecordFile(record, limit)
+    file = None if log is None else RecordFile(log, limit)
     made = Tap(
-        upstream,
+        upstream[0],
         most=most,
         file=file,
         show=None if as_json else lambda seen: _show(console, seen),

@@ -108,7 +108,7 @@ class RecordFile:
 
     def __init__(self, path: Path, limit: int) -> None:
         if limit < 1:
-            raise ConfigError(f"--record-limit is at least 1 byte, got {limit}")
+            raise ConfigError(f"--log-limit is at least 1 byte, got {limit}")
         self._path, self._limit = path.expanduser(), limit
         self.num_omitted = 0
         self._file = self._opened()
