@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("differential", "serve")]
+sys.path += [
+    str(Path(__file__).parents[1] / folder) for folder in ("differential", "serve", "engines_loop")
+]
 collect_ignore_glob = [] if find_spec("torch") and find_spec("transformers") else ["test_*.py"]
 
 

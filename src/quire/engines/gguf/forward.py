@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from quire.core import CacheManager, Scope, Sequence
+    from quire.core.blocks import BlockCopy
     from quire.core.tokens import IntArray
     from quire.scheduling import Job, Step
+
+
+NONE_MOVED: Mapping[int, BlockCopy] = {}
 
 
 @dataclass(slots=True)
@@ -72,10 +78,16 @@ class GgufForward:
         """Do the copies that the manager has planned."""
         if self.before_copies is not None:
             self.before_copies()
-        if self.manager.kernel.copies:
-            for resident in self.residents.by_owner.values():
-                self.save(resident)
-        do_copies(self.manager, self.pools)
+        moved = {each.dst: each for each in self.manager.kernel.copies.peek()}
+        join = partial(self.save_running, moved)
+        do_copies(
+            self.manager, self.pools, join=join
+        )  # which may plan more, of blocks that did not move
+
+    def save_running(self, moved: Mapping[int, BlockCopy] = NONE_MOVED) -> None:
+        """Write to blocks what only running residents have; `moved` as for `save`."""
+        for resident in self.residents.by_owner.values():
+            self.save(resident, moved)
 
     def logits(self, step: Step, _: object) -> torch.Tensor:
         """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned."""
@@ -179,13 +191,18 @@ class GgufForward:
             self._context.restore(rows, resident.ids, start)
             resident.key += part.job.known(start, stop).tobytes()
 
-    def save(self, resident: Resident, stop: int | None = None) -> None:
-        """Write to blocks what only a resident has, of positions before `stop`; None: of all."""
+    def save(self, resident: Resident, moved: Mapping[int, BlockCopy] = NONE_MOVED) -> None:
+        """Write to blocks what only a resident has; for a block in `moved`, to the source of its copy."""
         seq: Any = resident.owner
         size, written = self._pool.layout.block_size, self._pool.written
-        stop = resident.num_tokens if stop is None else min(stop, resident.num_tokens)
-        table = seq.block_ids()[: -(-stop // size)]
+        stop = resident.num_tokens
+        table = seq.block_ids()[: -(-stop // size)].copy()
         needed = np.minimum(stop - np.arange(len(table)) * size, size)
+        for at in (
+            [at for at, block in enumerate(table.tolist()) if block in moved] if moved else ()
+        ):
+            copy = moved[int(table[at])]
+            table[at], needed[at] = copy.src, min(needed[at], copy.num_tokens)
         lacks = np.flatnonzero(written[table] < needed)
         begins = lacks * size + written[table[lacks]]
         ends = lacks * size + needed[lacks]
@@ -209,17 +226,16 @@ class _Keeper(EngineCompanion):
         self._forward, self._context = forward, context
 
     def keep(self, job: Job) -> None:
-        """Write a job's published blocks before they are given back; its resident outlives it."""
+        """Write a job's rows before its blocks are given back, which its forks may share; its resident outlives it."""
         residents = self._forward.residents
         if (resident := residents.by_owner.get(job.open_seq)) is not None:
-            self._forward.save(resident, job.open_seq.published)
             residents.cut(resident, job.num_computed)
+            self._forward.save(resident)
             residents.release(job.open_seq)
 
     def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
         """Overwrite all cells; the residents of other tenants are restored when they are needed."""
-        for resident in self._forward.residents.by_owner.values():
-            self._forward.save(resident)
+        self._forward.save_running()
         self._forward.residents.clear(data=True)
         return 0
 
