@@ -3,4 +3,4 @@
 from pathlib import Path
 
 SOURCES = tuple(Path(__file__).with_name(each) for each in ("backend.cpp", "attention.hpp"))
-"""What is compiled first, then what it includes."""
+"""The source files: the one that is compiled, then the one that it includes."""
