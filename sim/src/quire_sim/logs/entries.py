@@ -14,7 +14,7 @@ from quire_sim.logs.plain import is_usage_table, table_rows
 from quire_sim.logs.records import LogRecord, head_of, records_of
 from quire_sim.logs.rows import Api, LoggedRequest, TokenUsage, Unread
 from quire_sim.logs.streams import answer_of_stream
-from quire_sim.logs.usages import answer_of, times_of, usage_of
+from quire_sim.logs.usages import answer_of, first_of, times_of, usage_of
 
 _BODY_KEYS = ("body", "request", "request_body", "requestBody", "proxy_server_request", "req", "payload",
               "params", "kwargs", "input", "postData", "text")  # fmt: skip
@@ -84,7 +84,7 @@ def request_of(record: LogRecord) -> LoggedRequest:
     time_s, duration_s = times_of(fields)
     return logged(
         record.row, found.body, found.api, answer=answer, usage=usage, time_s=time_s,
-        duration_s=duration_s, session=_first(fields, _SESSION_KEYS), tenant=_tenant(fields),
+        first_s=first_of(fields), duration_s=duration_s, session=_first(fields, _SESSION_KEYS), tenant=_tenant(fields),
     )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     `body`        the body as it was sent; empty where the log has none
     `model`       the model that was asked for; empty if unknown
     `time_s`      when it was sent, in seconds since 1970, or None
+    `first_s`     seconds from there to the first byte of the answer, or None
     `duration_s`  how long it took, or None
     `tenant`      a digest of its API key, or the user or team that the log names; empty if unknown
     `session`     its conversation, where the log names one
@@ -75,6 +76,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     body: dict[str, Any] = {}
     model: str = ""
     time_s: float | None = None
+    first_s: float | None = None
     duration_s: float | None = None
     tenant: str = ""
     session: str = ""

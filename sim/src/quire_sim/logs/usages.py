@@ -16,6 +16,8 @@ _END_KEYS = ("endTime", "end_time", "completed_at")
 _LENGTHS_S = {"duration_s": 1.0, "latency_s": 1.0, "duration": 1.0, "latency": 1.0, "response_time": 1.0,
               "duration_ms": 1e-3, "latency_ms": 1e-3}  # fmt: skip
 
+_FIRST_S = {"first_s": 1.0, "ttft_s": 1.0, "ttft": 1.0, "ttft_ms": 1e-3}
+
 
 def seconds_of(value: Any) -> float | None:
     """Return a time in seconds since 1970, from ISO text or a number of s, ms, us or ns."""
@@ -46,6 +48,15 @@ def times_of(fields: Mapping[str, Any]) -> tuple[float | None, float | None]:
         if isinstance(fields.get(key), (int, float)) and not isinstance(fields[key], bool):
             return sent, fields[key] * scale
     return sent, None
+
+
+def first_of(fields: Mapping[str, Any]) -> float | None:
+    """Return the seconds from sending a record's request to the first byte of its answer; None: not told."""
+    for key, scale in _FIRST_S.items():
+        value = fields.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
+            return value * scale
+    return None
 
 
 def usage_of(fields: Any) -> TokenUsage:

@@ -1,0 +1,144 @@
+"""Prompts through a cache in the order of their times: what each one finds, and why not more."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from quire_sim.caches.prompts import CachePrompt
+
+REASONS = {
+    "": "all that earlier prompts have is found",
+    "rounding": "caches find whole blocks or steps, and compute at least one token",
+    "minimum": "shorter than the provider's minimum",
+    "no-breakpoint": "the request has no breakpoint",
+    "behind-breakpoint": "its breakpoints stand behind what changed",
+    "look-back": "the last entry lies too many blocks before the breakpoint",
+    "parameters": "parameters that belong to the cached prefix changed",
+    "ttl": "the TTL had passed",
+    "evicted": "evicted for lack of room",
+    "at-once": "its twin was not computed yet",
+    "other-slot": "held by a slot that another request used",
+}
+"""Why a request finds less than earlier prompts have."""
+
+WINDOW = 1024
+"""Requests among which lines of a log may be out of order of their times."""
+
+DECODE_TOKENS = 64
+"""Prompt tokens that take as long as one decode step, where a log tells no time of the first token."""
+
+
+class CacheHit(msgspec.Struct):
+    """The hit of a request in a cache.
+
+    `number`        its place in the log, from 0
+    `seen_tokens`   those that an earlier prompt of its model and scope begins with: a cache without limits finds them
+    `hit_tokens`    those found
+    `why`           one of `REASONS`: why that is less
+    `written`       tokens that a provider writes to its cache, by TTL in seconds
+    """
+
+    number: int
+    row: int
+    prompt_tokens: int
+    seen_tokens: int
+    hit_tokens: int
+    why: str = ""
+    written: dict[int, int] = {}
+
+
+class ServerCache(Protocol):
+    """The cache of a server. Requests are known by their number; times are seconds."""
+
+    def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
+        """Admit a request and return its hit; None, and nothing changed, if it has to wait for another one's end."""
+        ...
+
+    def computed(self, number: int, now: float) -> None:
+        """Say that the prompt of a request is computed: its first token leaves."""
+        ...
+
+    def end(self, number: int, now: float) -> None:
+        """Say that the answer of a request has ended."""
+        ...
+
+
+def hits(cache: ServerCache, prompts: Iterable[CachePrompt]) -> Iterator[CacheHit]:
+    """Yield the hit of each request when it starts.
+
+    Requests with times start at them and stay until their end, so they may overlap; one that has no room waits in
+    a queue. Requests without times come one at a time.
+    """
+    run = _Asking(cache)
+    for number, prompt in _in_order(prompts):
+        yield from run.add(number, prompt)
+    yield from run.rest()
+
+
+def _in_order(prompts: Iterable[CachePrompt]) -> Iterator[tuple[int, CachePrompt]]:
+    waiting: list[tuple[float, int, CachePrompt]] = []
+    for number, prompt in enumerate(prompts):
+        if prompt.time_s is None:
+            yield number, prompt
+            continue
+        heapq.heappush(waiting, (prompt.time_s, number, prompt))
+        if len(waiting) > WINDOW:
+            yield heapq.heappop(waiting)[1:]
+    while waiting:
+        yield heapq.heappop(waiting)[1:]
+
+
+class _Asking:
+    def __init__(self, cache: ServerCache) -> None:
+        self._cache = cache
+        self._now = 0.0
+        self._events: list[tuple[float, bool, int]] = []
+        self._queue: deque[tuple[int, CachePrompt]] = deque()
+
+    def add(self, number: int, prompt: CachePrompt) -> Iterator[CacheHit]:
+        time_s = prompt.time_s
+        while self._events and (time_s is None or self._events[0][0] <= time_s):
+            yield from self._next()
+        self._now = max(self._now, time_s or 0.0)
+        self._queue.append((number, prompt))
+        yield from self._admit()
+
+    def rest(self) -> Iterator[CacheHit]:
+        while self._events:
+            yield from self._next()
+
+    def _next(self) -> Iterator[CacheHit]:
+        self._now, is_end, number = heapq.heappop(self._events)
+        if is_end:
+            self._cache.end(number, self._now)
+        else:
+            self._cache.computed(number, self._now)
+        yield from self._admit()
+
+    def _admit(self) -> Iterator[CacheHit]:
+        while self._queue:
+            number, prompt = self._queue[0]
+            found = self._cache.start(number, prompt, self._now)
+            if found is None:
+                return
+            self._queue.popleft()
+            prefill_s, whole_s = _times(prompt, found)
+            sent_s = self._now if prompt.time_s is None else prompt.time_s
+            heapq.heappush(self._events, (max(sent_s + prefill_s, self._now), False, number))
+            heapq.heappush(self._events, (max(sent_s + whole_s, self._now), True, number))
+            yield found
+
+
+def _times(prompt: CachePrompt, found: CacheHit) -> tuple[float, float]:
+    """Return the seconds from sending to the first token, and to the end."""
+    whole = prompt.duration_s or prompt.first_s or 0.0
+    if prompt.first_s is not None:
+        return min(prompt.first_s, whole), whole
+    computed = max(prompt.size - found.hit_tokens, 1)
+    share = computed / (computed + DECODE_TOKENS * max(len(prompt.output) - 1, 0))
+    return whole * share, whole

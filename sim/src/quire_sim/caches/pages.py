@@ -1,0 +1,120 @@
+"""The cache of SGLang: a radix tree with a page of one token, its leaves evicted by last use.
+
+Read from `sglang/srt/mem_cache/radix_cache.py` 0.5.23.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from quire_sim.caches.asking import CacheHit
+from quire_sim.caches.prompts import CachePrompt
+from quire_sim.caches.radix import RadixNode, RadixTree
+from quire_sim.caches.tracking import TrackedCache
+
+
+class RadixCache(TrackedCache):
+    """Runs of tokens. A request locks the run that it finds, and adds its own once it is computed.
+
+    Where tokens lack, the leaf that was used longest ago goes as a whole, then the next.
+    """
+
+    def __init__(self, num_tokens: int | None = None) -> None:
+        super().__init__()
+        self._limit = num_tokens
+        self._trees: dict[tuple[str, str], RadixTree] = {}
+        self._stored = 0
+        self._taken: dict[int, int] = {}
+        self._locked: dict[int, RadixNode] = {}
+        self._clock = 0
+
+    def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
+        """Find and lock a run of tokens, and make room for the others."""
+        tree = self._trees.setdefault((prompt.model, prompt.scope), RadixTree())
+        hit, last = 0, tree.root
+        for node, equal in tree.match(prompt.tokens[:-1].tobytes()):
+            last = tree.cut(node, equal) if equal < node.size else node
+            hit += equal
+        self._use(last)
+        self._lock(last, 1)
+        if not self._make_room(prompt.size - hit):
+            self._lock(last, -1)
+            return None if self._taken else self._hit(number, prompt, 0, 1, now)
+        self._locked[number], self._taken[number] = last, prompt.size - hit
+        return self._hit(number, prompt, hit, 1, now)
+
+    def computed(self, number: int, now: float) -> None:
+        """Add the tokens of a prompt to the tree."""
+        prompt = self._computed(number)
+        if prompt is not None and number in self._taken:
+            self._add(number, prompt, prompt.tokens.tobytes())
+
+    def end(self, number: int, now: float) -> None:
+        """Add the tokens of an answer, and unlock all."""
+        prompt = self._ended(number, now)
+        if number not in self._taken:
+            return
+        made = prompt.output[:-1]
+        if len(made) and self._make_room(len(made)):
+            self._taken[number] += len(made)
+            self._add(number, prompt, prompt.tokens.tobytes() + made.tobytes())
+        self._lock(self._locked.pop(number), -1)
+        del self._taken[number]
+
+    def _add(self, number: int, prompt: CachePrompt, key: bytes) -> None:
+        tree = self._trees[prompt.model, prompt.scope]
+        node, new = tree.insert(key, 0.0)
+        self._stored += new
+        self._taken[number] = 0
+        self._use(node)
+        self._lock(node, 1)
+        self._lock(self._locked[number], -1)
+        self._locked[number] = node
+
+    def _use(self, node: RadixNode) -> None:
+        self._clock += 1
+        for each in node.path():
+            each.used = self._clock
+
+    @staticmethod
+    def _lock(node: RadixNode, by: int) -> None:
+        for each in node.path():
+            each.locks += by
+
+    def _make_room(self, num_tokens: int) -> bool:
+        if self._limit is None:
+            return True
+        lacks = num_tokens + self._stored + sum(self._taken.values()) - self._limit
+        if lacks <= 0:
+            return True
+        order = count()
+        leaves = [
+            (node.used, next(order), node, tree)
+            for tree in self._trees.values()
+            for node in _leaves(tree.root)
+        ]
+        heapq.heapify(leaves)
+        while lacks > 0 and leaves:
+            _, _, leaf, tree = heapq.heappop(leaves)
+            tree.remove(leaf)
+            self._stored -= leaf.size
+            lacks -= leaf.size
+            parent = leaf.parent
+            assert parent is not None
+            if parent.parent is not None and not parent.children and not parent.locks:
+                heapq.heappush(leaves, (parent.used, next(order), parent, tree))
+        return lacks <= 0
+
+
+def _leaves(root: RadixNode) -> list[RadixNode]:
+    """Return the leaves that no request locks."""
+    found: list[RadixNode] = []
+    waiting = list(root.children.values())
+    while waiting:
+        node = waiting.pop()
+        if node.children:
+            waiting += node.children.values()
+        elif not node.locks:
+            found.append(node)
+    return found

@@ -1,0 +1,64 @@
+"""A prompt as a server's cache sees it: token ids, parts, and times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from quire.core.tokens import INT32, IntArray
+
+Level: TypeAlias = Literal["tools", "system", "messages"]
+"""The levels of a prompt, in the order of caches."""
+
+NO_TOKENS: IntArray = np.empty(0, INT32)
+
+
+class PromptPart(msgspec.Struct, frozen=True, gc=False):
+    """A part of a prompt: a tool, a block of the system prompt or of a message.
+
+    `end`          tokens of the prompt up to its end
+    `breakpoint_s` the TTL of a breakpoint behind it, in seconds; 0: none
+    """
+
+    end: int
+    level: Level = "messages"
+    breakpoint_s: int = 0
+    is_media: bool = False
+
+
+class CachePrompt(msgspec.Struct, frozen=True):
+    """A request as a cache sees it.
+
+    `row`         its line in the log
+    `tokens`      ids of the prompt, int32 [n], n > 0: a tokenizer's, or numbers of pieces of text
+    `output`      ids of the answer; empty if unknown
+    `scope`       what divides caches beside the model: a salt, an API key
+    `key`         `prompt_cache_key`
+    `retention_s` how long the request asks its prefix to be kept, in seconds; 0: not said
+    `time_s`      when it was sent; None: requests come one at a time, in the log's order
+    `first_s`     seconds from there to the first byte of the answer; None: not told
+    `duration_s`  seconds from there to its end; None: not told
+    `parts`       its parts in order; the last one ends with the prompt. Empty if unknown
+    `parameters`  fields beside the prompt that caches depend on, as JSON
+    """
+
+    row: int
+    tokens: IntArray
+    output: IntArray = NO_TOKENS
+    model: str = ""
+    scope: str = ""
+    key: str = ""
+    retention_s: int = 0
+    time_s: float | None = None
+    first_s: float | None = None
+    duration_s: float | None = None
+    parts: tuple[PromptPart, ...] = ()
+    parameters: Mapping[str, str] = {}
+
+    @property
+    def size(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.tokens)

@@ -1,0 +1,220 @@
+"""Caches of servers: rules of each, positive and negative, and requests that overlap."""
+
+import numpy as np
+import pytest
+
+from quire.errors import ConfigError
+from quire_sim.caches import CacheOptions, CachePrompt, PromptPart, cache_of, hits
+
+
+def prompt(ids, **more):
+    return CachePrompt(1, np.array(list(ids), np.int32), **more)
+
+
+def found(server, prompts, **options):
+    return [each.hit_tokens for each in hits(cache_of(server, CacheOptions(**options)), prompts)]
+
+
+def reasons(server, prompts, **options):
+    return [each.why for each in hits(cache_of(server, CacheOptions(**options)), prompts)]
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        ("quire", [0, 96, 50]),
+        ("vllm", [0, 96, 48]),
+        ("sglang", [0, 99, 50]),
+        ("llama.cpp", [0, 99, 50]),
+    ],
+)
+def test_caches_find_prefixes_in_their_units(server, expected):
+    whole, half = range(100), [*range(50), *range(900, 950)]
+    assert found(server, [prompt(whole), prompt(whole), prompt(half)]) == expected
+
+
+@pytest.mark.parametrize("server", ["quire", "vllm", "sglang"])
+def test_models_and_scopes_share_nothing(server):
+    same = [prompt(range(64)), prompt(range(64), model="b"), prompt(range(64), scope="ann")]
+    assert found(server, same) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("server", ["quire", "vllm", "sglang"])
+def test_caches_evict_what_was_unused_for_longest(server):
+    a, b, c = (range(1000 * n, 1000 * n + 160) for n in (1, 2, 3))
+    asked = [prompt(each) for each in (a, b, a, c, b, a)]
+    first = hits(cache_of(server, CacheOptions(capacity_tokens=24 * 16)), asked)
+    told = [(each.hit_tokens > 0, each.why) for each in first]
+    assert [is_hit for is_hit, _ in told[:4]] == [False, False, True, False]
+    assert "evicted" in [why for _, why in told[4:]]
+
+
+def test_requests_without_room_wait_for_the_end_of_others():
+    a, b = range(160), range(1000, 1160)
+    asked = [prompt(a, time_s=1.0, duration_s=5.0), prompt(b, time_s=2.0, duration_s=1.0)]
+    for server in ("quire", "vllm", "sglang"):
+        started = list(hits(cache_of(server, CacheOptions(capacity_tokens=192)), asked))
+        assert [each.number for each in started] == [0, 1]
+
+
+def test_a_twin_at_the_same_time_misses_in_slots_and_hits_where_blocks_are_published():
+    twins = [prompt(range(200), time_s=t, first_s=2.0, duration_s=3.0) for t in (1.0, 2.0)]
+    later = [*twins, prompt(range(200), time_s=9.0, first_s=1.0, duration_s=1.0)]
+    assert found("llama.cpp", later) == [0, 0, 199]
+    assert reasons("llama.cpp", later) == ["", "other-slot", "rounding"]
+    assert found("sglang", later) == [0, 0, 199]
+    assert reasons("sglang", later) == ["", "at-once", "rounding"]
+    assert found("vllm", later) == [0, 192, 192]  # found once they are planned
+    assert found("quire", later) == [0, 192, 192]  # the second waits for the first
+
+
+def test_steps_have_a_minimum_and_grow_by_128():
+    sizes = [1023, 1023, 1024, 1151, 1152, 1152]
+    asked = [prompt(range(size), model="gpt-5") for size in sizes]
+    assert found("openai", asked) == [0, 0, 0, 1024, 1024, 1152]
+    assert reasons("openai", asked)[1] == "minimum"
+    assert reasons("openai", asked)[4] == "rounding"
+
+
+def test_steps_expire_and_a_hit_refreshes_them():
+    asked = [prompt(range(2000), model="gpt-5", time_s=t) for t in (0.0, 500.0, 1000.0, 1601.0)]
+    assert found("openai", asked) == [0, 1920, 1920, 0]
+    assert reasons("openai", asked)[3] == "ttl"
+    kept = [prompt(range(2000), model="gpt-5", time_s=t, retention_s=86400) for t in (0.0, 50000.0)]
+    assert found("openai", kept) == [0, 1920]
+
+
+def marked(size, *ends, model="claude-sonnet-4-5", ttl=300, **more):
+    """A prompt in parts of 100 tokens, with breakpoints behind some."""
+    parts = tuple(
+        PromptPart(n, "messages", ttl if n in ends else 0) for n in range(100, size + 1, 100)
+    )
+    return prompt(range(size), model=model, parts=parts, **more)
+
+
+def test_breakpoints_are_needed_and_found_again():
+    assert found("anthropic", [marked(3000), marked(3000)]) == [0, 0]
+    assert reasons("anthropic", [marked(3000), marked(3000)])[1] == "no-breakpoint"
+    assert found("anthropic", [marked(3000, 2000), marked(3000, 2000)]) == [0, 2000]
+    (first, second) = hits(cache_of("anthropic"), [marked(3000, 2000), marked(3000, 2000, 3000)])
+    assert first.written == {300: 2000}
+    assert second.written == {300: 1000}
+
+
+def test_breakpoints_below_the_minimum_write_nothing():
+    assert found("anthropic", [marked(2000, 1000), marked(2000, 1000)]) == [0, 0]
+    assert found("anthropic", [marked(2000, 1100), marked(2000, 1100)]) == [0, 1100]
+    opus = [marked(2000, 1000, model="claude-opus-5")] * 2
+    assert found("anthropic", opus) == [0, 1000]
+    assert found("anthropic", [marked(3000, 3000, model="claude-haiku-4-5")] * 2) == [0, 0]
+
+
+def test_look_back_ends_after_20_parts():
+    asked = [marked(3000, 3000), marked(4900, 4900)]
+    assert found("anthropic", asked) == [0, 3000]
+    asked = [marked(3000, 3000), marked(5000, 5000)]
+    assert found("anthropic", asked) == [0, 0]
+    assert reasons("anthropic", asked)[1] == "look-back"
+    assert found("openai", [marked(3000, model="gpt-5.6"), marked(5000, model="gpt-5.6")]) == [
+        0,
+        3000,
+    ]
+
+
+def test_a_breakpoint_behind_what_changes_finds_nothing():
+    ids = [*range(1500), 7, *range(2001, 2500)]
+    parts = (PromptPart(1500), PromptPart(2000, breakpoint_s=300))
+    changed = prompt(ids, model="claude-sonnet-4-5", parts=parts)
+    before = prompt(range(2000), model="claude-sonnet-4-5", parts=parts)
+    assert found("anthropic", [before, changed]) == [0, 0]
+    assert reasons("anthropic", [before, changed])[1] == "behind-breakpoint"
+
+
+def test_entries_expire_after_their_ttl():
+    for ttl, times, expected in (
+        (300, (0, 299, 598, 899), [0, 2000, 2000, 0]),
+        (3600, (0, 3599, 7300), [0, 2000, 0]),
+    ):
+        asked = [marked(3000, 2000, ttl=ttl, time_s=float(t)) for t in times]
+        assert found("anthropic", asked) == expected
+        assert reasons("anthropic", asked)[-1] == "ttl"
+
+
+def test_entries_are_found_once_the_first_answer_begins():
+    times = [(0.0, 2.0), (1.0, 2.0), (2.5, 1.0)]
+    asked = [marked(3000, 2000, time_s=t, first_s=f, duration_s=f) for t, f in times]
+    assert found("anthropic", asked) == [0, 0, 2000]
+    assert reasons("anthropic", asked)[1] == "at-once"
+
+
+def test_a_changed_tool_choice_keeps_tools_and_system_alone():
+    parts = (PromptPart(1500, "system", 300), PromptPart(2500, "messages", 300))
+    auto, none = (
+        prompt(range(2500), model="claude-sonnet-4-5", parts=parts, parameters={"tool_choice": t})
+        for t in ('"auto"', '"none"')
+    )
+    assert found("anthropic", [auto, auto, none]) == [0, 2500, 1500]
+    assert reasons("anthropic", [auto, none])[1] == "parameters"
+
+
+def test_implicit_breakpoints_of_openai_match_whole_prefixes():
+    turn, next_turn, other = (
+        marked(2000, model="gpt-5.6"),
+        marked(2500, model="gpt-5.6"),
+        range(1500),
+    )
+    half = prompt([*other, *range(9000, 9500)], model="gpt-5.6")
+    assert found("openai", [turn, next_turn, half]) == [0, 2000, 0]
+
+
+def test_slots_save_a_conversation_and_take_it_back():
+    a, b = range(400), range(1000, 1400)
+    longer = range(500)
+    assert found("llama.cpp", [prompt(a), prompt(b), prompt(longer)]) == [0, 0, 400]
+    assert found("llama.cpp", [prompt(a), prompt(b), prompt(longer)], num_slots=1) == [0, 0, 400]
+    asked = [prompt(a), prompt(b), prompt(longer)]
+    assert found("llama.cpp", asked, num_slots=1, capacity_tokens=100) == [0, 0, 0]
+
+
+def test_answers_are_found_but_for_their_last_token():
+    answer = np.arange(5000, 5020, dtype=np.int32)
+    first = prompt(range(100), output=answer)
+    follow = prompt([*range(100), *range(5000, 5020), *range(200, 240)])
+    assert found("sglang", [first, follow]) == [0, 119]
+    assert found("llama.cpp", [first, follow]) == [0, 119]
+    assert found("vllm", [first, follow]) == [0, 112]
+    assert found("quire", [first, follow])[1] in {112, 119}
+
+
+@pytest.mark.parametrize(
+    ("server", "options", "words"),
+    [
+        ("vlm", {}, "did you mean vllm"),
+        ("openai", {"capacity_tokens": 4096}, "no option of the cache of openai"),
+        ("vllm", {"capacity_tokens": 8}, "less than two blocks"),
+        ("vllm", {"block_size": 0}, "block_size"),
+        ("anthropic", {"rules": "/nowhere"}, "cannot be read"),
+    ],
+)
+def test_wrong_options_are_named(server, options, words):
+    with pytest.raises(ConfigError, match=words):
+        cache_of(server, CacheOptions(**options))
+
+
+def test_rules_can_be_edited(tmp_path):
+    from quire_sim.caches.rules import read_rules
+
+    file = tmp_path / "rules.toml"
+    text = (
+        '[openai]\nsource = "here"\ndate = "2026-11-30"\n[[openai.models]]\nnames = ["*"]\nkind = "steps"\n'
+        "minimum = 64\nstep = 16\nttl_s = 60\nread = 0.5\nwrite = { 60 = 1.0 }\n"
+    )
+    file.write_text(text)
+    asked = [prompt(range(100), model="any")] * 2
+    assert found("openai", asked, rules=str(file)) == [0, 96]
+    assert read_rules(file)["openai"].date == "2026-11-30"
+    with pytest.raises(ConfigError, match=r"no section \[anthropic\]"):
+        cache_of("anthropic", CacheOptions(rules=str(file)))
+    file.write_text(text.replace("minimum = 64", "minimun = 64"))
+    with pytest.raises(ConfigError, match="minimun"):
+        cache_of("openai", CacheOptions(rules=str(file)))
