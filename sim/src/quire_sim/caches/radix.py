@@ -60,7 +60,7 @@ class RadixTree:
         return found
 
     def insert(self, key: bytes, used: float) -> tuple[RadixNode, int]:
-        """Add a prompt; return its last node, and its new tokens. A node is cut where the prompt parts from it."""
+        """Add a prompt, cutting a node where it parts from it; return its last node and its new tokens."""
         node, at = self.root, 0
         for child, equal in self.match(key):
             node = self.cut(child, equal) if equal < child.size else child
