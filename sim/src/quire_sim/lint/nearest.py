@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from sys import getsizeof
 
 import msgspec
 
 from quire_sim.lint.texts import PIECE, common_prefix, equal_behind
 from quire_sim.logs import LoggedRequest, Section
 
-PROBES = tuple(16 << step for step in range(14))
-"""Lengths of beginnings by which a section with the longest common begin is found."""
-
 CANDIDATES = 4
 """Earlier prompts that are compared as a whole."""
 
-MAX_TEXTS = 1 << 29
-"""Characters of texts that are kept; the oldest are forgotten beyond it."""
+MAX_BYTES = 1 << 30
+"""Memory of earlier prompts; beyond it the first half of them is forgotten."""
+
+SECTION_BYTES, NODE_BYTES, PROMPT_BYTES = 450, 200, 250
+"""Memory of a section beside its text, of a node, and of a prompt beside its sections."""
 
 
 class EarlierPrompt(msgspec.Struct, eq=False):
@@ -49,121 +50,162 @@ class Finding(msgspec.Struct, eq=False):
     at: int = 0
 
 
-class PromptTrie:
-    """All prompts of a log so far, as a trie of sections. Texts are kept once each."""
+class Siblings(msgspec.Struct, eq=False):
+    """Sections of one role and kind behind a node, by their texts: a text begins most like a neighbour."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[Section, int] = {}
-        self._sections: list[Section | None] = []
-        self._sizes: list[int] = []
-        self._kept = 0
-        self._oldest = 0
-        self._next: dict[tuple[int, int], int] = {}
-        self._roots: dict[tuple[str, str], int] = {}
-        self._last: list[int] = [-1]
-        self._root_last: dict[int, int] = {}
-        self._probes: dict[tuple[int, int, int], int] = {}
-        self._holders: dict[int, int] = {}
+    texts: list[str] = []
+    numbers: list[int] = []
+
+    def add(self, text: str, number: int) -> None:
+        """Add a section."""
+        at = bisect_left(self.texts, text)
+        self.texts.insert(at, text)
+        self.numbers.insert(at, number)
+
+    def most_alike(self, text: str) -> tuple[int, int]:
+        """Return the section that has the longest begin in common with a text, and that length."""
+        at = bisect_left(self.texts, text)
+        near = range(max(at - 1, 0), min(at + 1, len(self.texts)))
+        size, place = max((common_prefix(self.texts[each], text), each) for each in near)
+        return self.numbers[place], size
+
+
+class PromptTrie:
+    """The last prompts of a log as a trie of sections, each text once, in at most `max_bytes`.
+
+    A node is a run of sections that a prompt of its scope begins with; `_last` has the latest prompt of each.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._prompts: list[EarlierPrompt] = []
+        self._sections: dict[int, Section] = {}
+        self._sizes: dict[int, int] = {}
+        self._num_sections = 0
+        self._clear()
 
     def add(self, request: LoggedRequest) -> Finding:
         """Return a prompt beside the earlier ones, and keep it."""
+        while self._bytes > self._max_bytes and len(self._prompts) > 1:
+            self._forget()
         ids = [self._number(each) for each in request.sections]
         scope = request.model, request.salt
-        prompt = EarlierPrompt(request.row, *scope, request.time_s, ids)
-        node = self._roots.setdefault(scope, -len(self._roots) - 1)
-        depth = 0
-        while depth < len(ids) and (child := self._next.get((node, ids[depth]))) is not None:
+        node, depth = self._root(scope), 0
+        while depth < len(ids) and (child := self._next.get(node << 32 | ids[depth])) is not None:
             node = child
             depth += 1
+        sizes = [self._sizes[each] for each in ids]
+        finding = Finding(request, ids, sum(sizes), sum(sizes[:depth]))
         partial = self._partial(node, ids[depth]) if depth < len(ids) else None
-        hit = sum(self._sizes[each] for each in ids[:depth])
-        if partial is not None:
-            hit += common_prefix(self._text(partial[0]), self._text(ids[depth]))
-        size = sum(self._sizes[each] for each in ids)
-        finding = Finding(request, ids, size, hit)
+        finding.place, finding.at = depth, 0 if partial is None else partial[1]
+        finding.hit += finding.at
+        prompt = EarlierPrompt(request.row, *scope, request.time_s, ids)
         self._compare(finding, prompt, self._candidates(ids, depth, node, partial))
-        self._keep(prompt, depth, node)
+        self._keep(prompt)
         return finding
 
     def sections(self, ids: list[int]) -> list[Section]:
-        """Return sections by their numbers; forgotten ones are empty."""
-        return [self._sections[each] or Section("", "", "text", "") for each in ids]
+        """Return sections by their numbers, without paths."""
+        return [self._sections[each] for each in ids]
 
     def size(self, number: int) -> int:
         """Return the characters of a section."""
         return self._sizes[number]
 
-    def _number(self, section: Section) -> int:
-        key = (
-            section
-            if not section.breakpoint_s
-            else msgspec.structs.replace(section, breakpoint_s=0)
-        )
-        key = msgspec.structs.replace(key, path="")
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self._sections)
-            self._sections.append(key)
-            self._sizes.append(max(len(section.text) + len(section.media), 1))
-            self._kept += len(section.text)
-            self._forget()
-        return number
+    def _clear(self) -> None:
+        self._bytes = 0
+        self._numbers: dict[tuple[str, str, str, str], int] = {}
+        self._next: dict[int, int] = {}
+        self._roots: dict[tuple[str, str], int] = {}
+        self._last: list[EarlierPrompt | None] = []
+        self._children: list[int | dict[tuple[str, str], Siblings] | None] = []
+        self._holders: dict[int, EarlierPrompt] = {}
 
     def _forget(self) -> None:
-        while self._kept > MAX_TEXTS:
-            section = self._sections[self._oldest]
-            if section is not None:
-                del self._numbers[section]
-                self._kept -= len(section.text)
-                self._sections[self._oldest] = None
-            self._oldest += 1
+        """Forget the first half of the prompts, and what they alone have."""
+        prompts = self._prompts[len(self._prompts) // 2 :]
+        used = {number for each in prompts for number in each.ids}
+        self._clear()
+        self._sections = {number: self._sections[number] for number in sorted(used)}
+        self._sizes = {number: self._sizes[number] for number in sorted(used)}
+        for number, section in self._sections.items():
+            self._numbers[_key(section)] = number
+            self._bytes += SECTION_BYTES + getsizeof(section.text)
+        self._prompts = []
+        for prompt in prompts:
+            self._root((prompt.model, prompt.salt))
+            self._keep(prompt)
 
-    def _text(self, number: int) -> str:
-        section = self._sections[number]
-        return "" if section is None else section.text
+    def _root(self, scope: tuple[str, str]) -> int:
+        root = self._roots.get(scope)
+        if root is None:
+            root = self._roots[scope] = self._node()
+        return root
+
+    def _node(self) -> int:
+        self._bytes += NODE_BYTES
+        self._last.append(None)
+        self._children.append(None)
+        return len(self._last) - 1
+
+    def _number(self, section: Section) -> int:
+        key = _key(section)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._num_sections
+            self._num_sections += 1
+            self._sections[number] = Section(
+                "", section.role, section.kind, section.text, section.media
+            )
+            self._sizes[number] = max(len(section.text) + len(section.media), 1)
+            self._bytes += SECTION_BYTES + getsizeof(section.text)
+        return number
 
     def _partial(self, node: int, number: int) -> tuple[int, int] | None:
-        """Return the section behind a node that begins most like this one, and its prompt."""
-        text = self._text(number)
-        for length in reversed(PROBES):
-            if length <= len(text):
-                found = self._probes.get((node, length, hash(text[:length])))
-                if found is not None:
-                    child = self._next[node, found]
-                    return found, self._last[child]
-        return None
+        """Return the section behind a node that begins most like this one, and the characters that are equal."""
+        section, children = self._sections[number], self._children[node]
+        if children is None or section.kind == "media":
+            return None
+        if isinstance(children, int):
+            other = self._sections[children]
+            if (other.role, other.kind) != (section.role, section.kind):
+                return None
+            return children, common_prefix(other.text, section.text)
+        siblings = children.get((section.role, section.kind))
+        return None if siblings is None else siblings.most_alike(section.text)
 
     def _candidates(
         self, ids: list[int], depth: int, node: int, partial: tuple[int, int] | None
     ) -> list[EarlierPrompt]:
         """Return earlier prompts that may be most alike: by prefix, and by their last sections."""
-        found: dict[int, None] = {}
-        if partial is not None:
-            found[partial[1]] = None
-        last = self._last[node] if node > 0 else self._root_last.get(node)
-        if last is not None:
-            found[last] = None
+        first = (
+            None
+            if partial is None or partial[1] < PIECE
+            else self._last[self._next[node << 32 | partial[0]]]
+        )
+        found = {each: None for each in (first, self._last[node]) if each is not None}
         for number in reversed(ids[depth:]):
             if len(found) >= CANDIDATES:
                 break
             if self._sizes[number] >= PIECE and (holder := self._holders.get(number)) is not None:
                 found[holder] = None
-        return [self._prompts[each] for each in found]
+        return list(found)
 
     def _compare(
         self, finding: Finding, prompt: EarlierPrompt, candidates: list[EarlierPrompt]
     ) -> None:
-        best = None
+        if not candidates:
+            return
+        best, finding.earlier = 0, candidates[0]
         for earlier in candidates:
+            if finding.size - max(best, finding.hit) < PIECE:  # no other can have more
+                break
             total, place, at = self._alike(earlier, finding.ids)
             if (earlier.model, earlier.salt) != (prompt.model, prompt.salt):
                 place, at = -1, 0
-            if best is None or total > best[0]:
-                best = total, place, at, earlier
-        if best is not None:
-            total, finding.place, finding.at, finding.earlier = best
-            finding.lost = max(min(total, finding.size) - finding.hit, 0)
+            if total > best:
+                best, finding.place, finding.at, finding.earlier = total, place, at, earlier
+        finding.lost = max(min(best, finding.size) - finding.hit, 0)
 
     def _alike(self, earlier: EarlierPrompt, ids: list[int]) -> tuple[int, int, int]:
         """Return the characters of a prompt that stand in an earlier one, and the first that does not."""
@@ -185,13 +227,13 @@ class PromptTrie:
                 follows = False
         at = 0
         if place < min(len(old), len(ids)):
-            at = common_prefix(self._text(old[place]), self._text(ids[place]))
+            at = common_prefix(self._sections[old[place]].text, self._sections[ids[place]].text)
         others = list(behind.elements())
         for number in left:
             other = next((each for each in others if self._are_siblings(each, number)), None)
             if other is not None:
                 others.remove(other)
-                first, then = self._text(other), self._text(number)
+                first, then = self._sections[other].text, self._sections[number].text
                 begin = common_prefix(first, then)
                 total += (begin if begin >= PIECE or number == ids[place] else 0) + equal_behind(
                     first, then, begin
@@ -200,29 +242,41 @@ class PromptTrie:
 
     def _are_siblings(self, first: int, then: int) -> bool:
         one, other = self._sections[first], self._sections[then]
-        return (
-            one is not None
-            and other is not None
-            and (one.role, one.kind) == (other.role, other.kind)
-        )
+        return (one.role, one.kind) == (other.role, other.kind)
 
-    def _keep(self, prompt: EarlierPrompt, depth: int, node: int) -> None:
-        index = len(self._prompts)
+    def _keep(self, prompt: EarlierPrompt) -> None:
         self._prompts.append(prompt)
-        for number in prompt.ids[depth:]:
-            child = self._next[node, number] = len(self._last)
-            self._last.append(index)
-            text = self._text(number)
-            for length in self._probe_lengths(text):
-                self._probes[node, length, hash(text[:length])] = number
-            node = child
-        at = self._roots[prompt.model, prompt.salt]
-        self._root_last[at] = index
+        self._bytes += PROMPT_BYTES + 8 * len(prompt.ids)
+        node = self._roots[prompt.model, prompt.salt]
+        self._last[node] = prompt
         for number in prompt.ids:
-            at = self._next[at, number]
-            self._last[at] = index
-            self._holders[number] = index
+            key = node << 32 | number
+            child = self._next.get(key)
+            if child is None:
+                child = self._next[key] = self._node()
+                self._adopt(node, number)
+            node = child
+            self._last[node] = prompt
+            self._holders[number] = prompt
 
-    @staticmethod
-    def _probe_lengths(text: str) -> Iterator[int]:
-        return (length for length in PROBES if length <= len(text))
+    def _adopt(self, node: int, number: int) -> None:
+        """Add a section to those behind a node."""
+        children = self._children[node]
+        if children is None:
+            self._children[node] = number
+            return
+        if isinstance(children, int):
+            only, children = children, {}
+            self._children[node] = children
+            self._place(children, only)
+        self._place(children, number)
+
+    def _place(self, children: dict[tuple[str, str], Siblings], number: int) -> None:
+        section = self._sections[number]
+        if section.kind != "media":
+            siblings = children.setdefault((section.role, section.kind), Siblings())
+            siblings.add(section.text, number)
+
+
+def _key(section: Section) -> tuple[str, str, str, str]:
+    return section.role, section.kind, section.text, section.media

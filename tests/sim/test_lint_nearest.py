@@ -1,0 +1,59 @@
+"""Earlier prompts: the longest common begin of all of them, in bounded memory."""
+
+import random
+from os.path import commonprefix
+
+import pytest
+from log_help import chat
+
+from quire_sim.lint.nearest import PromptTrie
+from quire_sim.logs import LoggedRequest, sections_of
+
+
+def request(row, *said, **more):
+    body = chat(*said, **more)
+    return LoggedRequest(row, "chat", sections_of(body, "chat"), body, model="m")
+
+
+def common(old, new):
+    """Return the characters that two prompts begin with in common, one by one."""
+    size = 0
+    for one, other in zip(old, new, strict=False):
+        if (one.role, one.text) != (other.role, other.text):
+            if one.role == other.role:
+                size += len(commonprefix([one.text, other.text]))
+            break
+        size += max(len(one.text), 1)
+    return size
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_hit_is_the_longest_common_begin_of_all_earlier_prompts(seed):
+    rng = random.Random(seed)
+    trie, earlier = PromptTrie(), []
+    for row in range(120):
+        said = ["".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(rng.randint(1, 4))]
+        asked = request(row, *said, system="s" * rng.randint(1, 3))
+        expected = max((common(each, asked.sections) for each in earlier), default=0)
+        assert trie.add(asked).hit == expected
+        earlier.append(asked.sections)
+
+
+def test_old_prompts_are_forgotten_beyond_a_limit_and_shared_sections_stay():
+    trie = PromptTrie(max_bytes=200_000)
+    system, rng = "You are a careful assistant. " * 40, random.Random(1)
+    for row in range(2000):
+        found = trie.add(request(row, f"{rng.getrandbits(400):x}" * 3, system=system))
+        assert found.hit >= len(system) * (row > 0)
+        assert trie._bytes < 250_000
+    assert len(trie._sections) < 500
+
+
+def test_what_is_forgotten_is_new_again():
+    trie = PromptTrie(max_bytes=60_000)
+    first = request(1, "one question of many words", system="system " * 30)
+    trie.add(first)
+    assert trie.add(first).hit > 200
+    for row in range(300):
+        trie.add(request(row + 3, f"{row} " * 60, system=f"{row} other " * 30))
+    assert trie.add(first).hit < 10
