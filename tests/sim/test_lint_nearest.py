@@ -1,7 +1,6 @@
 """Earlier prompts: the longest common begin of all of them, in bounded memory."""
 
 import random
-from os.path import commonprefix
 
 import pytest
 from log_help import chat
@@ -21,7 +20,8 @@ def common(old, new):
     for one, other in zip(old, new, strict=False):
         if (one.role, one.text) != (other.role, other.text):
             if one.role == other.role:
-                size += len(commonprefix([one.text, other.text]))
+                pairs = zip(one.text, other.text, strict=False)
+                size += [*(a == b for a, b in pairs), False].index(False)
             break
         size += max(len(one.text), 1)
     return size

@@ -78,6 +78,27 @@ def load(
     return model.to(device).eval(), reader
 
 
+def load_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a model, with its chat template, from what `load` takes. Raises `ConfigError`."""
+    check_installed()
+    source = source_of(name)
+    import transformers
+
+    hush()
+    place, more = source, {}
+    if isinstance(source, Path) and source.suffix == GGUF:
+        require("gguf", "a GGUF file")
+        place, more = source.parent, {"gguf_file": source.name}
+    reader: Any = transformers.AutoTokenizer
+    try:
+        with redirect_stderr(io.StringIO()):
+            return reader.from_pretrained(
+                place, local_files_only=isinstance(source, Path) or not _hub_answers(), **more
+            )
+    except Exception as error:
+        raise ConfigError(f"the tokenizer of {name!r} cannot be read: {_reason(error)}") from error
+
+
 def load_engine_model(name: str, dtype: str, gguf: Sequence[str]) -> tuple[Any, Any, str]:
     """Return model and tokenizer for an `Engine`, and what computes a GGUF file, empty for other models.
 

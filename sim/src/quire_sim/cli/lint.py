@@ -16,6 +16,7 @@ from quire.errors import ConfigError
 if TYPE_CHECKING:
     from quire_sim.lint import LintReport, Loss
     from quire_sim.logs import LogFile
+    from quire_sim.rendering import PromptRenderer
 
 SHOWN = 5
 """Causes on the screen."""
@@ -30,6 +31,14 @@ def lint(
             "--format",
             help="The format of the file, if its content leaves it open.",
             show_default="found out",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Count tokens exactly, by the tokenizer and chat template in this folder or GGUF file.",
+            show_default="estimate",
         ),
     ] = None,
     request: Annotated[
@@ -54,6 +63,7 @@ def lint(
     [bold]Examples[/bold]
 
       quire lint requests.jsonl
+      quire lint requests.jsonl --model models/qwen3
       quire lint requests.jsonl --request 17
       quire lint requests.jsonl --fail-on 5% --private
       quire lint requests.jsonl --json
@@ -64,13 +74,15 @@ def lint(
     limit = None if fail_on is None else _share(fail_on)
     opened = open_log(log, format=log_format)
     with progress(f"reading {log.name}") as say:
+        renderer = None if model is None else _renderer(model)
         report = lint_log(
             opened,
+            renderer=renderer,
             keep=lambda loss: request is None or loss.row == request,
             on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
         )
     if request is not None:
-        show_request(stdout(), opened, report, request, private=private)
+        show_request(stdout(), opened, report, request, renderer, private=private)
     elif as_json:
         print_json(document(report, private=private))
     else:
@@ -83,6 +95,13 @@ def lint(
         and report.lost_tokens / report.prompt_tokens >= limit
     ):
         raise typer.Exit(1)
+
+
+def _renderer(model: str) -> "PromptRenderer":
+    from quire.cli.models import load_tokenizer
+    from quire_sim.rendering import PromptRenderer
+
+    return PromptRenderer(load_tokenizer(model))
 
 
 def document(report: "LintReport", *, private: bool) -> dict[str, Any]:
@@ -120,7 +139,8 @@ def show(console: Console, report: "LintReport", *, private: bool) -> None:
     if not report.causes:
         console.print("  Nothing breaks the cache: no prompt repeats text behind a difference.\n")
         return
-    table = plain_table(Column("cause"), "requests", "tokens lost", "of all", Column("place"))
+    lost = f"{about}tokens lost"
+    table = plain_table(Column("cause"), "requests", lost, "of all", Column("place"))
     for share in report.causes[:SHOWN]:
         place = max(share.paths, key=lambda path: share.paths[path])
         more = f" and {len(share.paths) - 1:,} more" if len(share.paths) > 1 else ""
@@ -143,13 +163,10 @@ def show(console: Console, report: "LintReport", *, private: bool) -> None:
         console.print(
             f"\n{len(report.causes) - SHOWN} more causes lose {about}{rest:,.0f} tokens; --json has them"
         )
+    how = "exact, by the model's tokenizer and chat template"
     if report.is_estimated:
-        console.print(
-            Text(
-                f"\n  tokens are estimated: {report.chars_per_token:.2f} characters each",
-                "bright_black",
-            )
-        )
+        how = f"estimated: {report.chars_per_token:.2f} characters each; --model counts exactly"
+    console.print(Text(f"\n  tokens are {how}", "bright_black"))
     console.print()
 
 
@@ -173,24 +190,36 @@ def _shown(text: str) -> str:
 
 
 def show_request(
-    console: Console, log: "LogFile", report: "LintReport", row: int, *, private: bool
+    console: Console,
+    log: "LogFile",
+    report: "LintReport",
+    row: int,
+    renderer: "PromptRenderer | None" = None,
+    *,
+    private: bool,
 ) -> None:
     """Print the sections of a request, and where it parts from an earlier one. Raises `ConfigError`."""
     found = next((each for each in log if each.row == row), None)
     if found is None:
         raise ConfigError(f"--request {row}: line {row} of the log has no request that can be read")
     console.print()
-    table = plain_table(Column("section"), Column("role"), "tokens, about", Column("begins"))
+    head = "tokens, about" if renderer is None else "tokens"
+    table = plain_table(Column("section"), Column("role"), head, Column("begins"))
     for section in found.sections:
         begins = "" if private else _shown(section.text[:48])
         size = (len(section.text) + len(section.media)) / report.chars_per_token
+        if renderer is not None:
+            size = renderer.count(section.text)
         table.add_row(Text(section.path), section.role, f"{size:,.0f}", Text(begins))
     console.print(table)
+    if renderer is not None:
+        console.print(f"  with the chat template: {len(renderer.ids(found)):,} tokens")
     if not report.losses:
         console.print("  It loses nothing: an earlier prompt begins with all that it repeats.\n")
+    about = "about " * report.is_estimated
     for loss in report.losses:
         console.print()
-        console.print(Text(f"{loss.cause}: about {loss.tokens:,.0f} tokens lost", "bold"))
+        console.print(Text(f"{loss.cause}: {about}{loss.tokens:,.0f} tokens lost", "bold"))
         _show_loss(console, loss, private=private)
     console.print()
 

@@ -229,10 +229,18 @@ def _always(_: Parting) -> bool:
     return True
 
 
+def _never(_: Parting) -> bool:
+    return False
+
+
 _END = "Move the line behind everything that stays: to the end of the last user message."
+
+TEMPLATE = "template"
+"""The cause of a difference that the chat template alone makes: no rule on bodies can see it."""
 
 CAUSES = (
     Cause("scope", "another model or cache_salt", "Keep one model and one cache_salt per conversation; each has a cache of its own.", _is_other_scope),
+    Cause(TEMPLATE, "the chat template writes earlier turns otherwise", "Use a chat template that writes a turn the same way whatever follows it, or send back what it leaves out.", _never),
     Cause("header-line", "a client's header line in the prompt", "Drop the line: it is for billing, not for the model. Claude Code leaves it out with CLAUDE_CODE_ATTRIBUTION_HEADER=0.", _texts(_is_header)),
     Cause("tool-order", "order of tools", "Sort the tools by name before each request.", _is_tool_order),
     Cause("tool-set", "tools added or removed", "Send the same tools in every request, and restrict them by tool_choice.", _is_tool_set),

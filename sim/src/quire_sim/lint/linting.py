@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
 
-from quire_sim.lint.causes import Parting, cause_of
-from quire_sim.lint.nearest import Finding, PromptTrie
+from quire.errors import ConfigError
+from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
+from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
+from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie
 from quire_sim.lint.texts import BYTES_PER_TOKEN
-from quire_sim.logs import LogFile
+from quire_sim.logs import LogFile, LoggedRequest, TokenUsage
 
 LEAST = 64
 """Characters that a loss has at least; below it, equal texts are chance."""
 
 WORDS = 60
 """Characters that are shown of each side."""
+
+REASON = 160
+"""Characters of a reason that are shown."""
+
+LEAST_TEMPLATE = 16
+"""Tokens that a chat template writes otherwise at least."""
 
 EVERY = 1000
 
@@ -55,7 +64,8 @@ class CauseShare(msgspec.Struct):
 class LintReport(msgspec.Struct):
     """Tokens of a log's prompts by what a prefix cache without limits would do, and causes of losses.
 
-    `prompt_tokens` = `hit_tokens` + `lost_tokens` + new ones. `is_estimated`: tokens are characters by a factor
+    `prompt_tokens` = `hit_tokens` + `lost_tokens` + new ones. `is_estimated`: tokens are characters by a factor;
+    otherwise they are a tokenizer's, exactly.
     `told_prompt_tokens`, `told_cached_tokens`: the sums of usage that the log tells, or None
     """
 
@@ -78,42 +88,108 @@ class LintReport(msgspec.Struct):
 def lint_log(
     log: LogFile,
     *,
+    renderer: Renderer | None = None,
     keep: Callable[[Loss], bool] = lambda _: False,
     on_progress: Callable[[int], None] | None = None,
 ) -> LintReport:
-    """Read a log once and return its report; `keep` says which losses it lists one by one. Raises `TraceError`."""
-    report = LintReport(str(log.path), log.format)
-    prompts = PromptTrie()
-    by_cause: dict[str, CauseShare] = {}
-    told, told_chars = 0, 0
+    """Read a log once and return its report; `keep` says which losses it lists one by one. Raises `TraceError`.
+
+    With a `renderer`, tokens are counted exactly, and a request that it refuses counts as unread.
+    """
+    linting = _Linting(log, renderer)
+    report = linting.report
     for request in log:
-        usage = request.usage
+        loss = linting.add(request)
+        if loss is not None and keep(loss):
+            report.losses.append(loss)
+        if on_progress is not None and not report.requests % EVERY:
+            on_progress(report.requests)
+    linting.end()
+    return report
+
+
+class _Linting:
+    """A report that grows by the request."""
+
+    def __init__(self, log: LogFile, renderer: Renderer | None) -> None:
+        self.report = LintReport(str(log.path), log.format, is_estimated=renderer is None)
+        self._log = log
+        self._exact = None if renderer is None else ExactPrompts(renderer)
+        self._prompts = PromptTrie()
+        self._by_cause: dict[str, CauseShare] = {}
+        self._told = self._told_chars = 0
+
+    def add(self, request: LoggedRequest) -> Loss | None:
+        """Count a request, and return its loss."""
+        report, usage = self.report, request.usage
         if usage.prompt_tokens is not None and usage.cached_tokens is not None:
             report.told_prompt_tokens = (report.told_prompt_tokens or 0) + usage.prompt_tokens
             report.told_cached_tokens = (report.told_cached_tokens or 0) + usage.cached_tokens
         if not request.sections:
             report.without_prompt += 1
-            continue
+            return None
+        tokens = None
+        if self._exact is not None:
+            try:
+                tokens = self._exact.add(request)
+            except ConfigError as error:
+                reason = re.sub(r"\d+", "N", str(error))[:REASON]
+                self._log.unread.add(f"not rendered: {reason}", request.row)
+                return None
         report.requests += 1
-        if on_progress is not None and not report.requests % EVERY:
-            on_progress(report.requests)
-        found = prompts.add(request)
-        report.prompt_tokens += found.size
-        report.hit_tokens += found.hit
-        if usage.prompt_tokens and log.format not in {"claude-code", "codex"}:
-            told, told_chars = told + usage.prompt_tokens, told_chars + found.size
-        if found.lost >= LEAST and found.earlier is not None:
-            loss = _loss(found, prompts)
+        found = self._prompts.add(request)
+        counted = found if tokens is None else tokens
+        report.prompt_tokens += counted.size
+        report.hit_tokens += counted.hit
+        self._learn(usage, found)
+        loss = self._loss(found) if tokens is None else self._exact_loss(found, tokens)
+        if loss is not None:
             report.lost_tokens += loss.tokens
-            _count(by_cause.setdefault(loss.cause, CauseShare(loss.cause)), loss)
-            if keep(loss):
-                report.losses.append(loss)
-    if told:
-        report.chars_per_token = told_chars / told
-    report.causes = sorted(by_cause.values(), key=lambda each: -each.tokens)
-    report.unread = log.unread.sentences()
-    _scale(report)
-    return report
+            _count(self._by_cause.setdefault(loss.cause, CauseShare(loss.cause)), loss)
+        return loss
+
+    def end(self) -> None:
+        """Turn characters into tokens, and sort."""
+        report = self.report
+        if report.is_estimated and self._told:
+            report.chars_per_token = self._told_chars / self._told
+        report.causes = sorted(self._by_cause.values(), key=lambda each: -each.tokens)
+        report.unread = self._log.unread.sentences()
+        _scale(report)
+
+    def _learn(self, usage: TokenUsage, found: Finding) -> None:
+        if usage.prompt_tokens and self._log.format not in {"claude-code", "codex"}:
+            self._told += usage.prompt_tokens
+            self._told_chars += found.size
+
+    def _loss(self, found: Finding) -> Loss | None:
+        if found.lost < LEAST or found.earlier is None:
+            return None
+        return _loss(found, found.earlier, self._prompts)
+
+    def _exact_loss(self, found: Finding, tokens: Finding) -> Loss | None:
+        """Return the loss of a request in tokens: of its first difference, or of the template that writes it otherwise."""
+        found.prompt.rendered = tokens.prompt
+        earlier, exact = found.earlier, cast("ExactPrompts", self._exact)
+        if earlier is None:
+            return None
+        if found.lost >= LEAST:
+            lost = exact.lost(tokens, earlier.rendered)
+            if lost < PIECE_TOKENS:
+                return None
+            loss = _loss(found, earlier, self._prompts)
+            loss.tokens = float(lost)
+            return loss
+        if found.place < len(earlier.ids):
+            return None
+        lost = exact.lost(tokens, earlier.rendered)
+        if lost < LEAST_TEMPLATE:
+            return None
+        before, old, new = exact.parting(tokens, earlier.rendered, WORDS)
+        path = "the chat template"
+        return Loss(
+            found.request.row, earlier.row, TEMPLATE, path, 0, float(lost), before, old, new
+        )
 
 
 def _count(share: CauseShare, loss: Loss) -> None:
@@ -126,7 +202,7 @@ def _count(share: CauseShare, loss: Loss) -> None:
 
 def _scale(report: LintReport) -> None:
     """Turn characters into tokens."""
-    factor = 1 / report.chars_per_token
+    factor = 1 / report.chars_per_token if report.is_estimated else 1
     for share in report.causes:
         share.share = share.tokens / max(report.prompt_tokens, 1)
         share.tokens *= factor
@@ -138,10 +214,9 @@ def _scale(report: LintReport) -> None:
     report.lost_tokens *= factor
 
 
-def _loss(found: Finding, prompts: PromptTrie) -> Loss:
-    earlier = cast("Any", found.earlier)
+def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie) -> Loss:
     parting = Parting(
-        prompts.sections(earlier.ids), prompts.sections(found.ids), found.place, found.at
+        prompts.sections(earlier.ids), prompts.sections(found.prompt.ids), found.place, found.at
     )
     cause = cause_of(parting)
     sections = found.request.sections

@@ -22,13 +22,14 @@ SECTION_BYTES, NODE_BYTES, PROMPT_BYTES = 450, 200, 250
 
 
 class EarlierPrompt(msgspec.Struct, eq=False):
-    """An earlier prompt: its row, its scope, and the numbers of its sections."""
+    """An earlier prompt: its row, its scope, the numbers of its sections, and the same prompt in tokens."""
 
     row: int
     model: str
     salt: str
     time_s: float | None
     ids: list[int]
+    rendered: EarlierPrompt | None = None
 
 
 class Finding(msgspec.Struct, eq=False):
@@ -41,7 +42,7 @@ class Finding(msgspec.Struct, eq=False):
     """
 
     request: LoggedRequest
-    ids: list[int]
+    prompt: EarlierPrompt
     size: int
     hit: int
     lost: int = 0
@@ -71,13 +72,14 @@ class Siblings(msgspec.Struct, eq=False):
 
 
 class PromptTrie:
-    """The last prompts of a log as a trie of sections, each text once, in at most `max_bytes`.
+    """The last prompts of a log as a trie of sections, each text once, in about `max_bytes`.
 
-    A node is a run of sections that a prompt of its scope begins with; `_last` has the latest prompt of each.
+    A node is a run of sections that a prompt of its scope begins with; `_last` has the latest prompt of each. Unless it
+    `compares`, the nearest prompt is not sought, and nothing counts as lost.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES, *, compares: bool = True) -> None:
+        self._max_bytes, self._compares = max_bytes, compares
         self._prompts: list[EarlierPrompt] = []
         self._sections: dict[int, Section] = {}
         self._sizes: dict[int, int] = {}
@@ -95,12 +97,13 @@ class PromptTrie:
             node = child
             depth += 1
         sizes = [self._sizes[each] for each in ids]
-        finding = Finding(request, ids, sum(sizes), sum(sizes[:depth]))
+        prompt = EarlierPrompt(request.row, *scope, request.time_s, ids)
+        finding = Finding(request, prompt, sum(sizes), sum(sizes[:depth]))
         partial = self._partial(node, ids[depth]) if depth < len(ids) else None
         finding.place, finding.at = depth, 0 if partial is None else partial[1]
         finding.hit += finding.at
-        prompt = EarlierPrompt(request.row, *scope, request.time_s, ids)
-        self._compare(finding, prompt, self._candidates(ids, depth, node, partial))
+        if self._compares:
+            self._compare(finding, self._candidates(ids, depth, node, partial))
         self._keep(prompt)
         return finding
 
@@ -108,9 +111,10 @@ class PromptTrie:
         """Return sections by their numbers, without paths."""
         return [self._sections[each] for each in ids]
 
-    def size(self, number: int) -> int:
-        """Return the characters of a section."""
-        return self._sizes[number]
+    def text(self, number: int) -> str:
+        """Return the text of a section; empty if it is forgotten."""
+        section = self._sections.get(number)
+        return "" if section is None else section.text
 
     def _clear(self) -> None:
         self._bytes = 0
@@ -191,17 +195,15 @@ class PromptTrie:
                 found[holder] = None
         return list(found)
 
-    def _compare(
-        self, finding: Finding, prompt: EarlierPrompt, candidates: list[EarlierPrompt]
-    ) -> None:
+    def _compare(self, finding: Finding, candidates: list[EarlierPrompt]) -> None:
         if not candidates:
             return
         best, finding.earlier = 0, candidates[0]
         for earlier in candidates:
             if finding.size - max(best, finding.hit) < PIECE:  # no other can have more
                 break
-            total, place, at = self._alike(earlier, finding.ids)
-            if (earlier.model, earlier.salt) != (prompt.model, prompt.salt):
+            total, place, at = self._alike(earlier, finding.prompt.ids)
+            if (earlier.model, earlier.salt) != (finding.prompt.model, finding.prompt.salt):
                 place, at = -1, 0
             if total > best:
                 best, finding.place, finding.at, finding.earlier = total, place, at, earlier
@@ -266,7 +268,7 @@ class PromptTrie:
             self._children[node] = number
             return
         if isinstance(children, int):
-            only, children = children, {}
+            only, children = children, dict[tuple[str, str], Siblings]()
             self._children[node] = children
             self._place(children, only)
         self._place(children, number)
