@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
+from quire.cli.files import check_writable, write_text
 from quire.cli.options import AsJson
 from quire.cli.output import CACHED, print_json, progress, stderr, stdout
 from quire.cli.tables import plain_table
@@ -52,6 +53,10 @@ def lint(
             show_default=False,
         ),
     ] = None,
+    report_to: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write an HTML page, for FILE.html.", show_default=False),
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Show no text of prompts.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -65,19 +70,26 @@ def lint(
       quire lint requests.jsonl
       quire lint requests.jsonl --model models/qwen3
       quire lint requests.jsonl --request 17
+      quire lint requests.jsonl --report requests.html
       quire lint requests.jsonl --fail-on 5% --private
       quire lint requests.jsonl --json
     """
     from quire_sim.lint import lint_log
+    from quire_sim.lint.picture import LintPicture
+    from quire_sim.lint.texts import BYTES_PER_TOKEN
     from quire_sim.logs import open_log
+
+    check_writable(report_to, ".html")
 
     limit = None if fail_on is None else _share(fail_on)
     opened = open_log(log, format=log_format)
     with progress(f"reading {log.name}") as say:
         renderer = None if model is None else _renderer(model)
+        picture = LintPicture(1.0 if renderer else BYTES_PER_TOKEN) if report_to else None
         report = lint_log(
             opened,
             renderer=renderer,
+            picture=picture,
             keep=lambda loss: request is None or loss.row == request,
             on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
         )
@@ -87,6 +99,11 @@ def lint(
         print_json(document(report, private=private))
     else:
         show(stdout(), report, private=private)
+    if report_to is not None and picture is not None:
+        from quire_sim.report.linted import lint_html
+
+        write_text(report_to, lint_html(report, picture, private=private))
+        stderr().print(f"report written to {report_to}", markup=False, highlight=False)
     for sentence in report.unread:
         stderr().print(f"{log.name}: {sentence}", markup=False, highlight=False)
     if (

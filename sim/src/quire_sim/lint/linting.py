@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
 from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie
+from quire_sim.lint.picture import LintPicture
 from quire_sim.lint.texts import BYTES_PER_TOKEN
 from quire_sim.logs import LogFile, LoggedRequest, TokenUsage
 
@@ -91,12 +92,13 @@ def lint_log(
     renderer: Renderer | None = None,
     keep: Callable[[Loss], bool] = lambda _: False,
     on_progress: Callable[[int], None] | None = None,
+    picture: LintPicture | None = None,
 ) -> LintReport:
     """Read a log once and return its report; `keep` says which losses it lists one by one. Raises `TraceError`.
 
-    With a `renderer`, tokens are counted exactly, and a request that it refuses counts as unread.
+    With a `renderer`, tokens are counted exactly, and a request that it refuses counts as unread. A `picture` is filled.
     """
-    linting = _Linting(log, renderer)
+    linting = _Linting(log, renderer, picture)
     report = linting.report
     for request in log:
         loss = linting.add(request)
@@ -111,9 +113,11 @@ def lint_log(
 class _Linting:
     """A report that grows by the request."""
 
-    def __init__(self, log: LogFile, renderer: Renderer | None) -> None:
+    def __init__(
+        self, log: LogFile, renderer: Renderer | None, picture: LintPicture | None
+    ) -> None:
         self.report = LintReport(str(log.path), log.format, is_estimated=renderer is None)
-        self._log = log
+        self._log, self._picture = log, picture
         self._exact = None if renderer is None else ExactPrompts(renderer)
         self._prompts = PromptTrie()
         self._by_cause: dict[str, CauseShare] = {}
@@ -146,6 +150,8 @@ class _Linting:
         if loss is not None:
             report.lost_tokens += loss.tokens
             _count(self._by_cause.setdefault(loss.cause, CauseShare(loss.cause)), loss)
+        if self._picture is not None:
+            self._picture.add(request, found, counted, 0 if loss is None else loss.tokens)
         return loss
 
     def end(self) -> None:

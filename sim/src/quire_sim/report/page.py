@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
-from quire import __version__
 from quire_sim.optimum import BOUNDS
 from quire_sim.report import figures
 from quire_sim.report.data import Report
-from quire_sim.report.figures import MUTED, VARIABLES, colour_of, figure, miss_legend, short
-
-TEMPLATE = Path(__file__).with_name("page.html.j2")
+from quire_sim.report.figures import MUTED, VARIABLES, colour_of, figure, miss_legend
+from quire_sim.report.templates import as_is, rendered
 
 
 def html(report: Report) -> str:
@@ -24,13 +22,13 @@ def html(report: Report) -> str:
         "distances": figures.draw_distances,
         "reuse-times": figures.draw_reuse_times,
     }
-    environment = _environment()
     drawn = {name: figure(partial(draw, report), name) for name, draw in draws.items()}
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+    return rendered(
+        "page.html.j2",
         report=report,
         facts=report.facts,
         title=PurePath(str(report.facts["trace"])).name,
-        svg={name: environment.filters["safe"](text) for name, text in drawn.items()},
+        svg={name: as_is(text) for name, text in drawn.items()},
         policies=[(name, VARIABLES[colour_of(name, report.policies)]) for name in report.policies],
         misses=[(label, VARIABLES[colour]) for _, label, colour in miss_legend(report)],
         best=_best(report),
@@ -41,7 +39,6 @@ def html(report: Report) -> str:
         lines_only=[name for name in ("lru", "optimum") if name not in report.policies],
         muted=VARIABLES[MUTED],
         never_again=1 - report.curves.ceiling,
-        version=__version__,
     )
 
 
@@ -51,21 +48,3 @@ def _best(report: Report) -> dict[str, Any]:
     rows = [row for row in report.rows if row["capacity_blocks"] == at]
     online = [row for row in rows if row["policy"] not in BOUNDS]
     return max(online or rows, key=lambda row: row["token_hit"])
-
-
-def _environment() -> Any:
-    import jinja2  # noqa: PLC0415 - 0.3 s
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "percent": _percent,
-        "count": "{:,}".format,
-        "large": partial(short, space="\N{NO-BREAK SPACE}"),
-    }
-    return environment
-
-
-def _percent(share: float, digits: int = 2) -> str:
-    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"

@@ -1,0 +1,59 @@
+"""The page of a linted log: its figures, its words, and nothing from elsewhere."""
+
+import re
+
+import pytest
+from lint_help import clean, planted
+from log_help import chat, lines
+
+from quire_sim.lint import lint_log
+from quire_sim.lint.picture import LintPicture
+from quire_sim.logs import open_log
+from quire_sim.report.linted import lint_html
+
+
+def page(path, records, *, private=False):
+    picture = LintPicture(4.0)
+    report = lint_log(open_log(lines(path, records)), picture=picture)
+    return report, picture, lint_html(report, picture, private=private)
+
+
+def test_the_page_has_figures_causes_words_and_advice(tmp_path):
+    report, _, text = page(tmp_path / "log", planted("header-line", 9))
+    share = 100 * report.hit_tokens / report.prompt_tokens
+    for words in (
+        f"{share:.1f}\N{NO-BREAK SPACE}%",
+        "header line",
+        "cch=",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER=0",
+        "about",
+    ):
+        assert words in text
+
+
+def test_the_page_loads_nothing_and_has_no_words_of_prompts_if_private(tmp_path):
+    records = [chat("secret words", system="unshown rules " * 30 + str(n)) for n in range(4)]
+    _, _, text = page(tmp_path / "log", records, private=True)
+    assert not re.search(r"(?:src|href)=|url\(|@import|<script", text)
+    assert "secret" not in text
+    assert "unshown" not in text
+
+
+def test_words_of_prompts_are_text_and_nothing_else(tmp_path):
+    records = [
+        chat("<script>alert(1)</script>", system=f"<u>{n}</u>" + "rules " * 40) for n in range(4)
+    ]
+    _, _, text = page(tmp_path / "log", records)
+    assert "<script" not in text
+    assert "<u>" not in text
+
+
+@pytest.mark.parametrize("records", [clean(9), planted("tool-order", 12), [chat("alone")]])
+def test_all_tokens_are_in_the_sections_and_each_later_request_in_the_map(tmp_path, records):
+    report, picture, _ = page(tmp_path / "log", records)
+    whole = sum(each.size for each in picture.roles.values())
+    assert whole / report.chars_per_token == pytest.approx(report.prompt_tokens)
+    assert sum(each.hit for each in picture.roles.values()) / 4 == pytest.approx(report.hit_tokens)
+    assert sum(each.requests for each in picture.cells.values()) == len(records) - 1
+    lost = sum(each.lost for each in picture.cells.values())
+    assert lost / report.chars_per_token == pytest.approx(report.lost_tokens)
