@@ -30,6 +30,9 @@ class TextPieces:
 
     def prompt(self, request: LoggedRequest) -> CachePrompt:
         """Return a logged request as a cache sees it. Its sections are its parts."""
+        ids = _ids_of(request.body)
+        if ids is not None:
+            return cache_prompt(request, [ids])
         pieces = [self._section(section) for section in request.sections]
         schema = request.parameters.get("response_format") or request.parameters.get("text")
         if schema is not None and request.api in {"chat", "responses"}:
@@ -37,7 +40,7 @@ class TextPieces:
         output = NO_TOKENS
         if request.answer:
             output = self._section(Section("", "assistant", "text", request.answer))
-        return cache_prompt(request, pieces, output)
+        return cache_prompt(request, pieces, output, is_estimated=True)
 
     def _section(self, section: Section) -> IntArray:
         name = (section.role, section.kind, section.text, section.media)
@@ -66,7 +69,11 @@ class TextPieces:
 
 
 def cache_prompt(
-    request: LoggedRequest, pieces: list[IntArray], output: IntArray = NO_TOKENS
+    request: LoggedRequest,
+    pieces: list[IntArray],
+    output: IntArray = NO_TOKENS,
+    *,
+    is_estimated: bool = False,
 ) -> CachePrompt:
     """Return a logged request with the tokens of its sections; more than these stand in front."""
     sizes = np.cumsum([len(each) for each in pieces]).tolist()
@@ -92,7 +99,20 @@ def cache_prompt(
         duration_s=request.duration_s,
         parts=tuple(parts),
         parameters=request.parameters,
+        is_estimated=is_estimated,
     )
+
+
+def _ids_of(body: dict[str, Any]) -> IntArray | None:
+    """Return the token ids that a body has for its prompt; None if it has text."""
+    prompt: Any = body.get("prompt")
+    if isinstance(prompt, list) and len(cast("list[Any]", prompt)) == 1:
+        prompt = cast("list[Any]", prompt)[0]
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    ids = cast("list[Any]", prompt)
+    is_ids = all(type(each) is int and 0 <= each < 2**31 for each in ids)
+    return np.array(ids, INT32) if is_ids else None
 
 
 def automatic_s(body: dict[str, Any]) -> int:

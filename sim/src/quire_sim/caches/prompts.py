@@ -43,6 +43,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     `duration_s`  seconds from there to its end; None: not told
     `parts`       its parts in order; the last one ends with the prompt. Empty if unknown
     `parameters`  fields beside the prompt that caches depend on, as JSON
+    `is_estimated` tokens are pieces of text
     """
 
     row: int
@@ -57,6 +58,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     duration_s: float | None = None
     parts: tuple[PromptPart, ...] = ()
     parameters: Mapping[str, str] = {}
+    is_estimated: bool = False
 
     @property
     def size(self) -> int:

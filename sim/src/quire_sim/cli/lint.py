@@ -13,8 +13,10 @@ from quire.cli.options import AsJson
 from quire.cli.output import CACHED, print_json, progress, stderr, stdout
 from quire.cli.tables import plain_table
 from quire.errors import ConfigError
+from quire_sim.cli.lint_caches import capacity_of, found_in, show_cache
 
 if TYPE_CHECKING:
+    from quire_sim.caches import ExactTokens, TextPieces
     from quire_sim.lint import LintReport, Loss
     from quire_sim.logs import LogFile
     from quire_sim.rendering import PromptRenderer
@@ -57,6 +59,28 @@ def lint(
         Path | None,
         typer.Option("--report", help="Write an HTML page, for FILE.html.", show_default=False),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="Show what this cache finds: quire, vllm, sglang, llama.cpp, openai, anthropic.",
+            show_default=False,
+        ),
+    ] = None,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that the cache of the server holds.", show_default="all"),
+    ] = None,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory for K and V of --model, instead.", show_default=False),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a block of it.", show_default="16")
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="A file of providers' rules.", show_default="those of quire"),
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Show no text of prompts.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,8 +96,13 @@ def lint(
       quire lint requests.jsonl --request 17
       quire lint requests.jsonl --report requests.html
       quire lint requests.jsonl --fail-on 5% --private
+      quire lint requests.jsonl --server vllm --kv-tokens 200000
+      quire lint requests.jsonl --server anthropic --rules rules.toml
       quire lint requests.jsonl --json
     """
+    import msgspec
+
+    from quire_sim.caches import CacheOptions, cache_of
     from quire_sim.lint import lint_log
     from quire_sim.lint.picture import LintPicture
     from quire_sim.lint.texts import BYTES_PER_TOKEN
@@ -82,6 +111,17 @@ def lint(
     check_writable(report_to, ".html")
 
     limit = None if fail_on is None else _share(fail_on)
+    options = CacheOptions(
+        capacity_of(kv_tokens, kv_memory, model),
+        block_size,
+        rules=None if rules is None else str(rules),
+    )
+    if server is None and options != CacheOptions():
+        raise ConfigError(
+            "--kv-tokens, --kv-memory, --block-size and --rules belong to --server; name one"
+        )
+    if server is not None:
+        cache_of(server, options)  # wrong options are told before the log is read
     opened = open_log(log, format=log_format)
     with progress(f"reading {log.name}") as say:
         renderer = None if model is None else _renderer(model)
@@ -93,12 +133,18 @@ def lint(
             keep=lambda loss: request is None or loss.row == request,
             on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
         )
+    cache = None
+    if server is not None:
+        cache = found_in(opened, server, options, _prompts(renderer, report))
     if request is not None:
         show_request(stdout(), opened, report, request, renderer, private=private)
     elif as_json:
-        print_json(document(report, private=private))
+        told = {} if cache is None else {"cache": msgspec.to_builtins(cache)}
+        print_json(document(report, private=private) | told)
     else:
         show(stdout(), report, private=private)
+        if cache is not None:
+            show_cache(stdout(), cache)
     if report_to is not None and picture is not None:
         from quire_sim.report.linted import lint_html
 
@@ -112,6 +158,12 @@ def lint(
         and report.lost_tokens / report.prompt_tokens >= limit
     ):
         raise typer.Exit(1)
+
+
+def _prompts(renderer: "PromptRenderer | None", report: "LintReport") -> "TextPieces | ExactTokens":
+    from quire_sim.caches import ExactTokens, TextPieces
+
+    return TextPieces(report.chars_per_token) if renderer is None else ExactTokens(renderer)
 
 
 def _renderer(model: str) -> "PromptRenderer":

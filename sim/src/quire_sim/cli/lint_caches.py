@@ -1,0 +1,87 @@
+"""The part of `quire lint` that shows what a server's cache finds."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Column
+from rich.text import Text
+
+from quire.cli.output import CACHED
+from quire.cli.tables import plain_table
+from quire.config import parse_bytes
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire_sim.caches import CacheOptions, CacheReport, ExactTokens, TextPieces
+    from quire_sim.logs import LogFile
+
+SHOWN = 5
+"""Differences from the server's own counts on the screen."""
+
+
+def capacity_of(kv_tokens: int | None, kv_memory: str | None, model: str | None) -> int | None:
+    """Return the capacity of a cache in tokens; None: no limit. Raises `ConfigError`."""
+    if kv_memory is None:
+        return kv_tokens
+    if kv_tokens is not None:
+        raise ConfigError("--kv-memory and --kv-tokens both say the capacity: give one of them")
+    if model is None:
+        raise ConfigError(
+            "--kv-memory needs --model, whose bytes per token it divides by; or give --kv-tokens"
+        )
+    from quire_sim.hardware import model_named
+
+    per_token = model_named(model).kv.per_token
+    tokens = parse_bytes(kv_memory) // max(per_token, 1)
+    if tokens < 1:
+        raise ConfigError(
+            f"--kv-memory {kv_memory} holds no token of {per_token:,} bytes; give more"
+        )
+    return tokens
+
+
+def found_in(
+    log: "LogFile", server: str, options: "CacheOptions", prompts: "TextPieces | ExactTokens"
+) -> "CacheReport":
+    """Return a log in the cache of a server. Raises `ConfigError`, `TraceError`."""
+    from quire_sim.caches import cache_of, cache_report, predictions
+
+    return cache_report(server, predictions(log, cache_of(server, options), prompts.prompt))
+
+
+def show_cache(console: Console, report: "CacheReport") -> None:
+    """Print what a server's cache finds, and how the server's own counts differ."""
+    from quire_sim.caches import DIFFERENCES, REASONS
+
+    about = "about " * report.is_estimated
+    whole = max(report.prompt_tokens, 1)
+    console.print(Text.assemble(
+        "The cache of ", (report.server, "bold"), " finds ", (f"{about}{report.hit_rate:.1%}", CACHED),
+        f" of {report.prompt_tokens:,} prompt tokens; earlier prompts have {report.seen_tokens / whole:.1%}",
+    ), soft_wrap=True)  # fmt: skip
+    if report.lost:
+        table = plain_table(Column("not found, because"), "tokens", "of all")
+        for why in sorted(report.lost, key=lambda name: -report.lost[name]):
+            tokens = report.lost[why]
+            table.add_row(REASONS[why], f"{tokens:,}", f"{tokens / whole:.1%}")
+        console.print(table)
+    for ttl, tokens in sorted(report.written.items()):
+        console.print(f"  {about}{tokens:,} tokens are written for {ttl:,} s")
+    if report.points_off is not None:
+        told = report.told_hit_tokens / report.told_of_tokens
+        console.print(
+            f"  the server told {told:.1%} for {report.told:,} requests: {report.equal:,} equal, "
+            f"all together {-report.points_off:+.1f} points",
+            highlight=False,
+        )
+        for name, count in sorted(report.differences.items(), key=lambda pair: -pair[1]):
+            console.print(f"    {count:,}: {DIFFERENCES[name]}", highlight=False)
+        for each in [each for each in report.shown if each.differs != "estimated"][:SHOWN]:
+            hit = each.hit
+            console.print(
+                f"    line {hit.row:,}: predicted {hit.hit_tokens:,}, told {each.told_hit_tokens:,} "
+                f"of {hit.prompt_tokens:,}",
+                style="bright_black",
+                highlight=False,
+            )
+    console.print()
