@@ -112,7 +112,7 @@ def test_another_model_or_salt_is_its_own_cause(tmp_path, field):
         chat(question(n), system=INTRO + REST, tools=TOOLS, **{field: f"m{n}"}) for n in range(6)
     ]
     report = linted(tmp_path / "log", records)
-    assert {each.cause for each in report.losses} == {"scope"}
+    assert {each.cause for each in report.losses} == {field.replace("_", "-")}
 
 
 def test_an_image_that_is_encoded_again_is_found(tmp_path):

@@ -179,7 +179,8 @@ def document(report: "LintReport", *, private: bool) -> dict[str, Any]:
 
     if private:
         for loss in [*report.losses, *(share.example for share in report.causes if share.example)]:
-            loss.before, loss.old, loss.new = "", "", ""
+            for each in (loss, *loss.behind):
+                each.before, each.old, each.new = "", "", ""
     return msgspec.to_builtins(report)
 
 
@@ -210,7 +211,8 @@ def show(console: Console, report: "LintReport", *, private: bool) -> None:
         return
     lost = f"{about}tokens lost"
     table = plain_table(Column("cause"), "requests", lost, "of all", Column("place"))
-    for share in report.causes[:SHOWN]:
+    first = [share for share in report.causes if share.requests]
+    for share in first[:SHOWN]:
         place = max(share.paths, key=lambda path: share.paths[path])
         more = f" and {len(share.paths) - 1:,} more" if len(share.paths) > 1 else ""
         table.add_row(
@@ -221,16 +223,19 @@ def show(console: Console, report: "LintReport", *, private: bool) -> None:
             place + more,
         )
     console.print(table)
-    for share in report.causes[:SHOWN]:
+    for share in first[:SHOWN]:
         if share.example is not None:
             console.print()
             console.print(Text(by_name[share.cause].title, "bold"))
             _show_loss(console, share.example, private=private)
             console.print(Text(f"  {by_name[share.cause].advice}"))
-    if len(report.causes) > SHOWN:
-        rest = sum(share.tokens for share in report.causes[SHOWN:])
+            for each in share.example.behind:
+                then = f"  Once that is mended: {by_name[each.cause].title} in {each.path} costs {about}{each.tokens:,.0f} tokens"
+                console.print(Text(then + " of these.", "bright_black"), soft_wrap=True)
+    if len(first) > SHOWN:
+        rest = sum(share.tokens for share in first[SHOWN:])
         console.print(
-            f"\n{len(report.causes) - SHOWN} more causes lose {about}{rest:,.0f} tokens; --json has them"
+            f"\n{len(first) - SHOWN} more causes lose {about}{rest:,.0f} tokens; --json has them"
         )
     how = "exact, by the model's tokenizer and chat template"
     if report.is_estimated:

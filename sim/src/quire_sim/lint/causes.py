@@ -9,21 +9,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from quire_sim.lint import patterns
+from quire_sim.lint.texts import NUMBERED, PIECE, common_prefix, common_suffix
 from quire_sim.logs import Section
 
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>\s*", re.DOTALL)
+_THOUGHT = re.compile(
+    r"\s*<(think|thinking|reasoning|thought)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE
+)
+_MARKS = ("\n\n", "\n---\n", "\n")
 
 
 class Parting(NamedTuple):
     """Two prompts where they part: `place` is the first section that differs, `at` its first such character.
 
-    `place` is -1 if another model or salt divides their caches.
+    `place` is -1 if a field beside the prompt divides their caches: the model, the salt or a parameter, in `scope`.
     """
 
     earlier: list[Section]
     later: list[Section]
     place: int
     at: int
+    scope: str = ""
 
     @property
     def pair(self) -> tuple[Section, Section] | None:
@@ -73,25 +78,38 @@ def _is_header(old: str, new: str, at: int) -> bool:
 
 
 def _is_of_user(old: str, new: str, at: int) -> bool:
-    return patterns.both(patterns.EMAIL, old, new, at) or bool(
-        patterns.USER.search(patterns.line_before(new, at))
-    )
+    if patterns.both(patterns.EMAIL, old, new, at):
+        return True
+    return bool(patterns.USER.search(patterns.line_before(new, at)))
+
+
+def _has_names(old: str, new: str, at: int) -> bool:
+    return patterns.both(patterns.NAMES, old, new, at)
+
+
+def _is_identifier(old: str, new: str, at: int) -> bool:
+    if patterns.both(patterns.IDENTIFIER, old, new, at):
+        return True
+    before = patterns.line_before(new, at)
+    return bool(patterns.IDENTIFIED.search(before)) and new[at : at + 1].isalnum()
+
+
+def _is_recap(_: str, new: str, at: int) -> bool:
+    start = new.rfind("\n\n", 0, at) + 1
+    return patterns.RECAP.search(new, max(start, at - 400), at) is not None
 
 
 def _tools(sections: list[Section]) -> list[str]:
-    return [each.text for each in sections if each.kind == "tool"]
+    return [tool_name(each.text) for each in sections if each.kind == "tool"]
 
 
 def _is_tool_order(parting: Parting) -> bool:
     old, new = _tools(parting.earlier), _tools(parting.later)
-    if not _at_tools(parting) or Counter(map(_name, old)) != Counter(map(_name, new)):
-        return False
-    return [*map(_name, old)] != [*map(_name, new)]
+    return _at_tools(parting) and Counter(old) == Counter(new) and old != new
 
 
 def _is_tool_set(parting: Parting) -> bool:
-    names = (Counter(map(_name, _tools(each))) for each in (parting.earlier, parting.later))
-    return _at_tools(parting) and len(set(map(frozenset, (each.items() for each in names)))) > 1
+    return _at_tools(parting) and Counter(_tools(parting.earlier)) != Counter(_tools(parting.later))
 
 
 def _at_tools(parting: Parting) -> bool:
@@ -101,49 +119,43 @@ def _at_tools(parting: Parting) -> bool:
     )
 
 
-def _name(tool: str) -> str:
+def tool_name(tool: str) -> str:
+    """Return the name of a tool by its definition; the definition itself for one without a name."""
     value: Any = json.loads(tool)
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     inner: Any = fields.get("function", fields)
-    return str(cast("dict[str, Any]", inner).get("name", tool)) if isinstance(inner, dict) else tool
+    named = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+    return str(named.get("name") or fields.get("name") or fields.get("type") or tool)
 
 
 def _is_key_order(old: str, new: str, at: int) -> bool:
-    """Whether the JSON object around a place has the same content in both texts, in another order."""
-    decode = json.JSONDecoder().raw_decode
-    start = old.rfind("{", 0, at + 1)
-    for _ in range(12):
-        if start < 0:
-            return False
-        try:
-            first, then = decode(old, start)[0], decode(new, start)[0]
-        except ValueError:
-            first, then = None, 0
-        if first == then:
-            return True
-        start = old.rfind("{", 0, start)
-    return False
+    """Whether the JSON value around a place has the same content in both texts, in another order."""
+    return patterns.objects_at(old, new, at) is not None
 
 
 def _is_passage_order(old: str, new: str, at: int) -> bool:
-    """Whether the passage at a place stands elsewhere in the other text, for both texts."""
-    for mark in ("\n\n", "\n"):
-        before, after = _passage(old, at, mark), _passage(new, at, mark)
+    """Whether the passage at a place stands elsewhere in the other text, for both texts; or items of a list."""
+    for mark in _MARKS:
+        before, after = passages(old, at, mark)[:1], passages(new, at, mark)[:1]
         if (
-            min(len(before), len(after)) >= 20
-            and before in new
-            and after in old
+            before
+            and after
             and before != after
+            and min(len(before[0]), len(after[0])) >= 20
+            and before[0] in new
+            and after[0] in old
         ):
             return True
-    return False
+    items = [re.split(r"[,;|]\s*", patterns.line_at(each, at)) for each in (old, new)]
+    ends = [[each.strip(" .[](){}'\"") for each in line] for line in items]
+    first, then = ([line[0].rpartition(":")[2].strip(" ['\"("), *line[1:]] for line in ends)
+    return len(first) > 2 and first != then and Counter(first) == Counter(then)
 
 
-def _passage(text: str, at: int, mark: str) -> str:
-    start = text.rfind(mark, 0, at)
-    start = 0 if start < 0 else start + len(mark)
-    end = text.find(mark, at)
-    return text[start : len(text) if end < 0 else end].strip()
+def passages(text: str, at: int, mark: str) -> list[str]:
+    """Return the passages of a text from the one at a place on, without their numbers."""
+    start = max(text.rfind(mark, 0, at), -len(mark)) + len(mark) if mark in text[:at] else 0
+    return [NUMBERED.sub("", each, count=1).strip() for each in text[start:].split(mark)]
 
 
 def _is_message_order(parting: Parting) -> bool:
@@ -155,7 +167,11 @@ def _is_message_order(parting: Parting) -> bool:
 
 def _is_history_cut(parting: Parting) -> bool:
     old, new = parting.earlier[parting.place :], parting.later[parting.place :]
-    if parting.place < 0 or not new or new[0].role in {"system", "tools"} or new[0] not in old:
+    if parting.place < 0 or not new or new[0].role in {"system", "tools"}:
+        return False
+    if _is_cleared(old, new):
+        return True
+    if new[0] not in old:
         return False
     start = old.index(new[0])
     length = min(len(old) - start, len(new))
@@ -166,17 +182,34 @@ def _is_history_cut(parting: Parting) -> bool:
     )
 
 
+def _is_cleared(old: list[Section], new: list[Section]) -> bool:
+    """Whether a message is cut to a remark that it was cut, and the next ones are as before."""
+    return (
+        len(old) > 1
+        and old[1:2] == new[1:2]
+        and len(new[0].text) < min(len(old[0].text), 160)
+        and patterns.CLEARED.search(new[0].text) is not None
+    )
+
+
 def _is_summary(parting: Parting) -> bool:
-    old, new = parting.earlier[parting.place :], parting.later[parting.place :]
-    if (
-        parting.place < 0
-        or len(new) < 2
-        or new[0].role == "tools"
-        or new[0] in old
-        or new[1] not in old
-    ):
+    found = resumed(parting)
+    if found is None:
         return False
-    return old.index(new[1]) > 1
+    far, start = found
+    is_told = patterns.RECAP.search(parting.later[parting.place].text) is not None
+    return start > far or (is_told and start >= far)
+
+
+def resumed(parting: Parting) -> tuple[int, int] | None:
+    """Return how far behind the place the later prompt has the first message again, and the earlier one has it."""
+    old, new = parting.earlier[parting.place :], parting.later[parting.place :]
+    if parting.place < 0 or not new or new[0].role == "tools" or new[0] in old:
+        return None
+    for far in range(1, min(5, len(new))):
+        if len(new[far].text) >= PIECE and new[far] in old:
+            return far, old.index(new[far])
+    return None
 
 
 def _is_thinking(parting: Parting) -> bool:
@@ -186,8 +219,13 @@ def _is_thinking(parting: Parting) -> bool:
     old, new = pair
     if (old.kind == "thinking") != (new.kind == "thinking"):
         return True
-    first, then = (_THOUGHT.sub("", each.text).strip() for each in pair)
-    return old.role == "assistant" and "<think" in old.text + new.text and first == then
+    first, then = (plain(each.text) for each in pair)
+    return old.role == "assistant" and first == then and {first, then} != {old.text, new.text}
+
+
+def plain(text: str) -> str:
+    """Return a text without its reasoning."""
+    return _THOUGHT.sub("", text).strip() if "<" in text else text
 
 
 def _is_moved(parting: Parting) -> bool:
@@ -198,18 +236,20 @@ def _is_moved(parting: Parting) -> bool:
     last = parting.later[-3:]
     if old[0] not in new[:1] and old[0] in last and len(old[0].text) >= 20 and old[1:2] == new[:1]:
         return True
-    first, then = old[0].text, new[0].text
-    if old[0].role != new[0].role or old[0].role == "system" or len(first) <= len(then):
-        return False
-    extra = (
-        first[len(then) :].strip()
-        if first.startswith(then)
-        else first[: -len(then) or None].strip()
+    extra = moved_text(old[0], new[0])
+    return len(extra) >= 20 and any(
+        extra[:60] in each.text for each in last if each is not new[0] and each.role != "system"
     )
-    held = first.startswith(then) or first.endswith(then)
-    return (
-        held and len(extra) >= 20 and any(extra in each.text for each in last if each is not new[0])
-    )
+
+
+def moved_text(old: Section, new: Section) -> str:
+    """Return what a message has no more; empty if it has other words instead."""
+    first, then = old.text, new.text
+    if old.role != new.role or old.role in {"system", "tools"} or len(first) <= len(then):
+        return ""
+    begin = common_prefix(first, then)
+    end = common_suffix(first, then, len(then) - begin)
+    return "" if begin + end < len(then) else first[begin : len(first) - end].strip()
 
 
 def _is_image(parting: Parting) -> bool:
@@ -221,8 +261,11 @@ def _is_image(parting: Parting) -> bool:
     )
 
 
-def _is_other_scope(parting: Parting) -> bool:
-    return parting.place < 0
+def _scope(*names: str) -> Callable[[Parting], bool]:
+    def holds(parting: Parting) -> bool:
+        return parting.place < 0 and (not names or parting.scope in names)
+
+    return holds
 
 
 def _always(_: Parting) -> bool:
@@ -239,7 +282,9 @@ TEMPLATE = "template"
 """The cause of a difference that the chat template alone makes: no rule on bodies can see it."""
 
 CAUSES = (
-    Cause("scope", "another model or cache_salt", "Keep one model and one cache_salt per conversation; each has a cache of its own.", _is_other_scope),
+    Cause("model", "another model", "Keep one model per conversation; each has a cache of its own.", _scope("model")),
+    Cause("cache-salt", "another cache_salt", "Give one cache_salt to all requests that may share.", _scope("cache_salt")),
+    Cause("parameters", "a parameter that changed", "Keep response formats, reasoning and template settings the same: caches are keyed by them.", _scope()),
     Cause(TEMPLATE, "the chat template writes earlier turns otherwise", "Use a chat template that writes a turn the same way whatever follows it, or send back what it leaves out.", _never),
     Cause("header-line", "a client's header line in the prompt", "Drop the line: it is for billing, not for the model. Claude Code leaves it out with CLAUDE_CODE_ATTRIBUTION_HEADER=0.", _texts(_is_header)),
     Cause("tool-order", "order of tools", "Sort the tools by name before each request.", _is_tool_order),
@@ -247,18 +292,20 @@ CAUSES = (
     Cause("image", "an image encoded again", "Encode an image once and send the same bytes again.", _is_image),
     Cause("thinking", "reasoning removed from earlier turns", "Use a chat template that keeps reasoning, or send the reasoning back.", _is_thinking),
     Cause("moved-block", "a block that moves with the last turn", "Leave the block where it was sent first, or send it in a last message of its own.", _is_moved),
-    Cause("history-cut", "history cut at the front", "Cut many messages at once and rarely, so that most requests continue the one before.", _is_history_cut),
+    Cause("history-cut", "history cut", "Cut many messages at once and rarely, so that most requests continue the one before.", _is_history_cut),
     Cause("summary", "history summarised", "Summarise rarely; the summary starts a new prefix each time.", _is_summary),
     Cause("message-order", "order of messages or examples", "Send examples in one fixed order; another order may change answers.", _is_message_order),
     Cause("line-ends", "line ends", "Write the same line ends everywhere: replace CR LF by LF.", _texts(patterns.is_same_but_for_line_ends)),
     Cause("whitespace", "whitespace", "Normalise blanks where the prompt is put together.", _texts(patterns.is_same_but_for_blanks)),
     Cause("unicode", "Unicode forms", "Normalise texts to NFC where they enter the prompt.", _texts(patterns.is_same_but_for_form)),
     Cause("key-order", "order of JSON keys", "Write JSON with sorted keys.", _texts(_is_key_order)),
-    Cause("passage-order", "order of passages", "Sort passages by an id of their own; another order may change answers.", _texts(_is_passage_order)),
+    Cause("passage-order", "order of passages or items", "Sort passages by an id of their own; another order may change answers.", _texts(_is_passage_order)),
+    Cause("summary", "history summarised", "Summarise rarely; the summary starts a new prefix each time.", _texts(_is_recap)),
     Cause("time", "a time or date", f"{_END} A date alone changes once a day.", _pattern(patterns.TIME)),
     Cause("user-data", "data of a user", f"Put what all users share first. {_END}", _texts(_is_of_user)),
-    Cause("identifier", "an identifier", f"{_END} Or leave it out, if the model does not need it.", _pattern(patterns.IDENTIFIER)),
+    Cause("identifier", "an identifier", f"{_END} Or leave it out, if the model does not need it.", _texts(_is_identifier)),
     Cause("counter", "a counter or number", _END, _pattern(patterns.NUMBER)),
+    Cause("user-data", "data of a user", f"Put what all users share first. {_END}", _texts(_has_names)),
     Cause("other", "other words", "Put what changes behind what stays.", _always),
 )  # fmt: skip
 """All causes, the more particular first."""

@@ -46,7 +46,7 @@ class ExactPrompts:
         """Return the prompt of a request beside the earlier ones, in tokens, and keep it. Raises `ConfigError`."""
         segments = self._renderer.segments(request)
         sections = tuple(Section("", "", "text", tokens) for tokens in segments)
-        return self._trie.add(msgspec.structs.replace(request, sections=sections))
+        return self._trie.add(msgspec.structs.replace(request, sections=sections, parameters={}))
 
     def lost(self, finding: Finding, earlier: EarlierPrompt | None) -> int:
         """Return the tokens behind a prompt's hit that an earlier one has, in any order of lines."""

@@ -11,11 +11,12 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
+from quire_sim.lint.chains import Difference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
-from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie
+from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie, scope_of
 from quire_sim.lint.picture import LintPicture
 from quire_sim.lint.texts import BYTES_PER_TOKEN
-from quire_sim.logs import LogFile, LoggedRequest, TokenUsage
+from quire_sim.logs import LogFile, LoggedRequest, Section, TokenUsage
 
 LEAST = 64
 """Characters that a loss has at least; below it, equal texts are chance."""
@@ -32,12 +33,25 @@ LEAST_TEMPLATE = 16
 EVERY = 1000
 
 
+class LaterLoss(msgspec.Struct):
+    """A difference behind the first: `tokens` is what it costs once those before it are mended."""
+
+    cause: str
+    path: str
+    at: int
+    tokens: float
+    before: str = ""
+    old: str = ""
+    new: str = ""
+
+
 class Loss(msgspec.Struct):
     """A request that loses tokens: where it parts from the nearest earlier one, and why.
 
     `earlier_row`  the row of that one; `path`, `at`: the section that differs, and the character in it
     `before`       the text before that place; `old`, `new`: both sides from it on
     `tokens`       tokens behind the place that stand in both, about
+    `behind`       further differences, in order
     """
 
     row: int
@@ -49,14 +63,21 @@ class Loss(msgspec.Struct):
     before: str = ""
     old: str = ""
     new: str = ""
+    behind: list[LaterLoss] = []
 
 
 class CauseShare(msgspec.Struct):
-    """All losses of one cause: requests, tokens, their share of all prompt tokens, and the largest as an example."""
+    """All losses of one cause: requests, tokens, their share of all prompt tokens, and the largest as an example.
+
+    `later_requests`, `later_tokens`: where it is a further difference, and what it costs once those before it are
+    mended; these tokens are among the `tokens` of the causes before.
+    """
 
     cause: str
     requests: int = 0
     tokens: float = 0.0
+    later_requests: int = 0
+    later_tokens: float = 0.0
     share: float = 0.0
     paths: dict[str, int] = {}
     example: Loss | None = None
@@ -150,6 +171,10 @@ class _Linting:
         if loss is not None:
             report.lost_tokens += loss.tokens
             _count(self._by_cause.setdefault(loss.cause, CauseShare(loss.cause)), loss)
+            for name in dict.fromkeys(each.cause for each in loss.behind):
+                then = self._by_cause.setdefault(name, CauseShare(name))
+                then.later_requests += 1
+                then.later_tokens += next(e.tokens for e in loss.behind if e.cause == name)
         if self._picture is not None:
             self._picture.add(request, found, counted, 0 if loss is None else loss.tokens)
         return loss
@@ -159,7 +184,9 @@ class _Linting:
         report = self.report
         if report.is_estimated and self._told:
             report.chars_per_token = self._told_chars / self._told
-        report.causes = sorted(self._by_cause.values(), key=lambda each: -each.tokens)
+        report.causes = sorted(
+            self._by_cause.values(), key=lambda each: (-each.tokens, -each.later_tokens)
+        )
         report.unread = self._log.unread.sentences()
         _scale(report)
 
@@ -184,6 +211,8 @@ class _Linting:
             if lost < PIECE_TOKENS:
                 return None
             loss = _loss(found, earlier, self._prompts)
+            for each in loss.behind:
+                each.tokens *= lost / loss.tokens
             loss.tokens = float(lost)
             return loss
         if found.place < len(earlier.ids):
@@ -212,38 +241,71 @@ def _scale(report: LintReport) -> None:
     for share in report.causes:
         share.share = share.tokens / max(report.prompt_tokens, 1)
         share.tokens *= factor
+        share.later_tokens *= factor
     examples = [share.example for share in report.causes if share.example is not None]
     for loss in {id(each): each for each in (*report.losses, *examples)}.values():
         loss.tokens *= factor
+        for each in loss.behind:
+            each.tokens *= factor
     report.prompt_tokens *= factor
     report.hit_tokens *= factor
     report.lost_tokens *= factor
 
 
 def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie) -> Loss:
-    parting = Parting(
-        prompts.sections(earlier.ids), prompts.sections(found.prompt.ids), found.place, found.at
+    scope = scope_of(found.request)
+    other = next(
+        (name for name in {**earlier.scope, **scope} if earlier.scope.get(name) != scope.get(name)),
+        "",
     )
-    cause = cause_of(parting)
-    sections = found.request.sections
-    path, at = "model", 0
-    if 0 <= found.place < len(sections):
-        path, at = sections[found.place].path, found.at
-        if sections[found.place].kind == "tool":
-            path += _within(parting)
-    elif found.place >= len(sections):
-        path = "the end"
-    old, new = parting.texts
-    loss = Loss(found.request.row, earlier.row, cause.name, path, at, float(found.lost))
+    parting = Parting(
+        prompts.sections(earlier.ids),
+        prompts.sections(found.prompt.ids),
+        found.place,
+        found.at,
+        other,
+    )
+    chain = list(differences(parting, LEAST))
+    first = chain[0] if chain else Difference(cause_of(parting), parting, found.place, found.lost)
+    loss = Loss(found.request.row, earlier.row, first.cause.name, "", 0, float(found.lost))
+    loss.path, loss.at = _where(first, found.request.sections)
+    _words(loss, parting, earlier.scope, scope)
+    for each in chain[1:]:
+        then = LaterLoss(each.cause.name, "", 0, float(min(each.chars, found.lost)))
+        then.path, then.at = _where(each, found.request.sections)
+        _words(then, each.parting, earlier.scope, scope)
+        if (then.cause, then.path) not in {(e.cause, e.path) for e in (loss, *loss.behind)}:
+            loss.behind.append(then)
+    return loss
+
+
+def _where(difference: Difference, sections: tuple[Section, ...]) -> tuple[str, int]:
+    """Return the path of a difference in the later prompt, and the character there."""
+    parting = difference.parting
+    if parting.place < 0:
+        return parting.scope, 0
+    if not 0 <= difference.source < len(sections):
+        return "the end", 0
+    section = sections[difference.source]
+    if difference.cause.name == "tool-set" and section.kind != "tool":
+        return f"tools[{difference.source}]", 0
+    path = section.path + (_within(parting) if section.kind == "tool" else "")
+    text = parting.texts[1]
+    window = text[max(parting.at - WORDS, 0) : parting.at + 1]
+    at = section.text.find(window) if text != section.text else -1
+    return path, parting.at if at < 0 else at + len(window) - 1
+
+
+def _words(
+    loss: Loss | LaterLoss, parting: Parting, old_scope: dict[str, str], scope: dict[str, str]
+) -> None:
+    at = parting.at
     if parting.pair is not None:
+        old, new = parting.texts
         loss.before = new[max(at - WORDS, 0) : at]
         loss.old, loss.new = old[at : at + WORDS], new[at : at + WORDS]
-    elif found.place < 0:
-        loss.old, loss.new = (
-            f"{earlier.model} {earlier.salt}".strip(),
-            f"{found.request.model} {found.request.salt}".strip(),
-        )
-    return loss
+    elif parting.place < 0:
+        loss.old, loss.new = (each.get(parting.scope, "")[:WORDS] for each in (old_scope, scope))
 
 
 def _within(parting: Parting) -> str:

@@ -8,7 +8,8 @@ from sys import getsizeof
 
 import msgspec
 
-from quire_sim.lint.texts import PIECE, common_prefix, equal_behind
+from quire_sim.lint.alike import alike, size_of
+from quire_sim.lint.texts import PIECE, common_prefix
 from quire_sim.logs import LoggedRequest, Section
 
 CANDIDATES = 4
@@ -17,19 +18,32 @@ CANDIDATES = 4
 MAX_BYTES = 1 << 30
 """Memory of earlier prompts; beyond it the first half of them is forgotten."""
 
-SECTION_BYTES, NODE_BYTES, PROMPT_BYTES = 450, 200, 250
-"""Memory of a section beside its text, of a node, and of a prompt beside its sections."""
+SECTION_BYTES, NODE_BYTES, PROMPT_BYTES, LINE_BYTES = 450, 200, 250, 150
+"""Memory of a section beside its text, of a node, of a prompt beside its sections, and of a line that is known."""
+
+RARE = 3
+"""Earlier prompts beside them that share lines which few have: the same user, the same day."""
+
+MOST_LINES = 400
+"""Lines of a section by which such prompts are found."""
 
 
 class EarlierPrompt(msgspec.Struct, eq=False):
     """An earlier prompt: its row, its scope, the numbers of its sections, and the same prompt in tokens."""
 
     row: int
-    model: str
-    salt: str
+    scope: dict[str, str]
     time_s: float | None
     ids: list[int]
     rendered: EarlierPrompt | None = None
+
+
+def scope_of(request: LoggedRequest) -> dict[str, str]:
+    """Return the fields beside a prompt that divide caches, by name."""
+    beside = {} if request.api == "messages" else {"tool_choice", "parallel_tool_calls"}
+    names = sorted(set(request.parameters) - set(beside))
+    scope = {name: request.parameters[name] for name in names}
+    return {"model": request.model, "cache_salt": request.salt, **scope}
 
 
 class Finding(msgspec.Struct, eq=False):
@@ -91,13 +105,13 @@ class PromptTrie:
         while self._bytes > self._max_bytes and len(self._prompts) > 1:
             self._forget()
         ids = [self._number(each) for each in request.sections]
-        scope = request.model, request.salt
+        scope = scope_of(request)
         node, depth = self._root(scope), 0
         while depth < len(ids) and (child := self._next.get(node << 32 | ids[depth])) is not None:
             node = child
             depth += 1
         sizes = [self._sizes[each] for each in ids]
-        prompt = EarlierPrompt(request.row, *scope, request.time_s, ids)
+        prompt = EarlierPrompt(request.row, scope, request.time_s, ids)
         finding = Finding(request, prompt, sum(sizes), sum(sizes[:depth]))
         partial = self._partial(node, ids[depth]) if depth < len(ids) else None
         finding.place, finding.at = depth, 0 if partial is None else partial[1]
@@ -120,10 +134,11 @@ class PromptTrie:
         self._bytes = 0
         self._numbers: dict[tuple[str, str, str, str], int] = {}
         self._next: dict[int, int] = {}
-        self._roots: dict[tuple[str, str], int] = {}
+        self._roots: dict[tuple[tuple[str, str], ...], int] = {}
         self._last: list[EarlierPrompt | None] = []
         self._children: list[int | dict[tuple[str, str], Siblings] | None] = []
         self._holders: dict[int, EarlierPrompt] = {}
+        self._lines: dict[int, int] = {}
 
     def _forget(self) -> None:
         """Forget the first half of the prompts, and what they alone have."""
@@ -137,13 +152,14 @@ class PromptTrie:
             self._bytes += SECTION_BYTES + getsizeof(section.text)
         self._prompts = []
         for prompt in prompts:
-            self._root((prompt.model, prompt.salt))
+            self._root(prompt.scope)
             self._keep(prompt)
 
-    def _root(self, scope: tuple[str, str]) -> int:
-        root = self._roots.get(scope)
+    def _root(self, scope: dict[str, str]) -> int:
+        key = tuple(scope.items())
+        root = self._roots.get(key)
         if root is None:
-            root = self._roots[scope] = self._node()
+            root = self._roots[key] = self._node()
         return root
 
     def _node(self) -> int:
@@ -161,7 +177,7 @@ class PromptTrie:
             self._sections[number] = Section(
                 "", section.role, section.kind, section.text, section.media
             )
-            self._sizes[number] = max(len(section.text) + len(section.media), 1)
+            self._sizes[number] = size_of(section)
             self._bytes += SECTION_BYTES + getsizeof(section.text)
         return number
 
@@ -188,78 +204,61 @@ class PromptTrie:
             else self._last[self._next[node << 32 | partial[0]]]
         )
         found = {each: None for each in (first, self._last[node]) if each is not None}
+        if depth < len(ids):
+            found |= dict.fromkeys(self._by_rare_lines(ids[depth]))
         for number in reversed(ids[depth:]):
-            if len(found) >= CANDIDATES:
+            if len(found) >= CANDIDATES + RARE:
                 break
             if self._sizes[number] >= PIECE and (holder := self._holders.get(number)) is not None:
                 found[holder] = None
         return list(found)
 
+    def _by_rare_lines(self, number: int) -> list[EarlierPrompt]:
+        """Return the prompts that last had the lines of a section that fewest prompts have."""
+        held = Counter(self._lines.get(each, -1) for each in _line_hashes(self.text(number)))
+        rare = sorted((count, number) for number, count in held.items() if number >= 0)
+        return [self._holders[number] for _, number in rare[:RARE]]
+
     def _compare(self, finding: Finding, candidates: list[EarlierPrompt]) -> None:
         if not candidates:
             return
         best, finding.earlier = 0, candidates[0]
+        new = self.sections(finding.prompt.ids)
         for earlier in candidates:
             if finding.size - max(best, finding.hit) < PIECE:  # no other can have more
                 break
-            total, place, at = self._alike(earlier, finding.prompt.ids)
-            if (earlier.model, earlier.salt) != (finding.prompt.model, finding.prompt.salt):
+            total, _, place, at = alike(self.sections(earlier.ids), new)
+            if earlier.scope != finding.prompt.scope:
                 place, at = -1, 0
             if total > best:
                 best, finding.place, finding.at, finding.earlier = total, place, at, earlier
         finding.lost = max(min(best, finding.size) - finding.hit, 0)
 
-    def _alike(self, earlier: EarlierPrompt, ids: list[int]) -> tuple[int, int, int]:
-        """Return the characters of a prompt that stand in an earlier one, and the first that does not."""
-        old = earlier.ids
-        place = next(
-            (n for n, pair in enumerate(zip(old, ids, strict=False)) if pair[0] != pair[1]),
-            min(len(old), len(ids)),
-        )
-        total = sum(self._sizes[each] for each in ids[:place])
-        behind, left = Counter(old[place:]), list[int]()
-        follows = False
-        for number in ids[place:]:
-            if behind[number]:
-                behind[number] -= 1
-                follows |= self._sizes[number] >= PIECE
-                total += self._sizes[number] if follows else 0
-            else:
-                left.append(number)
-                follows = False
-        at = 0
-        if place < min(len(old), len(ids)):
-            at = common_prefix(self._sections[old[place]].text, self._sections[ids[place]].text)
-        others = list(behind.elements())
-        for number in left:
-            other = next((each for each in others if self._are_siblings(each, number)), None)
-            if other is not None:
-                others.remove(other)
-                first, then = self._sections[other].text, self._sections[number].text
-                begin = common_prefix(first, then)
-                total += (begin if begin >= PIECE or number == ids[place] else 0) + equal_behind(
-                    first, then, begin
-                )
-        return total, place, at
-
-    def _are_siblings(self, first: int, then: int) -> bool:
-        one, other = self._sections[first], self._sections[then]
-        return (one.role, one.kind) == (other.role, other.kind)
-
     def _keep(self, prompt: EarlierPrompt) -> None:
         self._prompts.append(prompt)
         self._bytes += PROMPT_BYTES + 8 * len(prompt.ids)
-        node = self._roots[prompt.model, prompt.salt]
+        node = self._root(prompt.scope)
         self._last[node] = prompt
+        is_first = True
         for number in prompt.ids:
             key = node << 32 | number
             child = self._next.get(key)
             if child is None:
                 child = self._next[key] = self._node()
                 self._adopt(node, number)
+                if is_first and self._compares:
+                    self._index(number)
+                is_first = False
             node = child
             self._last[node] = prompt
             self._holders[number] = prompt
+
+    def _index(self, number: int) -> None:
+        """Note which section had the lines of one last."""
+        hashes = _line_hashes(self.text(number))
+        known = len(self._lines)
+        self._lines |= dict.fromkeys(hashes, number)
+        self._bytes += LINE_BYTES * (len(self._lines) - known)
 
     def _adopt(self, node: int, number: int) -> None:
         """Add a section to those behind a node."""
@@ -282,3 +281,7 @@ class PromptTrie:
 
 def _key(section: Section) -> tuple[str, str, str, str]:
     return section.role, section.kind, section.text, section.media
+
+
+def _line_hashes(text: str) -> list[int]:
+    return [hash(each) for each in text.split("\n", MOST_LINES)[:MOST_LINES] if len(each) >= 8]

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from difflib import SequenceMatcher
 
 PIECE = 32
-"""Characters of a piece that counts as equal; shorter ones are chance."""
+"""Characters of a run of pieces that counts as equal; shorter ones are chance."""
 
-MOST_LINES = 400
-"""Lines of a differing middle that are compared one by one."""
+IN_ORDER = 8
+"""Characters of such a run that stands in order between other equal ones."""
+
+MOST_PIECES = 1000
+"""Pieces of a differing middle that are compared one by one; of a longer middle, lines are."""
+
+SHORT = 96
+"""Characters of a differing middle that is not compared piece by piece."""
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of UTF-8 of a token, where no server told another figure."""
+
+_PIECES = re.compile(
+    r'.+?(?:[.!?;:,]\s+|[\u3002\uff01\uff1f\uff1b\uff0c]|",|\},|\n+|\Z)', re.DOTALL
+)
+_ENDED = re.compile(r'(?:[.!?;:,]\s+|[\u3002\uff01\uff1f\uff1b\uff0c]|",|\},|\n+)\Z')
+_AROUND = " \t\r\n,{}[]"
+
+MOST_BEGUN = 400
+"""Characters before a difference in which its sentence begins."""
+
+NUMBERED = re.compile(
+    r"^\s*(?:[-*•>]|\[?\(?\d+[\].):]|(?i:document|passage|source|chunk|example|doc|result|context|snippet)"
+    r"\s*[#\[(]?\d+[\])]?\s*[:.)-]?|<\w+[^>\n]*>)\s*"
+)
+"""The number of a passage in a list, or the mark of an item."""
+
+_WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 def common_prefix(first: str, then: str) -> int:
@@ -41,20 +66,110 @@ def common_suffix(first: str, then: str, most: int) -> int:
 
 
 def equal_behind(earlier: str, text: str, at: int) -> int:
-    """Return the characters of a text behind a place that stand in an earlier one behind it, in pieces."""
-    return _equal(earlier[at:], text[at:])
+    """Return the characters of a text behind a place that stand in an earlier one behind it, in any order."""
+    tail = common_suffix(earlier, text, min(len(earlier), len(text)) - at)
+    middle = (len(earlier) - tail - at, len(text) - tail - at)
+    if min(middle) < PIECE or max(middle) < SHORT:
+        return tail if tail >= PIECE else 0
+    begun = _PIECES.findall(text[max(at - MOST_BEGUN, 0) : at])
+    start = at - (len(begun[-1]) if begun and not _ENDED.search(begun[-1]) else 0)
+    ended = _PIECES.match(text, len(text) - tail) if tail else None
+    tail -= len(ended[0]) if ended else 0
+    before = _pieces(earlier[start : len(earlier) - tail])
+    after = _pieces(text[start : len(text) - tail])
+    found = _in_pieces(before, after)
+    known = at - start if after and _key(after[0]) in set(map(_key, before)) else 0
+    return tail + max(found - known, 0)
 
 
-def _equal(earlier: str, text: str) -> int:
-    tail = common_suffix(earlier, text, min(len(earlier), len(text)))
-    found = tail if tail >= PIECE else 0
-    old = earlier[: len(earlier) - tail].splitlines(keepends=True)
-    new = text[: len(text) - tail].splitlines(keepends=True)
-    if 1 < len(new) <= MOST_LINES and 1 < len(old) <= MOST_LINES:
-        matcher = SequenceMatcher(None, old, new, autojunk=False)
-        for _, start, length in matcher.get_matching_blocks():
-            piece = sum(map(len, new[start : start + length]))
-            found += piece if piece >= PIECE else 0
+def _in_pieces(before: list[str], after: list[str]) -> int:
+    """Return the characters of pieces that stand in others."""
+    gone, come = Counter(map(_key, before)), list[str]()
+    found = 0
+    for tag, low, high, start, end in _opcodes(before, after):
+        if tag == "equal":
+            size = sum(map(len, after[start:end]))
+            found += size if size >= IN_ORDER else 0
+            gone.subtract(map(_key, before[low:high]))
+            come.append("")
+            continue
+        come += after[start:end]
+        if high - low == end - start == 1 and _key(before[low]) != _key(after[start]):
+            found += _equal_ends(before[low], after[start], is_first=not low)
+    return found + _moved(gone, come)
+
+
+def first_hunk(earlier: str, text: str, at: int) -> tuple[int, int]:
+    """Return where the first difference of two texts, which is at a place, ends in each."""
+    tail = common_suffix(earlier, text, min(len(earlier), len(text)) - at)
+    old, new = earlier[at : len(earlier) - tail], text[at : len(text) - tail]
+    low, high = len(old), len(new)
+    if max(low, high) > SHORT or "\n" in old[:-1] or "\n" in new[:-1]:
+        start = max(text.rfind("\n", 0, at), text.rfind(". ", 0, at)) + 1
+        before, after = _pieces(earlier[start : at + low]), _pieces(text[start : at + high])
+        code = next((each for each in _opcodes(before, after) if each[0] != "equal"), None)
+        if code is not None:
+            both = code[2] - code[1] == code[4] - code[3]
+            ends = (code[1] + 1, code[3] + 1) if both else (code[2], code[4])
+            low = max(len("".join(before[: ends[0]])) - (at - start), 0)
+            high = max(len("".join(after[: ends[1]])) - (at - start), 0)
+    return _first_words(earlier, text, at, (at + low, at + high))
+
+
+def _first_words(earlier: str, text: str, at: int, ends: tuple[int, int]) -> tuple[int, int]:
+    """Return the end of the first words that differ, within two spans from a place."""
+    start = at
+    while start and text[start - 1].isalnum():
+        start -= 1
+    old, new = _WORDS.findall(earlier[start : ends[0]]), _WORDS.findall(text[start : ends[1]])
+    if not old or not new or max(len(old), len(new)) > MOST_PIECES:
+        return ends
+    codes = _opcodes(old, new)
+    for place, code in enumerate(codes):
+        behind = codes[place + 1] if place + 1 < len(codes) else None
+        is_long = behind is not None and len("".join(new[behind[3] : behind[4]])) >= 4
+        if code[0] != "equal" and is_long:
+            low, high = len("".join(old[: code[2]])), len("".join(new[: code[4]]))
+            return max(start + low, at), max(start + high, at)
+    return ends
+
+
+def _pieces(text: str) -> list[str]:
+    """Return a text in sentences and lines; in lines alone if there are too many."""
+    found = _PIECES.findall(text)
+    return found if len(found) <= MOST_PIECES else text.splitlines(keepends=True)
+
+
+def _opcodes(old: list[str], new: list[str]) -> list[tuple[str, int, int, int, int]]:
+    if max(len(old), len(new)) > 4 * MOST_PIECES:
+        return [("replace", 0, len(old), 0, len(new))]
+    return list(SequenceMatcher(None, old, new, autojunk=len(new) >= 400).get_opcodes())
+
+
+def _equal_ends(old: str, new: str, *, is_first: bool) -> int:
+    """Return the characters that two pieces begin and end with in common; the begin of the first ones is known."""
+    begin = common_prefix(old, new)
+    end = common_suffix(old, new, min(len(old), len(new)) - begin)
+    found = end if end >= (IN_ORDER if is_first else PIECE) else 0
+    return found + (begin if begin >= PIECE and not is_first else 0)
+
+
+def _key(piece: str) -> str:
+    """Return a piece without its number in a list, and without blanks and marks around it."""
+    return NUMBERED.sub("", piece, count=1).strip(_AROUND)
+
+
+def _moved(gone: Counter[str], come: list[str]) -> int:
+    """Return the characters of pieces that stand elsewhere in the earlier text, in runs."""
+    found = run = 0
+    for piece in [*come, ""]:
+        key = _key(piece)
+        if piece and (not key or gone[key] > 0):
+            gone[key] -= 1
+            run += len(piece)
+        else:
+            found += run if run >= PIECE else 0
+            run = 0
     return found
 
 
