@@ -32,7 +32,7 @@ MOST = 6
 """Differences of two prompts that are told."""
 
 
-class Difference(NamedTuple):
+class PromptDifference(NamedTuple):
     """A difference of two prompts: its cause, where it is, and the characters behind it that stand in both.
 
     `parting` is the two prompts with earlier differences taken out. `source` is the number of the later prompt's
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
     chars: int
 
 
-def differences(parting: Parting, least: int) -> Iterator[Difference]:
+def differences(parting: Parting, least: int) -> Iterator[PromptDifference]:
     """Yield the differences of two prompts in order, while at least `least` characters behind one stand in both."""
     sources = list(range(len(parting.later)))
     for _ in range(MOST):
@@ -55,7 +55,7 @@ def differences(parting: Parting, least: int) -> Iterator[Difference]:
             return
         cause = cause_of(parting)
         source = _source(parting, sources)
-        yield Difference(cause, parting, source, lost)
+        yield PromptDifference(cause, parting, source, lost)
         old, new = _WITHOUT.get(cause.name, _without_hunk)(parting)
         if old == parting.earlier and new == parting.later and parting.place >= 0:
             return

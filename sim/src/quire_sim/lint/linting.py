@@ -11,7 +11,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
-from quire_sim.lint.chains import Difference, differences
+from quire_sim.lint.chains import PromptDifference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
 from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie, scope_of
 from quire_sim.lint.picture import LintPicture
@@ -266,7 +266,9 @@ def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie) -> Loss:
         other,
     )
     chain = list(differences(parting, LEAST))
-    first = chain[0] if chain else Difference(cause_of(parting), parting, found.place, found.lost)
+    first = (
+        chain[0] if chain else PromptDifference(cause_of(parting), parting, found.place, found.lost)
+    )
     loss = Loss(found.request.row, earlier.row, first.cause.name, "", 0, float(found.lost))
     loss.path, loss.at = _where(first, found.request.sections)
     _words(loss, parting, earlier.scope, scope)
@@ -279,7 +281,7 @@ def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie) -> Loss:
     return loss
 
 
-def _where(difference: Difference, sections: tuple[Section, ...]) -> tuple[str, int]:
+def _where(difference: PromptDifference, sections: tuple[Section, ...]) -> tuple[str, int]:
     """Return the path of a difference in the later prompt, and the character there."""
     parting = difference.parting
     if parting.place < 0:

@@ -149,7 +149,7 @@ def is_same_but_for_form(earlier: str, text: str, at: int) -> bool:
 
 
 def objects_at(earlier: str, text: str, at: int) -> tuple[int, int, int] | None:
-    """Return the start and both ends of the JSON value around a place that has the same content in both texts."""
+    """Return the start and both ends of the JSON value around a place, equal in both texts."""
     decode = json.JSONDecoder().raw_decode
     start = at + 1
     for _ in range(24):
