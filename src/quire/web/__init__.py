@@ -5,6 +5,7 @@ errors    a refusal and its answer
 bodies    request bodies of limited size, as structs that check themselves
 clients   streams of events, and disconnects
 places    in-flight limits, shared among API keys
+origin    a client of one server, for relays
 protocol  uvicorn's HTTP parser with limits
 pages     HTML that a server has with it
 """

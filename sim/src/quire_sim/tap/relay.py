@@ -5,29 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Literal, TypeAlias
-from urllib.parse import urlsplit
+from typing import Literal, TypeAlias
 
-import httpx
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from quire.errors import ConfigError
 from quire.web.clients import until_gone
 from quire.web.errors import ApiError, error_document
-
-CONNECT_S = 10.0
-"""Seconds in which the server takes a connection."""
-
-OF_THE_HOP = frozenset(
-    (b"connection", b"expect", b"host", b"keep-alive", b"proxy-connection", b"te", b"trailer",
-     b"transfer-encoding", b"upgrade")
-)  # fmt: skip
-"""Headers of one connection, which are not passed on."""
+from quire.web.origin import OriginClient, OriginRequest, passed, target_of
+from quire.web.origin_answer import Headers, OriginError
 
 End: TypeAlias = Literal["whole", "client gone", "server broke off", "no server"]
-Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
 class Exchange(msgspec.Struct):
@@ -114,24 +103,15 @@ class Relay:
     """
 
     def __init__(self, upstream: str, tell: Callable[[Exchange], None], *, most: int) -> None:
-        parts = urlsplit(upstream)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ConfigError(f"--upstream is http://HOST:PORT or https://HOST, got {upstream!r}")
-        if parts.username is not None:
-            raise ConfigError("--upstream has no user: clients send their keys themselves")
-        self.upstream = upstream.rstrip("/")
-        self._base = httpx.URL(self.upstream)
-        self._tell, self._most = tell, most
         # Servers on this machine close connections when they like; behind TLS, a new one for each request costs more.
-        idle = 0 if parts.scheme == "http" else 20
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=idle)
-        self._transport = httpx.AsyncHTTPTransport(
-            verify=parts.scheme == "https", trust_env=False, limits=limits
-        )
+        idle_s = 20.0 if upstream.startswith("https") else 0.0
+        self._origin = OriginClient(upstream, idle_s=idle_s)
+        self.upstream = self._origin.url
+        self._tell, self._most = tell, most
 
     async def aclose(self) -> None:
         """Close all connections to the server."""
-        await self._transport.aclose()
+        self._origin.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # a WebSocket: none of these APIs is one
@@ -143,7 +123,7 @@ class Relay:
         upload, kept = _Upload(receive, self._most), _Kept(self._most)
         is_begun = False
 
-        async def passed(message: Message) -> None:
+        async def sent(message: Message) -> None:
             nonlocal is_begun
             is_begun = True
             if piece := message.get("body", b""):
@@ -153,11 +133,11 @@ class Relay:
             await send(message)
 
         try:
-            work = self._pass(scope, upload, exchange, passed)
+            work = self._pass(scope, upload, exchange, sent)
             await until_gone(Request(scope, upload.after), work)
         except ClientDisconnect:
             exchange.end = "client gone"
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except OriginError as error:
             exchange.end = "server broke off" if is_begun else "no server"
             if not is_begun:
                 await self._refuse(exchange, error, send)
@@ -168,43 +148,34 @@ class Relay:
             self._tell(exchange)
 
     async def _pass(self, scope: Scope, upload: _Upload, exchange: Exchange, send: Send) -> None:
-        """Ask the server, and send its answer. Raises `httpx.HTTPError`."""
-        named = _named(scope["headers"])
+        """Ask the server, and send its answer. Raises `OriginError`."""
         has_body = any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in scope["headers"]
         )
-        request = httpx.Request(
-            scope["method"],
-            self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + _target(scope)),
-            headers=[pair for pair in scope["headers"] if pair[0] not in named],
-            content=upload.pieces() if has_body else None,
-            extensions={"timeout": {"connect": CONNECT_S}},
-        )
         if not has_body:
             upload.done.set()
-        answer = await self._transport.handle_async_request(request)
+        body = upload.pieces() if has_body else None
+        asked = OriginRequest(scope["method"], target_of(scope), passed(scope["headers"]), body)
+        answer = await self._origin.ask(asked)
         try:
             upload.done.set()  # it may have answered before it had all of the body
-            raw = [(name.lower(), value) for name, value in answer.headers.raw]
-            named = _named(raw)
-            exchange.status = answer.status_code
-            exchange.said = [pair for pair in raw if pair[0] not in named]
+            exchange.status = answer.status
+            exchange.said = passed(answer.headers)
             head = {"status": exchange.status, "headers": exchange.said}
             await send({"type": "http.response.start", **head})
-            async for piece in _stream(answer):
+            async for piece in answer:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             upload.is_answered = True
             await send({"type": "http.response.body"})
         finally:
-            await answer.aclose()
+            answer.close()
 
-    async def _refuse(self, exchange: Exchange, error: Exception, send: Send) -> None:
+    async def _refuse(self, exchange: Exchange, error: OriginError, send: Send) -> None:
         """Answer 502 for a server that gave no answer."""
-        reason = f"{type(error).__name__} {error}".strip()
         said = ApiError(
             502,
-            f"quire tap got no answer from {self.upstream}: {reason}; see that it runs",
+            f"quire tap got no answer from {self.upstream}: {error}; see that it runs",
             code="no_upstream",
         )
         body = msgspec.json.encode(error_document(exchange.path, said))
@@ -216,21 +187,3 @@ class Relay:
         head = {"status": exchange.status, "headers": exchange.said}
         await send({"type": "http.response.start", **head})
         await send({"type": "http.response.body", "body": body})
-
-
-def _stream(answer: httpx.Response) -> Any:
-    """Return the pieces of an answer as they come: `aiter_raw` would put them together."""
-    return answer.stream
-
-
-def _named(headers: Headers) -> frozenset[bytes]:
-    """Return the headers of one connection: the known ones, and those that `Connection` names."""
-    own = [value for name, value in headers if name == b"connection"]
-    return OF_THE_HOP | {word.strip().lower() for value in own for word in value.split(b",")}
-
-
-def _target(scope: Scope) -> bytes:
-    """Return a request's path and query as they were sent."""
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
-    path = path.partition(b"?")[0]
-    return path + (b"?" + scope["query_string"] if scope["query_string"] else b"")
