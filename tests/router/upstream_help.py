@@ -1,6 +1,7 @@
 """Servers that speak enough of OpenAI's protocol to be routed to, and fail as they are told; a router before them."""
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -9,16 +10,16 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import plain_http
 from quire.routing import PrefixAware
 from quire.web.cors import with_cors
 from quire.web.keys import ApiKeys
+from quire_router.listing import Listed, UpstreamList
 from quire_router.prefixes import SentPrefixes
-from quire_router.proxy import Proxy
-from quire_router.upstreams import Upstream
+from quire_router.proxy import Proxy, ProxyLimits
 
 
 @contextmanager
@@ -47,25 +48,47 @@ def wait_for(seen, within_s=60):
 
 
 class FakeUpstream:
-    """A server that answers with its name; `mood` says how: well, busy, mute or torn."""
+    """A server that answers with its name; `mood` says how: well, busy, mute, torn, half, hung, stuck, late or packed."""
 
     def __init__(self, name):
         self.name, self.mood, self.asked, self.gone = name, "well", [], 0
-        self.going_on = threading.Event()
+        self.seen = []  # requests of other paths
+        self.packed = gzip.compress(name.encode() * 99)
+        self.going_on = threading.Event()  # until then, a server that hangs hangs
 
     def app(self):
         paths = ["/v1/completions", "/v1/chat/completions", "/tokenize"]
         paths += ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/tokenize"]
         routes = [Route(path, self._answer, methods=["POST"]) for path in paths]
         return Starlette(
-            routes=[*routes, Route("/health", self._health), Route("/v1/models", self._health)]
+            routes=[
+                *routes,
+                Route("/health", self._health),
+                Route("/v1/models", self._health),
+                Route("/{path:path}", self._other, methods=["GET", "POST", "PUT", "DELETE"]),
+            ]
         )
 
     async def _health(self, request):
+        if self.mood in ("hung", "stuck"):
+            await asyncio.to_thread(self.going_on.wait, 30)
         return JSONResponse({"name": self.name})
 
+    async def _other(self, request):
+        self.seen.append(request.url.path)
+        if self.mood == "refusing":
+            return JSONResponse({"error": {"message": "no such thing"}}, 400)
+        query = f"?{request.url.query}" if request.url.query else ""
+        target = request.scope["raw_path"].decode().partition("?")[0] + query
+        size = len(await request.body())
+        said = {"name": self.name, "method": request.method, "target": target, "size": size}
+        return JSONResponse(said)
+
     async def _answer(self, request):
-        document = json.loads(await request.body())
+        try:
+            document = json.loads(await request.body())
+        except UnicodeDecodeError:
+            return await self._other(request)
         self.asked.append((request.url.path, document, dict(request.headers)))
         if request.url.path == "/tokenize":
             return JSONResponse({"tokens": list(document["prompt"].encode())})
@@ -75,6 +98,17 @@ class FakeUpstream:
             return JSONResponse({"error": {"message": self.name}}, 429, {"Retry-After": "1"})
         if self.mood == "refusing":
             return JSONResponse({"error": {"message": "no such thing"}}, 400)
+        if self.mood == "packed":
+            answer = Response(self.packed, headers={"content-encoding": "gzip"})
+            answer.headers.append("set-cookie", "a=1; Path=/")
+            answer.headers.append("set-cookie", "b=2")
+            return answer
+        if self.mood == "late":
+            await asyncio.sleep(2.5)
+        if self.mood == "half":
+            return StreamingResponse(self._stream(), headers={"content-length": "100"})
+        if self.mood == "hung":
+            await asyncio.to_thread(self.going_on.wait, 30)
         if not document.get("stream") and self.mood != "mute":
             return JSONResponse({"name": self.name})
         return StreamingResponse(self._stream(), media_type="text/event-stream")
@@ -84,7 +118,9 @@ class FakeUpstream:
             raise ConnectionError
         try:
             yield f'data: {{"name": "{self.name}"}}\n\n'.encode()
-            if self.mood == "torn":
+            if self.mood == "stuck":
+                await asyncio.to_thread(self.going_on.wait, 30)
+            if self.mood in ("torn", "half"):
                 yield b'data: {"half": '
                 await asyncio.sleep(0.05)
                 raise ConnectionError
@@ -118,8 +154,9 @@ class Router:
 @contextmanager
 def routed(urls, router=None, prefixes=None, keys=None, **more):
     prefixes = prefixes or SentPrefixes(1 << 12)
-    upstreams = [Upstream(url) for url in urls]
-    proxy = Proxy(upstreams, router or PrefixAware(4.0), prefixes, keys or ApiKeys(), **more)
+    listing = urls if isinstance(urls, UpstreamList) else UpstreamList([*map(Listed, urls)])
+    limits = ProxyLimits(**more)
+    proxy = Proxy(listing, router or PrefixAware(4.0), prefixes, keys or ApiKeys(), limits)
     with served(with_cors(proxy.app(), proxy.keys.origins)) as url:
         try:
             yield Router(url, proxy)

@@ -10,4 +10,9 @@ request_router  which of them Ray Serve sends a request to
 sent      a request on its way there
 prefixes  what it knows of prompts: from events, or from what it sent
 upstreams servers behind it
+listing   the list of them, which may change
+fleet     those of the list, added and removed
+breaker   whether one that fails is asked
+candidates  the order in which a request asks them
+counts    its metrics
 """

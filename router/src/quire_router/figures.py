@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +16,7 @@ from quire.web.bodies import body_of
 from quire.web.errors import ApiError, as_json
 from quire.web.keys import ApiKeys
 from quire.web.pages import page
+from quire_router.counts import Families
 from quire_router.sent import Sent, Told, to_replica
 
 CACHE = "v1/cache"
@@ -92,16 +92,4 @@ def merged(texts: Mapping[str, str]) -> bytes:
             kept = families.setdefault(family.name, Metric(*kind))
             for sample in family.samples:
                 kept.samples.append(sample._replace(labels=sample.labels | {"replica": name}))
-    registry = CollectorRegistry()
-    registry.register(_Families(families.values()))
-    return generate_latest(registry)
-
-
-class _Families(Collector):
-    """Families as they are."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+    return generate_latest(Families(families.values()))

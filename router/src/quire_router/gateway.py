@@ -8,7 +8,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -71,20 +76,6 @@ PROMPT_FIELDS = frozenset(
 _KEPT = re.compile("resp_([0-9a-f]{8})_")
 """The beginning of a response's id; the group is the home of the server that keeps it."""
 
-OF_THE_HOP = frozenset(
-    (
-        "accept-encoding",
-        "connection",
-        "content-length",
-        "date",
-        "host",
-        "keep-alive",
-        "server",
-        "transfer-encoding",
-    )
-)
-"""Headers of one connection, which are not passed on."""
-
 
 class Incoming(NamedTuple):
     """An incoming request: as received, its API key and tenant, body, and parsed fields.
@@ -101,7 +92,7 @@ class Incoming(NamedTuple):
     def home(self) -> str | None:
         """The home of the server that keeps the response which the request names."""
         name = self.question and self.question.previous_response_id
-        path = self.request.url.path
+        path: str = self.request.scope["path"]
         found = _KEPT.match(str(name or path.removeprefix(f"{RESPONSES}/")))
         return found and found[1]
 
@@ -143,7 +134,7 @@ class Gateway(ABC):
 
     async def tokens(self, incoming: Incoming, asked: Question) -> IntArray | None:
         """Return a prompt as tokens, as a server reads it, int32 [num_tokens]; None where it cannot be read."""
-        path = incoming.request.url.path
+        path: str = incoming.request.scope["path"]
         api = next((each for each in (MESSAGES, RESPONSES) if path.startswith(each)), "")
         document, prompt = incoming.body, None if api else asked.first_prompt
         try:
@@ -161,14 +152,20 @@ class Gateway(ABC):
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError):
             return None
 
+    def tenant(self, request: Request) -> str | None:
+        """Return the sender of a request, None on a gateway without keys. Raises `ApiError`."""
+        return None if request.scope["path"] in OPEN else self.keys.tenant(request.headers)
+
+    def reads(self, path: str) -> bool:
+        """Whether the body of a path's requests is read."""
+        return path in READ
+
     async def _handle(self, request: Request) -> Response:
-        who = Asker(
-            sha256("\n".join(keys_of(request).values()).encode()).hexdigest(),
-            None if request.url.path in OPEN else self.keys.tenant(request.headers),
-        )
+        key = sha256("\n".join(keys_of(request).values()).encode()).hexdigest()
+        who = Asker(key, self.tenant(request))
         body = await body_of(request, self.max_body, self.slow_s)
         question = None
-        if request.url.path in READ:
+        if self.reads(request.scope["path"]):
             try:
                 question = msgspec.json.decode(body, type=Question)
             except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -183,17 +180,25 @@ class _Tokenized(msgspec.Struct):
 
 
 class Passed(EventStream):
-    """A stream that lets go of its server at its end, whatever ends it."""
+    """A stream that lets go of its server at its end, whatever ends it.
+
+    `path`  of the API whose error it ends with when its server breaks off; None: it then breaks off as well
+    """
 
     def __init__(
-        self, pieces: AsyncIterator[bytes], path: str, slow_s: float, held: AsyncExitStack
+        self,
+        pieces: AsyncGenerator[bytes],
+        path: str | None,
+        slow_s: float,
+        held: AsyncExitStack,
     ) -> None:
-        super().__init__(_events(pieces, path), slow_s)
+        super().__init__(pieces if path is None else _events(pieces, path), slow_s)
         self._held: AbstractAsyncContextManager[Any] = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._held:
-            await super().__call__(scope, receive, send)
+        with suppress(Broken):  # an answer without its end closes the connection
+            async with self._held:
+                await super().__call__(scope, receive, send)
 
 
 def keys_of(request: Request) -> dict[str, str]:

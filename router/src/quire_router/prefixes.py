@@ -52,6 +52,11 @@ class Question(msgspec.Struct):
         return self.session_id or self.prompt_cache_key or self.user or _user_in(self.metadata)
 
     @property
+    def has_prompt(self) -> bool:
+        """Whether it has a prompt, a conversation, or an input."""
+        return self.prompt is not None or bool(bytes(self.messages) or bytes(self.input))
+
+    @property
     def first_prompt(self) -> Any:
         """The prompt of a completion, the first of several: text or tokens, if it is as it should be."""
         given = self.prompt
@@ -86,6 +91,14 @@ class Prefixes(Protocol):
         """Note that an upstream answers a request."""
         ...
 
+    def follow(self, name: str, endpoint: str) -> None:
+        """Follow the events of one more upstream. Raises `ConfigError`."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Forget an upstream."""
+        ...
+
     def close(self) -> None:
         """Learn nothing more."""
         ...
@@ -105,6 +118,12 @@ class SentPrefixes:
     def sent(self, asked: Question, who: Asker, name: str) -> None:
         self.index.routed(name, *_pieces(asked, who))
 
+    def follow(self, name: str, endpoint: str) -> None:
+        raise ConfigError(f"events of {name} are not followed here, got {endpoint!r}")
+
+    def forget(self, name: str) -> None:
+        self.index.forget(name)
+
     def close(self) -> None:
         """Nothing is left to be done."""
 
@@ -121,13 +140,13 @@ class ToldPrefixes:
     that adapter's. Raises `ConfigError` for an endpoint that is none.
     """
 
-    def __init__(self, num_blocks: int, endpoints: Mapping[str, str]) -> None:
+    def __init__(self, num_blocks: int, endpoints: Mapping[str, str] | None = None) -> None:
         self.index = ClusterIndex(num_blocks)
         self._adapters: set[str] = set()
         self._lock = Lock()
         self._followed: dict[str, tuple[Thread, Event]] = {}
         try:
-            for name, endpoint in endpoints.items():
+            for name, endpoint in (endpoints or {}).items():
                 self.follow(name, endpoint)
         except ConfigError:
             self.close()
@@ -153,8 +172,9 @@ class ToldPrefixes:
         thread.start()
 
     def forget(self, name: str) -> None:
-        """Stop following an upstream, and forget its contents within `POLL_S`."""
-        self._followed.pop(name)[1].set()
+        """Stop following an upstream, and forget its contents within `POLL_S`; an unknown one is ignored."""
+        if name in self._followed:
+            self._followed.pop(name)[1].set()
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
         read = await tokens()

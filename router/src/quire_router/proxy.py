@@ -1,74 +1,124 @@
-"""A reverse proxy for OpenAI's API: a router chooses among servers that are well, and a request goes there."""
+"""A reverse proxy for servers of OpenAI's API, with a router that chooses among those that are well."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import re
+import time
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import httpx
+import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from quire.routing import Router, Target
+from quire.routing import Router
 from quire.web.clients import HOME
-from quire.web.errors import ApiError, as_json
+from quire.web.errors import ApiError, as_json, handlers
 from quire.web.keys import ApiKeys
-from quire_router.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed, keys_of
+from quire.web.origin import OriginRequest, passed, target_of
+from quire.web.origin_answer import BrokenOff, OriginAnswer, OriginError, Unreached
+from quire_router.candidates import Candidates
+from quire_router.counts import ProxyCounts
+from quire_router.fleet import Fleet
+from quire_router.gateway import Broken, Gateway, Incoming, Passed, keys_of
 from quire_router.index import Held
+from quire_router.listing import UpstreamList
 from quire_router.prefixes import Prefixes
-from quire_router.upstreams import PATIENCE_S, Upstream
+from quire_router.upstreams import PATIENCE_S, Slow, Upstream
 
 ELSEWHERE = frozenset({429, 502, 503})
 """Answers of an upstream that has no room, or is none: another one is asked."""
 
 MADE_BY = "x-quire-upstream"
-"""The header that says which upstream answered, by its place, from 0."""
+"""The header that says which upstream answered, by its number, from 0; the operator names one by it."""
+
+MOST_WHOLE = 1 << 20
+"""Bytes of an answer that is passed on only once it is whole, so that one that breaks off is a 502."""
+
+FOR_CLIENTS = re.compile(
+    r"/(v1/(?!cache\b|upstreams\b|replicas\b|(un)?load_lora_adapter\b).*|v2/rerank|rerank|score|pooling|classify"
+    r"|embeddings?|generate|completions?|chat/completions|infill|apply-template|tokenize|detokenize|version|ping)"
+)
+"""Paths for everybody who has a key; all others are the operator's."""
+
+TO_ALL = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+"""Paths of requests that each upstream gets."""
+
+_OWN = frozenset((b"content-length", b"origin", HOME.encode(), MADE_BY.encode()))
+"""Headers of requests that are not passed on; whether a page may ask was decided here."""
+
+
+class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a proxy.
+
+    `retries`   upstreams that see a request beside the first one
+    `hung_s`    seconds for which an upstream that does not answer `/health` may say nothing before its requests end
+    `slow_s`    seconds in which a body has to arrive, a client has to take what it is sent, and a server has to go on
+    `max_body`  bytes of a request
+    `session_header`  the header that names a conversation, before fields of the body
+    """
+
+    retries: int = 1
+    hung_s: float = 15.0
+    slow_s: float = 600.0
+    max_body: int = 64 << 20
+    session_header: str = "x-session-id"
 
 
 class Proxy(Gateway):
-    """Passes requests on to servers behind it.
+    """Passes requests on to servers behind it, those that it cannot read as well.
 
-    A request that one fails before its answer has begun goes to another; a stream that breaks off ends with an error as its last event but one.
+    A request that an upstream fails before the first byte of its answer's body goes to another one, `retries` times.
+    Nothing is sent again after that byte: a whole answer that breaks off is a 502, and a stream ends with an error.
     """
 
     def __init__(
         self,
-        upstreams: list[Upstream],
+        listing: UpstreamList,
         router: Router,
         prefixes: Prefixes,
         keys: ApiKeys,
-        *,
-        max_body: int = 64 << 20,
-        slow_s: float = 600.0,
+        limits: ProxyLimits | None = None,
     ) -> None:
-        super().__init__(keys, max_body=max_body, slow_s=slow_s)
-        self.upstreams, self.prefixes, self._router = upstreams, prefixes, router
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(slow_s, connect=PATIENCE_S),
-            limits=httpx.Limits(max_connections=None),
-            trust_env=False,
-        )
+        self.limits = limits or ProxyLimits()
+        super().__init__(keys, max_body=self.limits.max_body, slow_s=self.limits.slow_s)
+        self.prefixes, self._router = prefixes, router
+        self.fleet = Fleet(listing, prefixes, self.limits.hung_s, self.limits.slow_s)
+        self.counts = ProxyCounts()
+
+    @property
+    def upstreams(self) -> list[Upstream]:
+        """The servers behind it, those that are leaving too."""
+        return self.fleet.upstreams
 
     def app(self, *routes: Route) -> Starlette:
-        """Return the application: the routes of clients and of the operator."""
-        own = [Route("/health", self._health), Route("/v1/upstreams", self._state)]
-        return super().app(*own, *routes)
+        """Return the application: the operator's routes, and all others as they are."""
+        own = [
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/v1/upstreams", self._state),
+        ]
+        made = Starlette(routes=[*own, *routes], exception_handlers=handlers(), lifespan=self.life)
+        made.router.redirect_slashes = False
+        made.router.default = self._pass
+        return made
 
     @asynccontextmanager
     async def life(self, _: Starlette) -> AsyncGenerator[None]:
-        watching = [asyncio.create_task(each.watch(self._client)) for each in self.upstreams]
-        try:
+        async with self.fleet.running():
             yield
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
-            await self._client.aclose()
 
     async def _health(self, request: Request) -> Response:
         """`/health`: whether any upstream is well."""
         return Response(status_code=200 if any(each.is_well for each in self.upstreams) else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        """`/metrics`: the router's own."""
+        self.keys.check_operator(request.headers)
+        text = self.counts.text(self.upstreams)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _state(self, request: Request) -> Response:
         """`/v1/upstreams`: who is well, has how much to do, and whose events were missed."""
@@ -76,8 +126,11 @@ class Proxy(Gateway):
         known, index = self.prefixes.index.replicas, self.prefixes.index
         listed = [
             {
+                "number": each.number,
                 "url": each.name,
                 "is_well": each.is_well,
+                "is_leaving": each.is_leaving,
+                "breaker": each.breaker.state,
                 "inflight": each.num_inflight,
                 "requests": each.num_requests,
                 "failures": each.num_failures,
@@ -86,103 +139,197 @@ class Proxy(Gateway):
             for each in self.upstreams
         ]
         said = {"upstreams": listed, "blocks": index.num_blocks, "capacity": index.capacity}
-        return as_json(said)
+        return as_json(said | {"list_failure": self.fleet.listing.failure})
+
+    # -- requests --------------------------------------------------------------------------
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of any path."""
+        if scope["type"] != "http":  # a WebSocket
+            await receive()
+            await send({"type": "websocket.close", "code": 1011})
+            return
+        try:
+            response = await self._handle(Request(scope, receive))
+        except ApiError as error:
+            self.counts.refused[error.status] += 1
+            raise
+        except ClientDisconnect:
+            self.counts.num_gone += 1
+            raise
+        await response(scope, receive, send)
+
+    def tenant(self, request: Request) -> str | None:
+        path: str = request.scope["path"]
+        if path == "/openapi.json" or FOR_CLIENTS.fullmatch(path):
+            return super().tenant(request)
+        self.keys.check_operator(request.headers)
+        return None
+
+    def reads(self, path: str) -> bool:
+        return True
 
     async def answered(self, incoming: Incoming) -> Response:
         """Return the answer of the upstream that the router names, or of another one where that fails."""
-        asked, who = incoming.question, incoming.who
-        held: Held = {}
-        homes = [each for each in self.upstreams if each.home == incoming.home and each.is_well]
-        if asked is not None and self._router.sees_prefix and not homes:
-            read = asked
-            held = await self.prefixes.held(read, who, lambda: self.tokens(incoming, read))
-        session = None if asked is None else asked.session
-        tried: list[Upstream] = []
+        path: str = incoming.request.scope["path"]
+        if path in TO_ALL:
+            return await self._answered_by_all(incoming)
+        choice = await self._choice(incoming, path)
+        reasons: list[str] = []
         refusal: Response | None = None
-        while upstream := homes.pop() if homes else self._chosen(tried, held, session):
-            tried.append(upstream)
+        num_seen, status = 0, 502
+        while num_seen <= self.limits.retries and (upstream := choice.next()):
             try:
-                answer = await self._ask(upstream, incoming)
-            except httpx.ReadTimeout:
-                raise ApiError(504, f"no answer in {self.slow_s:g} seconds") from None
-            except httpx.HTTPError:
+                answer = await self._ask(upstream, incoming, is_fresh=choice.is_fresh)
+            except Unreached as error:
                 upstream.failed()
+                self._note(reasons, upstream, error, "unreached")
+                continue
+            except OriginError as error:
+                num_seen += 1
+                if isinstance(error, BrokenOff) and error.is_stale:
+                    choice.stale = upstream
+                else:
+                    upstream.failed()
+                self._note(reasons, upstream, error, "broken")
+                status = 502 if isinstance(error, BrokenOff) else 504
+                if isinstance(error, Slow):
+                    break
                 continue
             if answer.status_code not in ELSEWHERE:
-                if asked is not None:
-                    self.prefixes.sent(asked, who, upstream.name)
+                if choice.asked is not None:
+                    self.prefixes.sent(choice.asked, incoming.who, upstream.name)
                 return answer
+            num_seen += 1
             refusal = answer
+            self.counts.retries["busy"] += 1
         if refusal is not None:
             return refusal
+        told = "; ".join(reasons)
+        if num_seen:
+            code = "broken_off" if status == 502 else "upstream_timeout"
+            said = f"no answer: {told}. It was sent to {num_seen} upstreams and is not sent again"
+            raise ApiError(status, said, code=code)
         raise ApiError(
             503,
-            f"none of {len(self.upstreams)} upstreams answers; they may be starting: come back later",
+            f"none of {len(self.upstreams)} upstreams answers; they may be starting: come back later. {told}",
             code="no_upstream",
             headers={"Retry-After": "1"},
         )
 
-    def _chosen(self, tried: list[Upstream], held: Held, session: str | None) -> Upstream | None:
-        """Return the upstream to ask next; where none is well, one that may have come up since it was looked at."""
-        left = [each for each in self.upstreams if each not in tried]
-        left = [each for each in left if each.is_well] or left
-        if not left:
-            return None
-        targets = [Target(each.name, each.num_inflight, held.get(each.name, ())) for each in left]
-        return left[self._router(targets, session)]
+    def _note(self, reasons: list[str], upstream: Upstream, error: Exception, kind: str) -> None:
+        reasons.append(f"upstream {upstream.number}: {error}")
+        self.counts.retries[kind] += 1
 
-    async def _ask(self, upstream: Upstream, incoming: Incoming) -> Response:
-        """Return an upstream's answer: whole, or a stream whose first piece has come. Raises `httpx.HTTPError`."""
-        request = incoming.request
+    async def _choice(self, incoming: Incoming, path: str) -> Candidates:
+        """Return the upstreams to ask, by what the request says."""
+        asked, named = incoming.question, incoming.request.headers.get(MADE_BY)
+        session = incoming.request.headers.get(self.limits.session_header)
+        able = self.fleet.staying
+        if named is not None and not FOR_CLIENTS.fullmatch(path):
+            able = [each for each in able if str(each.number) == named]
+        homes = [each for each in able if each.home == incoming.home and each.is_well]
+        held: Held = {}
+        if asked is not None and self._router.sees_prefix and asked.has_prompt and not homes:
+            read = asked
+            self.counts.num_looked += 1
+            held = await self.prefixes.held(read, incoming.who, lambda: self.tokens(incoming, read))
+            self.counts.num_found += bool(held)
+        if session is None and asked is not None:
+            session = asked.session
+        has_prompt = asked is not None and asked.has_prompt
+        return Candidates(able, self._router, homes, (held, session), asked if has_prompt else None)
+
+    async def _ask(self, upstream: Upstream, incoming: Incoming, *, is_fresh: bool) -> Response:
+        """Return an upstream's answer: whole, or a stream whose first piece has come. Raises `OriginError`."""
+        scope, since = incoming.request.scope, time.monotonic()
+        headers = [pair for pair in passed(scope["headers"]) if pair[0] not in _OWN]
+        headers.append((HOME.encode(), upstream.home.encode()))
+        body = incoming.body
+        if not body and scope["method"] not in ("POST", "PUT", "PATCH"):
+            body = None
+        asked = OriginRequest(scope["method"], target_of(scope), headers, body)
         async with AsyncExitStack() as held:
             held.enter_context(upstream.asked())
-            dropped = OF_THE_HOP | {"origin", HOME}  # whether the page may ask was decided here
-            headers = [pair for pair in request.headers.items() if pair[0] not in dropped]
-            sent = self._client.build_request(
-                request.method,
-                upstream.name + request.url.path,
-                params=request.url.query or None,
-                headers=[*headers, ("accept-encoding", "identity"), (HOME, upstream.home)],
-                content=incoming.body,
-            )
-            answer = await self._client.send(sent, stream=True)
-            held.push_async_callback(answer.aclose)
-            kept = {name: text for name, text in answer.headers.items() if name not in OF_THE_HOP}
-            kept[MADE_BY] = str(self.upstreams.index(upstream))
-            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                return Response(await answer.aread(), answer.status_code, kept)
-            pieces = answer.aiter_raw()
-            first = await anext(pieces, b"")
-            stream = Passed(
-                _whole(first, pieces, upstream), request.url.path, self.slow_s, held.pop_all()
-            )
-        stream.status_code = answer.status_code
-        stream.headers.update(kept)
-        return stream
+            answer = await upstream.origin.ask(asked, is_fresh=is_fresh)
+            held.callback(answer.close)
+            given = dict(answer.headers)
+            kept = [pair for pair in passed(answer.headers) if pair[0] != b"date"]
+            kept.append((MADE_BY.encode(), b"%d" % upstream.number))
+            try:
+                length = given.get(b"content-length", b"")
+                is_whole = answer.is_whole or answer.status in ELSEWHERE
+                is_whole = is_whole or (length.isdigit() and int(length) <= MOST_WHOLE)
+                is_whole = is_whole or scope["path"] in TO_ALL
+                first = await (answer.read() if is_whole else answer.pending())
+            except OriginError as error:
+                if not answer.has_begun:
+                    raise
+                upstream.failed()
+                said = f"upstream {upstream.number} broke off in its answer ({error}); ask again"
+                raise ApiError(502, said, code="broken_off") from error
+            upstream.breaker.answered()
+            self.counts.answers[upstream.name, answer.status] += 1
+            self.counts.first.add(time.monotonic() - since)
+            held.callback(lambda: self.counts.whole.add(time.monotonic() - since))
+            if is_whole:
+                made = Response(first, answer.status)
+            else:
+                is_told = b"content-encoding" not in given and given.get(
+                    b"content-type", b""
+                ).startswith(b"text/event-stream")
+                path = scope["path"] if is_told else None
+                pieces = _whole(first, answer, upstream)
+                made = Passed(pieces, path, self.slow_s, held.pop_all())
+                made.status_code = answer.status
+        made.raw_headers = kept
+        return made
+
+    async def _answered_by_all(self, incoming: Incoming) -> Response:
+        """Return the first refusal of all upstreams, else the last one's answer."""
+        able = self.fleet.staying
+        asked = [self._ask(each, incoming, is_fresh=False) for each in able]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for upstream, answer in zip(able, answers, strict=True):
+            if isinstance(answer, BaseException):
+                said = f"upstream {upstream.number} did not answer ({answer}); the others may have"
+                raise ApiError(502, said, code="broken_off") from answer
+        said = [each for each in answers if isinstance(each, Response)]
+        if not said:
+            raise ApiError(503, "there is no upstream", code="no_upstream")
+        return next((each for each in said if each.status_code >= 400), said[-1])
 
     async def tokenized(self, document: bytes, incoming: Incoming, path: str) -> bytes:
         """Return an upstream's answer at a path; empty without one."""
-        upstream = min(self.upstreams, key=lambda each: (not each.is_well, each.num_inflight))
-        try:
-            answer = await self._client.post(
-                upstream.name + path,
-                content=document,
-                headers=keys_of(incoming.request),
-                timeout=PATIENCE_S,
-            )
-        except httpx.HTTPError:
+        able = self.fleet.staying
+        if not able:
             return b""
-        return answer.content
+        upstream = min(able, key=lambda each: (not each.is_well, each.num_inflight))
+        headers = [
+            (name.encode(), value.encode("latin-1"))
+            for name, value in keys_of(incoming.request).items()
+        ]
+        headers.append((b"content-type", b"application/json"))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await upstream.origin.ask(
+                    OriginRequest("POST", path.encode(), headers, document)
+                )
+                try:
+                    return await answer.read()
+                finally:
+                    answer.close()
+        except (OriginError, TimeoutError):
+            return b""
 
 
-async def _whole(
-    first: bytes, pieces: AsyncIterator[bytes], upstream: Upstream
-) -> AsyncGenerator[bytes]:
+async def _whole(first: bytes, answer: OriginAnswer, upstream: Upstream) -> AsyncGenerator[bytes]:
     """Yield the pieces of an answer. Raises `Broken`."""
+    piece = first
     try:
-        yield first
-        async for piece in pieces:
+        while piece:
             yield piece
-    except httpx.HTTPError as error:
+            piece = await answer.pending()
+    except OriginError as error:
         upstream.failed()
         raise Broken from error

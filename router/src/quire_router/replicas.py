@@ -28,7 +28,7 @@ from quire.web.cors import with_cors
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
 from quire_router.figures import ReplicaFigures
-from quire_router.gateway import OF_THE_HOP, Broken, Gateway, Incoming, Passed
+from quire_router.gateway import Broken, Gateway, Incoming, Passed
 from quire_router.sent import EVENTS, Sent, SentPrompt, Told, home_of, to_replica
 
 _serve: Any = serve  # its types say too little
@@ -36,6 +36,20 @@ logger = logging.getLogger("ray.serve")
 
 MADE_BY = "x-quire-replica"
 """The header that says which replica answered."""
+
+OF_THE_HOP = frozenset(
+    (
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "date",
+        "host",
+        "keep-alive",
+        "server",
+        "transfer-encoding",
+    )
+)
+"""Headers of one connection, which are not passed on."""
 
 ATTEMPTS = 3
 """So many replicas are asked, where one after another dies before its answer has reached the client."""

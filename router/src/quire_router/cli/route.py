@@ -2,6 +2,8 @@
 
 import signal
 import sys
+from itertools import repeat
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -22,9 +24,20 @@ SLOW_S = 600.0
 def route(
     *,
     upstream: Annotated[
-        list[str],
-        typer.Option(help="A server, http://HOST:PORT; once for each.", show_default=False),
-    ],
+        list[str] | None,
+        typer.Option(
+            help="A server, http://HOST:PORT; once for each. dns+http://HOST:PORT is every address of a name.",
+            show_default=False,
+        ),
+    ] = None,
+    upstreams: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file that is watched: a line for each server, URL or URL FOLLOW.",
+            show_default=False,
+            metavar="FILE",
+        ),
+    ] = None,
     follow: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,6 +47,19 @@ def route(
     ] = None,
     router: options.Router = "prefix",
     load_limit: options.LoadLimit = 1.25,
+    retries: Annotated[
+        int, typer.Option(min=0, max=9, help="Upstreams that see a request beside the first one.")
+    ] = 1,
+    hung_after: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds for which an upstream may say nothing, /health included, before its requests end.",
+        ),
+    ] = 15.0,
+    session_header: Annotated[
+        str, typer.Option(help="The header that names a conversation.", metavar="NAME")
+    ] = "x-session-id",
     host: options.Host = "127.0.0.1",
     port: options.Port = 8080,
     keys: options.Keys = None,
@@ -45,7 +71,7 @@ def route(
 
     Give --follow as often as --upstream, in the same order, and what is cached is known from the servers; else it is
     supposed from what they were sent. Servers may start later, and go: a request that one fails before it
-    answers goes to another. At /v1/upstreams is who is well. Beyond loopback there have to be keys: from --keys, or
+    answers goes to another, once. At /v1/upstreams is who is well, at /metrics how they do. Beyond loopback there have to be keys: from --keys, or
     one in QUIRE_API_KEY; they are passed on.
 
     [bold]Examples[/bold]
@@ -60,27 +86,35 @@ def route(
     from quire.web.clients import UVICORN
     from quire.web.cors import with_cors
     from quire.web.keys import is_loopback, read_keys
+    from quire_router.listing import Listed, UpstreamList
     from quire_router.prefixes import SentPrefixes, ToldPrefixes
-    from quire_router.proxy import Proxy
-    from quire_router.upstreams import Upstream
+    from quire_router.proxy import Proxy, ProxyLimits
 
     known = read_keys(keys, exposed=not is_loopback(host), origins=allow_origin or ())
     chosen = router_named(router, load_limit=load_limit)
-    servers = [Upstream(each) for each in upstream]
-    names = [each.name for each in servers]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"each upstream is given once, got {', '.join(upstream)}")
-    if follow and len(follow) != len(names):
+    given = upstream or []
+    if follow and len(follow) != len(given):
         raise ConfigError(
-            f"{len(follow)} --follow for {len(names)} upstreams; give one for each, or none"
+            f"{len(follow)} --follow for {len(given)} upstreams; give one for each, or none"
         )
+    if not given and upstreams is None:
+        raise ConfigError(
+            "no upstream is given; use --upstream http://HOST:PORT, or --upstreams FILE"
+        )
+    listing = UpstreamList([*map(Listed, given, follow or repeat(None))], upstreams)
     limit = parse_bytes(max_body)
     listening, url = listen(host, port, SLOW_S)
-    if follow:
-        prefixes = ToldPrefixes(PREFIX_BLOCKS, dict(zip(names, follow, strict=True)))
-    else:
-        prefixes = SentPrefixes(PREFIX_BLOCKS)
-    proxy = Proxy(servers, chosen, prefixes, known, max_body=limit, slow_s=SLOW_S)
+    kind = ToldPrefixes if listing.has_events else SentPrefixes
+    prefixes = kind(PREFIX_BLOCKS)
+    limits = ProxyLimits(
+        retries=retries,
+        hung_s=hung_after,
+        slow_s=SLOW_S,
+        max_body=limit,
+        session_header=session_header,
+    )
+    proxy = Proxy(listing, chosen, prefixes, known, limits)
+    names = [each.name for each in proxy.upstreams]
     if as_json:
         output.print_json({"url": url, "upstreams": names, "router": router})
     else:

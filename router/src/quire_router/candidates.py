@@ -1,0 +1,44 @@
+"""The order in which a request asks upstreams."""
+
+from quire.routing import Router, Target
+from quire_router.index import Held
+from quire_router.prefixes import Question
+from quire_router.upstreams import Upstream
+
+
+class Candidates:
+    """The upstreams to ask for a request, one after another.
+
+    `stale`  one whose idle connection was closed as the request went there: it is asked on a new one if no other is well
+    """
+
+    def __init__(
+        self,
+        upstreams: list[Upstream],
+        router: Router,
+        homes: list[Upstream],
+        known: tuple[Held, str | None],
+        asked: Question | None,
+    ) -> None:
+        self.asked, self.is_fresh = asked, False
+        self.stale: Upstream | None = None
+        self._left, self._router, self._homes = [*upstreams], router, homes
+        self._held, self._session = known
+
+    def next(self) -> Upstream | None:
+        """Return the upstream to ask next; if none is well, one that may have come up."""
+        left, homes = self._left, self._homes
+        able = homes or [each for each in left if each.is_well and each.breaker.allows]
+        self.is_fresh = False
+        if not able and self.stale is not None:
+            chosen, self.stale, self.is_fresh = self.stale, None, True
+            return chosen
+        able = able or [each for each in left if each.is_well] or left
+        if not able:
+            return None
+        held = self._held
+        targets = [Target(each.name, each.num_inflight, held.get(each.name, ())) for each in able]
+        chosen = able[self._router(targets, self._session)]
+        left.remove(chosen)
+        self._homes = []
+        return chosen
