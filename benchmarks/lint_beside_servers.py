@@ -151,21 +151,15 @@ def made_chats(num, seed, num_systems):
     systems = [text(source, 5, 60) for _ in range(num_systems)]
     open_chats, asked = [], []
     for _ in range(num):
-        if open_chats and source.random() < 0.6:
-            place = source.randrange(max(len(open_chats) - 12, 0), len(open_chats))
-            chat = open_chats[place]
-            if len(chat) > 8:
-                chat = open_chats[place] = chat[:1]
-            chat = (
-                [*chat, {"role": "assistant", "content": text(source, 1, 20)}]
-                if len(chat) > 1
-                else chat
-            )
-        else:
-            chat = [{"role": "system", "content": source.choice(systems)}]
-            open_chats.append(chat)
-            place = len(open_chats) - 1
-        if source.random() > 0.1 or len(chat) == 1:
+        kind = source.random()
+        if not open_chats or kind < 0.4:
+            open_chats.append([{"role": "system", "content": source.choice(systems)}])
+        place = source.randrange(max(len(open_chats) - 12, 0), len(open_chats))
+        chat = open_chats[place]
+        if kind < 0.9 or len(chat) == 1:  # else it is asked once more as it is
+            chat = chat[:1] if len(chat) > 8 else chat
+            if len(chat) > 1:
+                chat = [*chat, {"role": "assistant", "content": text(source, 1, 20)}]
             chat = [*chat, {"role": "user", "content": text(source, 1, 25)}]
         open_chats[place] = chat
         asked.append(chat)

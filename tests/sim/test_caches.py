@@ -101,6 +101,16 @@ def test_breakpoints_are_needed_and_found_again():
     assert second.written == {300: 1000}
 
 
+def test_prompts_cost_what_reading_and_writing_cost():
+    first, second = hits(cache_of("anthropic"), [marked(3000, 2000), marked(3000, 2000)])
+    assert (first.cost, second.cost) == (1000 + 1.25 * 2000, 1000 + 0.1 * 2000)
+    (hour,) = hits(cache_of("anthropic"), [marked(3000, 2000, ttl=3600)])
+    assert hour.cost == 1000 + 2 * 2000
+    whole = [prompt(range(2048), model="gpt-5")] * 2
+    assert [each.cost for each in hits(cache_of("openai"), whole)] == [2048, pytest.approx(204.8)]
+    assert [each.cost for each in hits(cache_of("vllm"), whole)] == [2048, 16]
+
+
 def test_breakpoints_below_the_minimum_write_nothing():
     assert found("anthropic", [marked(2000, 1000), marked(2000, 1000)]) == [0, 0]
     assert found("anthropic", [marked(2000, 1100), marked(2000, 1100)]) == [0, 1100]

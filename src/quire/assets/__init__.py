@@ -1,8 +1,17 @@
-"""Assets of the package beside its code: small models."""
+"""Assets of the package beside its code: small models, and rules of providers' caches."""
 
+import tomllib
 from pathlib import Path
 
 from quire.errors import ConfigError
+
+CACHE_RULES = Path(__file__).with_name("cache_rules.toml")
+"""Rules of providers' prompt caches, with sources and dates; the head of the file says what each means."""
+
+
+def cache_ttls(provider: str) -> dict[str, int]:
+    """Return the TTLs that a provider's requests name, in seconds."""
+    return tomllib.loads(CACHE_RULES.read_text("utf-8"))[provider]["ttls"]
 
 
 def demo_model() -> Path:

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.assets import cache_ttls
 from quire.chat import ChatMessage, Function, StructuredOutputs, Tool
 from quire.errors import ConfigError
 from quire.serve.protocol import ChatRequest, JsonSchema, ResponseFormat
 from quire.web.errors import ApiError
 
-SECONDS = {"5m": 300.0, "1h": 3600.0}
+SECONDS = cache_ttls("anthropic")
 
 BILLING = "x-anthropic-billing-header:"
 """The first line of Claude Code's system text. It differs in each request, so nothing behind it would be found again."""
@@ -193,7 +194,7 @@ class MessagePrompt(msgspec.Struct, kw_only=True):
             continue_final_message=messages[-1].role == "assistant",
             chat_template_kwargs={"enable_thinking": self.thinks, "thinking": self.thinks},
             include_reasoning=self.thinks,
-            retain_s=max((SECONDS[each.ttl] for each in self._breakpoints()), default=None),
+            retain_s=max((float(SECONDS[each.ttl]) for each in self._breakpoints()), default=None),
             **options,
         )
 

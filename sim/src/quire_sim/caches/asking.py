@@ -41,6 +41,7 @@ class CacheHit(msgspec.Struct):
     `hit_tokens`    those found
     `why`           one of `REASONS`: why that is less
     `written`       tokens that a provider writes to its cache, by TTL in seconds
+    `cost`          the price of the prompt in input tokens that are not cached; of a server, the tokens it computes
     """
 
     number: int
@@ -50,6 +51,7 @@ class CacheHit(msgspec.Struct):
     hit_tokens: int
     why: str = ""
     written: dict[int, int] = {}
+    cost: float = 0.0
 
 
 class ServerCache(Protocol):

@@ -33,10 +33,9 @@ class RadixCache(TrackedCache):
         """Find and lock a run of tokens, and make room for the others."""
         tree = self._trees.setdefault((prompt.model, prompt.scope), RadixTree())
         hit, last = 0, tree.root
-        for node, equal in tree.match(prompt.tokens[:-1].tobytes()):
+        for node, equal in self._used(tree, prompt.tokens[:-1].tobytes()):
             last = tree.cut(node, equal) if equal < node.size else node
             hit += equal
-        self._use(last)
         self._lock(last, 1)
         if not self._make_room(prompt.size - hit):
             self._lock(last, -1)
@@ -64,18 +63,22 @@ class RadixCache(TrackedCache):
 
     def _add(self, number: int, prompt: CachePrompt, key: bytes) -> None:
         tree = self._trees[prompt.model, prompt.scope]
-        node, new = tree.insert(key, 0.0)
+        self._used(tree, key)
+        self._clock += 1
+        node, new = tree.insert(key, self._clock)
         self._stored += new
         self._taken[number] = 0
-        self._use(node)
         self._lock(node, 1)
         self._lock(self._locked[number], -1)
         self._locked[number] = node
 
-    def _use(self, node: RadixNode) -> None:
+    def _used(self, tree: RadixTree, key: bytes) -> list[tuple[RadixNode, int]]:
+        """Note that nodes are used, also one that a prompt begins with in part, and return them."""
         self._clock += 1
-        for each in node.path():
-            each.used = self._clock
+        found = tree.match(key)
+        for node, _ in found:
+            node.used = self._clock
+        return found
 
     @staticmethod
     def _lock(node: RadixNode, by: int) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 from quire.core.tokens import INT32, IntArray
 from quire_sim.caches.prompts import NO_TOKENS, CachePrompt, Level, PromptPart
 from quire_sim.logs import LoggedRequest, Section
+from quire_sim.logs.bodies import TTL_S
 
 MEDIA_PIECES = 512
 """Pieces of an image or another medium, about."""
 
 DAY_S = 86400
-HOUR_S = 3600
 
 
 class TextPieces:
@@ -120,7 +120,7 @@ def automatic_s(body: dict[str, Any]) -> int:
     control = body.get("cache_control")
     if not isinstance(control, dict):
         return 0
-    return HOUR_S if cast("dict[str, Any]", control).get("ttl") == "1h" else 300
+    return TTL_S.get(str(cast("dict[str, Any]", control).get("ttl")), TTL_S["5m"])
 
 
 def _level(section: Section) -> Level:

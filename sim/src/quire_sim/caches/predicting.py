@@ -42,6 +42,7 @@ class CacheReport(msgspec.Struct):
     """The sums of a log in a cache, in tokens.
 
     `hit_tokens` + `lost`, by reason, == `seen_tokens`, which earlier prompts of the same model and scope have
+    `cost` is the price of all prompts in input tokens that are not cached; of a server, the tokens it computes
     `told_of_tokens`, `told_hit_tokens`, `predicted_tokens`: prompts whose usage tells hits, those, and the predicted ones
     `equal`          requests of these whose hits are equal
     `differences`    requests of these by how they differ; `shown`: the largest differences
@@ -54,6 +55,7 @@ class CacheReport(msgspec.Struct):
     hit_tokens: int = 0
     lost: dict[str, int] = {}
     written: dict[int, int] = {}
+    cost: float = 0.0
     told: int = 0
     told_of_tokens: int = 0
     told_hit_tokens: int = 0
@@ -109,6 +111,7 @@ def cache_report(server: str, found: Iterable[Prediction]) -> CacheReport:
         report.prompt_tokens += hit.prompt_tokens
         report.seen_tokens += hit.seen_tokens
         report.hit_tokens += hit.hit_tokens
+        report.cost += hit.cost
         if hit.why:
             report.lost[hit.why] = report.lost.get(hit.why, 0) + hit.seen_tokens - hit.hit_tokens
         for ttl, tokens in hit.written.items():

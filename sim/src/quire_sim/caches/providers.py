@@ -65,6 +65,9 @@ class ProviderCache(TrackedCache):
         found.why = self._why(found, prompt, (marks, places), now)
         self._writes[number] = [mark for mark in writes if mark.size > hit]
         found.written = _written(self._writes[number], hit)
+        found.cost += hit * rules.read + sum(
+            tokens * (rules.write_price(ttl) - 1) for ttl, tokens in found.written.items()
+        )
         return found
 
     def computed(self, number: int, now: float) -> None:

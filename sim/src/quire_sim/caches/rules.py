@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from quire.assets import CACHE_RULES
 from quire.errors import ConfigError
 
 
@@ -42,11 +42,12 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProviderRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rules of a provider: their source, its date, and the rules by model."""
+    """The rules of a provider: their source, its date, the rules by model, and the names of TTLs in requests."""
 
     source: str
     date: str
     models: tuple[CacheRules, ...]
+    ttls: dict[str, int] = {}
 
     def of(self, model: str) -> CacheRules:
         """Return the rules of a model. Raises `ConfigError` if none of the names fits."""
@@ -61,7 +62,7 @@ class ProviderRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_rules(path: str | Path | None = None) -> dict[str, ProviderRules]:
     """Return the rules of providers by name, from a file or as they come with quire. Raises `ConfigError`."""
-    source = files("quire_sim.caches") / "rules.toml" if path is None else Path(path).expanduser()
+    source = CACHE_RULES if path is None else Path(path).expanduser()
     try:
         text = source.read_bytes()
     except OSError as error:

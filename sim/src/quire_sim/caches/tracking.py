@@ -29,7 +29,9 @@ class TrackedCache:
             why = "rounding"
         elif hit >= min(ready, most) // unit * unit:
             why = "at-once"
-        return CacheHit(number, prompt.row, prompt.size, seen, hit, why)
+        return CacheHit(
+            number, prompt.row, prompt.size, seen, hit, why, cost=float(prompt.size - hit)
+        )
 
     def _computed(self, number: int) -> CachePrompt | None:
         """Note that a prompt is computed, and return it; None if that was noted before."""

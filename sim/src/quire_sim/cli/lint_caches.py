@@ -65,6 +65,11 @@ def show_cache(console: Console, report: "CacheReport") -> None:
             tokens = report.lost[why]
             table.add_row(REASONS[why], f"{tokens:,}", f"{tokens / whole:.1%}")
         console.print(table)
+    if report.server in {"openai", "anthropic"}:
+        console.print(
+            f"  prompts cost {about}{report.cost / whole:.1%} of the price without a cache, writing included",
+            highlight=False,
+        )
     for ttl, tokens in sorted(report.written.items()):
         console.print(f"  {about}{tokens:,} tokens are written for {ttl:,} s")
     if report.points_off is not None:

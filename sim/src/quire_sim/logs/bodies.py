@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import msgspec
 
+from quire.assets import cache_ttls
 from quire_sim.logs.media import media_section
 from quire_sim.logs.rows import Api, Kind, Section
 
 Body = dict[str, Any]
 
-TTL_S = {"5m": 300, "1h": 3600}
+TTL_S = cache_ttls("anthropic")
 """Seconds of the TTLs of `cache_control`."""
 
 HASHED = ("response_format", "text", "tool_choice", "parallel_tool_calls", "thinking", "reasoning",
@@ -211,4 +212,4 @@ def _without_breakpoint(fields: Body) -> tuple[Body, int]:
     if not isinstance(control, dict):
         return fields, 0
     rest = {name: value for name, value in fields.items() if name != "cache_control"}
-    return rest, TTL_S.get(str(cast("Body", control).get("ttl", "5m")), 300)
+    return rest, TTL_S.get(str(cast("Body", control).get("ttl", "5m")), TTL_S["5m"])
