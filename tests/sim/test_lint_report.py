@@ -14,7 +14,7 @@ from quire_sim.report.linted import lint_html
 
 def page(path, records, *, private=False):
     picture = LintPicture(4.0)
-    report = lint_log(open_log(lines(path, records)), picture=picture)
+    report = lint_log(open_log(lines(path, records)), watchers=[picture.add])
     return report, picture, lint_html(report, picture, private=private)
 
 

@@ -81,6 +81,14 @@ def lint(
         Path | None,
         typer.Option(help="A file of providers' rules.", show_default="those of quire"),
     ] = None,
+    hashed: Annotated[
+        Path | None,
+        typer.Option(
+            "--hashed",
+            help="Write the log without its text, for others: FILE.jsonl.gz.",
+            show_default=False,
+        ),
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Show no text of prompts.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -95,6 +103,7 @@ def lint(
       quire lint requests.jsonl --model models/qwen3
       quire lint requests.jsonl --request 17
       quire lint requests.jsonl --report requests.html
+      quire lint requests.jsonl --hashed for-others.jsonl.gz
       quire lint requests.jsonl --fail-on 5% --private
       quire lint requests.jsonl --server vllm --kv-tokens 200000
       quire lint requests.jsonl --server anthropic --rules rules.toml
@@ -104,11 +113,13 @@ def lint(
 
     from quire_sim.caches import CacheOptions, cache_of
     from quire_sim.lint import lint_log
+    from quire_sim.lint.hashing import HashedRows
     from quire_sim.lint.picture import LintPicture
     from quire_sim.lint.texts import BYTES_PER_TOKEN
     from quire_sim.logs import open_log
 
     check_writable(report_to, ".html")
+    check_writable(hashed)
 
     limit = None if fail_on is None else _share(fail_on)
     options = CacheOptions(
@@ -125,11 +136,13 @@ def lint(
     opened = open_log(log, format=log_format)
     with progress(f"reading {log.name}") as say:
         renderer = None if model is None else _renderer(model)
-        picture = LintPicture(1.0 if renderer else BYTES_PER_TOKEN) if report_to else None
+        picture = LintPicture(1.0 if renderer else BYTES_PER_TOKEN)
+        rows = HashedRows()
+        watchers = [picture.add] * bool(report_to) + [rows.add] * bool(hashed)
         report = lint_log(
             opened,
             renderer=renderer,
-            picture=picture,
+            watchers=watchers,
             keep=lambda loss: request is None or loss.row == request,
             on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
         )
@@ -145,7 +158,10 @@ def lint(
         show(stdout(), report, private=private)
         if cache is not None:
             show_cache(stdout(), cache)
-    if report_to is not None and picture is not None:
+    if hashed is not None:
+        rows.save(report, hashed)
+        stderr().print(f"log without text written to {hashed}", markup=False, highlight=False)
+    if report_to is not None:
         from quire_sim.report.linted import lint_html
 
         write_text(report_to, lint_html(report, picture, private=private))

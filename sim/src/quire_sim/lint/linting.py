@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -14,9 +14,9 @@ from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
 from quire_sim.lint.chains import PromptDifference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
 from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie, scope_of
-from quire_sim.lint.picture import LintPicture
 from quire_sim.lint.texts import BYTES_PER_TOKEN
 from quire_sim.logs import LogFile, LoggedRequest, Section, TokenUsage
+from quire_sim.logs.hashed import KEY, LintedRow
 
 LEAST = 64
 """Characters that a loss has at least; below it, equal texts are chance."""
@@ -29,6 +29,8 @@ REASON = 160
 
 LEAST_TEMPLATE = 16
 """Tokens that a chat template writes otherwise at least."""
+
+_WORD_FIELDS = ("before", "old", "new")
 
 EVERY = 1000
 
@@ -107,19 +109,39 @@ class LintReport(msgspec.Struct):
     losses: list[Loss] = []
 
 
+class LintedRequest(msgspec.Struct, frozen=True):
+    """A request as it was linted, in characters, or in tokens that are exact.
+
+    `hit_chars`  characters of its sections that are found
+    `place`      the first section that differs from the nearest earlier prompt; None without one
+    """
+
+    request: LoggedRequest
+    size: float
+    hit: float
+    hit_chars: float
+    place: int | None
+    loss: Loss | None
+
+
 def lint_log(
     log: LogFile,
     *,
     renderer: Renderer | None = None,
     keep: Callable[[Loss], bool] = lambda _: False,
     on_progress: Callable[[int], None] | None = None,
-    picture: LintPicture | None = None,
+    watchers: Sequence[Callable[[LintedRequest], None]] = (),
 ) -> LintReport:
-    """Read a log once and return its report; `keep` says which losses it lists one by one. Raises `TraceError`.
+    """Read a log once and return its report; `keep` says which losses it lists one by one.
 
-    With a `renderer`, tokens are counted exactly, and a request that it refuses counts as unread. A `picture` is filled.
+    With a `renderer`, tokens are counted exactly, and a request that it refuses counts as unread. The `watchers`
+    are told of each request. Raises `TraceError`, and `ConfigError` for a renderer of a log without text.
     """
-    linting = _Linting(log, renderer, picture)
+    if renderer is not None and log.format == "hashed":
+        raise ConfigError(
+            f"{log.path} has no text, so no model counts its tokens; leave --model out"
+        )
+    linting = _Linting(log, renderer, watchers)
     report = linting.report
     for request in log:
         loss = linting.add(request)
@@ -135,14 +157,18 @@ class _Linting:
     """A report that grows by the request."""
 
     def __init__(
-        self, log: LogFile, renderer: Renderer | None, picture: LintPicture | None
+        self,
+        log: LogFile,
+        renderer: Renderer | None,
+        watchers: Sequence[Callable[[LintedRequest], None]],
     ) -> None:
         self.report = LintReport(str(log.path), log.format, is_estimated=renderer is None)
-        self._log, self._picture = log, picture
+        self._log, self._watchers = log, watchers
         self._exact = None if renderer is None else ExactPrompts(renderer)
         self._prompts = PromptTrie()
         self._by_cause: dict[str, CauseShare] = {}
         self._told = self._told_chars = 0
+        self._per_token = 0.0
 
     def add(self, request: LoggedRequest) -> Loss | None:
         """Count a request, and return its loss."""
@@ -161,13 +187,22 @@ class _Linting:
                 reason = re.sub(r"\d+", "N", str(error))[:REASON]
                 self._log.unread.add(f"not rendered: {reason}", request.row)
                 return None
-        report.requests += 1
+        if isinstance(told := request.body.get(KEY), LintedRow):
+            self._per_token = told.per_token
+            return self._tell(_told(request, told))
         found = self._prompts.add(request)
         counted = found if tokens is None else tokens
-        report.prompt_tokens += counted.size
-        report.hit_tokens += counted.hit
         self._learn(usage, found)
         loss = self._loss(found) if tokens is None else self._exact_loss(found, tokens)
+        place = None if found.earlier is None else found.place
+        return self._tell(LintedRequest(request, counted.size, counted.hit, found.hit, place, loss))
+
+    def _tell(self, seen: LintedRequest) -> Loss | None:
+        """Count what was found of a request."""
+        report, loss = self.report, seen.loss
+        report.requests += 1
+        report.prompt_tokens += seen.size
+        report.hit_tokens += seen.hit
         if loss is not None:
             report.lost_tokens += loss.tokens
             _count(self._by_cause.setdefault(loss.cause, CauseShare(loss.cause)), loss)
@@ -175,14 +210,17 @@ class _Linting:
                 then = self._by_cause.setdefault(name, CauseShare(name))
                 then.later_requests += 1
                 then.later_tokens += next(e.tokens for e in loss.behind if e.cause == name)
-        if self._picture is not None:
-            self._picture.add(request, found, counted, 0 if loss is None else loss.tokens)
+        for watch in self._watchers:
+            watch(seen)
         return loss
 
     def end(self) -> None:
         """Turn characters into tokens, and sort."""
         report = self.report
-        if report.is_estimated and self._told:
+        if self._log.format == "hashed":
+            report.is_estimated = self._per_token > 0
+            report.chars_per_token = self._per_token or BYTES_PER_TOKEN
+        elif report.is_estimated and self._told:
             report.chars_per_token = self._told_chars / self._told
         report.causes = sorted(
             self._by_cause.values(), key=lambda each: (-each.tokens, -each.later_tokens)
@@ -225,6 +263,20 @@ class _Linting:
         return Loss(
             found.request.row, earlier.row, TEMPLATE, path, 0, float(lost), before, old, new
         )
+
+
+def without_words(loss: Loss) -> dict[str, Any]:
+    """Return a loss as plain data without words of prompts."""
+    told = msgspec.to_builtins(loss)
+    for each in (told, *told["behind"]):
+        each.update(dict.fromkeys(_WORD_FIELDS, ""))
+    return told
+
+
+def _told(request: LoggedRequest, row: LintedRow) -> LintedRequest:
+    """Return a request of a log without text as it was linted."""
+    loss = None if row.loss is None else msgspec.convert(row.loss, Loss)
+    return LintedRequest(request, row.size, row.hit, row.hit_chars, row.place, loss)
 
 
 def _count(share: CauseShare, loss: Loss) -> None:

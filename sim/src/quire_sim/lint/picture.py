@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire_sim.lint.nearest import Finding
-from quire_sim.logs import LoggedRequest
+from quire_sim.lint.linting import LintedRequest
 
 MOST_TALKS = 2000
 """Conversations that are kept; requests of later ones count in the sums alone."""
@@ -39,7 +38,7 @@ class Talk(msgspec.Struct):
     size: float = 0
 
 
-class Share(msgspec.Struct):
+class RoleTokens(msgspec.Struct):
     """Tokens of one role, and those of them that are found."""
 
     size: float = 0
@@ -54,38 +53,40 @@ class Cell(msgspec.Struct):
 
 
 class LintPicture:
-    """Figures of a page in the units of `Finding`, in bounded memory; `per_token` of them are a token."""
+    """Figures of a page in the units of `LintedRequest`, in bounded memory; `per_token` of them are a token."""
 
     def __init__(self, per_token: float) -> None:
         self.talks: dict[tuple[str, str], Talk] = {}
-        self.roles: dict[str, Share] = {}
+        self.roles: dict[str, RoleTokens] = {}
         self.cells: dict[tuple[str, int], Cell] = {}
         self._per_token = per_token
 
-    def add(self, request: LoggedRequest, found: Finding, counted: Finding, lost: float) -> None:
-        """Add a request: its sections as `found`, its figures as `counted`."""
-        self._add_point(request, counted, lost)
-        left = found.hit
-        for section in request.sections:
+    def add(self, seen: LintedRequest) -> None:
+        """Add a request."""
+        lost = 0.0 if seen.loss is None else seen.loss.tokens
+        sections = seen.request.sections
+        self._add_point(seen, lost)
+        left = seen.hit_chars
+        for section in sections:
             size = max(len(section.text) + len(section.media), 1)
-            share = self.roles.setdefault(_role(section.role), Share())
+            share = self.roles.setdefault(_role(section.role), RoleTokens())
             share.size += size
             share.hit += min(size, max(left, 0))
             left -= size
-        if found.earlier is not None:
-            sections = request.sections
+        if seen.place is not None:
             role = "the end"
-            if 0 <= found.place < len(sections):
-                role = _role(sections[found.place].role)
-            depth = counted.hit / self._per_token
+            if 0 <= seen.place < len(sections):
+                role = _role(sections[seen.place].role)
+            depth = seen.hit / self._per_token
             column = next((n for n in range(DEPTHS - 1) if depth < FIRST_DEPTH << n), DEPTHS - 1)
             cell = self.cells.setdefault((role, column), Cell())
             cell.requests += 1
             cell.lost += lost
 
-    def _add_point(self, request: LoggedRequest, counted: Finding, lost: float) -> None:
+    def _add_point(self, seen: LintedRequest, lost: float) -> None:
+        request = seen.request
         first = next((each for each in request.sections if each.role == "user"), None)
-        begin = "" if first is None else first.text
+        begin = "" if first is None else first.text.lstrip()
         key = request.session or request.model, "" if request.session else begin[:200]
         talk = self.talks.get(key)
         if talk is None:
@@ -93,9 +94,9 @@ class LintPicture:
                 return
             talk = self.talks[key] = Talk(begin[:80])
         talk.num_requests += 1
-        talk.size += counted.size
+        talk.size += seen.size
         if len(talk.points) < MOST_POINTS:
-            point = Point(request.row, request.time_s, counted.size, counted.hit, lost)
+            point = Point(request.row, request.time_s, seen.size, seen.hit, lost)
             talk.points.append(point)
 
 

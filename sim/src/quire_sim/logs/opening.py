@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import TraceError
-from quire_sim.logs import conversations, entries, plain, servers, sessions, spans
+from quire_sim.logs import conversations, entries, hashed, plain, servers, sessions, spans
 from quire_sim.logs.records import LogRecord, has_lines, head_of, objects_in
 from quire_sim.logs.rows import LoggedRequest, Unread
 from quire_sim.names import unknown
@@ -22,6 +22,7 @@ READERS = {
     "codex": sessions.codex,
     "otel": spans.requests,
     "conversations": conversations.requests,
+    "hashed": hashed.requests,
     "llama-server": servers.llama_server,
     "vllm": servers.vllm,
     "usage": entries.usages,
@@ -141,6 +142,8 @@ def _format_of(fields: dict[str, Any]) -> str:
         return "claude-code"
     if sessions.is_codex(fields):
         return "codex"
+    if hashed.is_hashed(fields):
+        return "hashed"
     if spans.is_span(fields):
         return "otel"
     if conversations.is_conversation(fields):

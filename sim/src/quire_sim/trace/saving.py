@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +29,7 @@ def save_trace(trace: Trace, path: str | Path) -> int:
             encode = msgspec.json.Encoder().encode
             text.write(encode(QuireHeader(block_size=trace.block_size)) + b"\n")
             count = 0
-            for row in _rows(trace):
+            for _, row in own_rows(trace):
                 text.write(encode(row) + b"\n")
                 count += 1
         if not count:
@@ -40,14 +40,18 @@ def save_trace(trace: Trace, path: str | Path) -> int:
     return count
 
 
-def _rows(trace: Iterable[TraceRequest]) -> Iterable[QuireRow]:
+def own_rows(trace: Iterable[TraceRequest]) -> Iterator[tuple[TraceRequest, QuireRow]]:
+    """Yield the requests of a trace, each with its row in quire's own format."""
     for request in trace:
-        yield QuireRow(
-            request.time_s,
-            request.prompt_tokens,
-            request.output_tokens,
-            cast("list[tuple[int, int]]", request.runs.tolist()),
-            request.session,
-            request.hint,
-            request.duration_s,
+        yield (
+            request,
+            QuireRow(
+                request.time_s,
+                request.prompt_tokens,
+                request.output_tokens,
+                cast("list[tuple[int, int]]", request.runs.tolist()),
+                request.session,
+                request.hint,
+                request.duration_s,
+            ),
         )
