@@ -58,15 +58,17 @@ class Events(RuleBasedStateMachine):
         self.groups, self.blocks, self.kept = groups, blocks, kept
         self.now, self.asked, self.channel = 0.0, [], []
         self.follower = Follower(Mirror())
+        self.found, self.num_lives = {0: {}}, 0
         self.start()
 
     def start(self):
         """A publisher with an empty cache."""
         groups = [LayerGroup(name, self.blocks, kind) for name, kind in self.groups]
         self.manager = CacheManager(groups=groups, block_size=SIZE, watchers=[EventLog()])
-        self.stream = BatchStream(self.manager, self.kept, clock=self.clock)
+        self.num_lives += 1
+        self.stream = BatchStream(self.manager, self.kept, self.clock, self.num_lives)
         self.open = []
-        self.found = {0: {}}
+        self.found[self.stream.next_number] = {}
 
     def clock(self):
         self.now += 1
@@ -168,10 +170,11 @@ class Events(RuleBasedStateMachine):
         if is_old and self.follower.wish is not None:
             self.follower.skip()
 
-    @rule(data=st.data())
-    def restart(self, data):
+    @rule(data=st.data(), is_noticed=st.booleans())
+    def restart(self, data, is_noticed):
         """Restart the publisher: messages in flight arrive after the disconnect is noticed, if at all."""
-        self.follower.doubt()
+        if is_noticed:
+            self.follower.doubt()
         for message in self.channel:
             if data.draw(st.booleans()):
                 self.follower.receive(message)

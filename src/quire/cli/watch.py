@@ -117,11 +117,14 @@ class _Recorded:
 
 def _document(endpoint: str, events: "Subscriber", activity: "Activity") -> dict[str, Any]:
     """Return all that is known as one document."""
+    from quire.observe.follower import count_of
+
     following, mirror, what_if = events.following, activity.mirror, activity.what_if()
+    next_number = following.next_number
     return {
         "endpoint": endpoint,
         "degraded": events.is_degraded,
-        "next_batch": following.next_number,
+        "next_batch": None if next_number is None else count_of(next_number),
         "gaps": following.num_gaps,
         "restarts": following.num_restarts,
         "unreadable": following.num_unreadable,

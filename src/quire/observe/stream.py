@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from quire.core import CacheManager
 from quire.errors import ConfigError
 from quire.exchange.events import EventLog
 from quire.exchange.wire import ClearedEvent, EventBatch, encode_batch
-from quire.observe.follower import Message
+from quire.observe.follower import LIFE_BITS, Message
 from quire.observe.mirror import Mirror
 from quire.observe.telling import Telling
 
@@ -24,6 +25,8 @@ class BatchStream:
 
     max_batches  that are kept for replay
     clock        seconds since the epoch; batches have rising times
+    life         a number above 0 that no other stream has, drawn where none is given: numbers begin at `life << 32`, so that
+                 followers know a restart
 
     It takes the events out of the log: nobody else may. Raises `ConfigError` for a manager without a log.
     """
@@ -33,6 +36,7 @@ class BatchStream:
         manager: CacheManager,
         max_batches: int = 10_000,
         clock: Callable[[], float] = time.time,
+        life: int | None = None,
     ) -> None:
         log = manager.kernel.watchers.find(EventLog)
         if log is None:
@@ -45,7 +49,7 @@ class BatchStream:
         self._num_dropped = 0
         self._is_whole, self._is_described = True, False
         self._last_s = 0.0
-        self.next_number = 0
+        self.next_number = (life or 1 + secrets.randbelow((1 << 31) - 1)) << LIFE_BITS
 
     def take(self) -> list[Message]:
         """Return the events since the last call. Where the log dropped events, a number is left out."""

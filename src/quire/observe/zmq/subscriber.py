@@ -112,7 +112,7 @@ class Subscriber:
         while self._monitor.poll(0):
             if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_CONNECTED:
                 self._retry_at = 0.0
-            elif self._replay is not None:
+            else:
                 self.following.doubt()
 
     def _mend(self) -> None:
