@@ -329,14 +329,27 @@ def test_a_tier_gets_what_it_wanted_of_a_prompt_and_no_more():
         put(disk, TEN[:5])
         stack.find(KEYS[:10])
         tiers = stack.wanted(KEYS[:10])
-        assert tiers.tolist() == [1] * 5 + [3] * 5
+        assert tiers.tolist() == [0] * 5 + [3] * 5
         outcomes = stack.store(KEYS[:10], RECORDS[:10], tiers)
-        assert [outcome.value for outcome in outcomes] == ["stored"] * 10
+        assert [outcome.value for outcome in outcomes] == ["skipped"] * 5 + ["stored"] * 5
         assert stack.drain(1)
-        assert (held(host), held(disk)) == (TEN, TEN)
+        assert (held(host), held(disk)) == (TEN[5:], TEN)
         assert disk.asked("put") == [KEYS[5:10]]
 
     Stacked("host", "disk").run(scenario)
+
+
+@pytest.mark.parametrize("why", ["out of service", "nothing is promoted"])
+def test_a_tier_wants_what_one_below_has_and_does_not_give(why):
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        stack.find(KEYS[:10])
+        assert not any(wanted(stack, KEYS[:10])) or why == "nothing is promoted"
+        if why == "out of service":
+            stack._levels[1].reading.open()
+        assert stack.wanted(KEYS[:10]).tolist() == [1] * 10
+
+    Stacked("host", "disk", promote=why != "nothing is promoted").run(scenario)
 
 
 def test_a_tier_that_lacks_the_head_of_a_prompt_wants_its_tail_too():

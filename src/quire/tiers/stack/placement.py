@@ -40,21 +40,29 @@ class Placer:
         self.counts_uses = any(level.settings.write == "second_use" for level in levels)
 
     def wanted(self, keys: Keys) -> Bits:
-        """Return the tiers that would take each key now, a bit for each tier."""
+        """Return the tiers that would take each key now, a bit for each tier.
+
+        A tier above one that has the key does not: it gets the record when that is read.
+        """
         bits = np.zeros(len(keys), np.uint8)
-        for level, writer in zip(self._levels, self.writers, strict=True):
-            if not level.writes or level.settings.write == "back":
-                continue
+        below = np.zeros(len(keys), np.bool_)
+        for level, writer in zip(self._levels[::-1], self.writers[::-1], strict=True):
             # Without its head a tail is of no use: who has none of the head is given all.
-            is_all = (
-                level.settings.write == "through" and self._lacks(level, keys[:HEAD_KEYS]).all()
-            )
-            lacks = np.ones(len(keys), np.bool_) if is_all else self._lacks(level, keys)
-            if not level.in_memory:
-                with self._shared.lock:
-                    room = writer.room
-                lacks[np.flatnonzero(lacks)[room:]] = False
-            bits |= lacks.astype(np.uint8) << np.uint8(level.index)
+            has = self._has(level, keys[:HEAD_KEYS])
+            if len(has) < len(keys):
+                is_all = level.settings.write == "through" and not has.any()
+                has = np.zeros(len(keys), np.bool_) if is_all else self._has(level, keys)
+            if level.writes and level.settings.write != "back":
+                lacks = ~(has | below)
+                if level.settings.write == "second_use":
+                    lacks &= self._is_used_again(keys)
+                if not level.in_memory:
+                    with self._shared.lock:
+                        room = writer.room
+                    lacks[np.flatnonzero(lacks)[room:]] = False
+                bits |= lacks.astype(np.uint8) << np.uint8(level.index)
+            if self._gives(level):
+                below |= has
         return bits
 
     def store(self, keys: Keys, records: Buffers, wanted: Bits | None = None) -> list[Outcome]:
@@ -128,18 +136,27 @@ class Placer:
 
     def _lacks(self, level: StackMember, keys: Keys) -> NDArray[np.bool_]:
         """Return the gaps of a tier: keys that it should have, has not as far as is known, and is not about to get."""
+        lacks = ~self._has(level, keys)
+        return lacks & self._is_used_again(keys) if level.settings.write == "second_use" else lacks
+
+    def _has(self, level: StackMember, keys: Keys) -> NDArray[np.bool_]:
+        """Return the keys that a tier has as far as is known, or is about to get."""
         # A tier that answers at once knows what it has; nothing is remembered of it.
         there = np.array(level.tier.contains(keys), np.bool_) if level.answers_at_once else None
         with self._shared.lock:
-            if there is None:
-                lacks = ~_has_bit(level, self._shared.whereabouts.get(keys))
-            else:
-                lacks = ~there
+            has = _has_bit(level, self._shared.whereabouts.get(keys)) if there is None else there
             if self.writers[level.index].waiting_bytes:
-                lacks &= ~np.array(self.writers[level.index].has(keys), np.bool_)
-            if level.settings.write == "second_use":
-                lacks &= self._shared.uses.get(keys) >= SECOND
-        return lacks
+                has |= np.array(self.writers[level.index].has(keys), np.bool_)
+        return has
+
+    def _is_used_again(self, keys: Keys) -> NDArray[np.bool_]:
+        with self._shared.lock:
+            return self._shared.uses.get(keys) >= SECOND
+
+    def _gives(self, level: StackMember) -> bool:
+        """Return whether tiers above get what is read from a tier, which is in service."""
+        top = self._levels[0]
+        return level.reading.allows and top.writes and self._shared.settings.promote
 
     def _give(
         self, levels: Sequence[StackMember], keys: Keys, chain: Chain, wanted: Bits | None = None
