@@ -18,6 +18,6 @@ def open_faulty(lines, settings):
 
 
 class FaultyConnector(connector.QuireConnector):
-    def set_xfer_handshake_metadata(self, metadata):
+    def _open(self):
         connector.open_free = open_faulty
-        super().set_xfer_handshake_metadata(metadata)
+        return super()._open()

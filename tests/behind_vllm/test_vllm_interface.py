@@ -18,7 +18,6 @@ METHODS = {
     "build_connector_worker_meta": "self",
     "build_kv_connector_stats": "cls, data",
     "build_prom_metrics": "cls, vllm_config, metric_types, labelnames, per_engine_labelvalues",
-    "get_handshake_metadata": "self",
     "get_kv_connector_stats": "self",
     "on_new_request": "self, request",
     "get_num_new_matched_tokens": "self, request, num_computed_tokens",
@@ -28,7 +27,6 @@ METHODS = {
     "requires_kv_delivery": "self",
     "reset_cache": "self",
     "save_kv_layer": "self, layer_name, kv_layer, attn_metadata, **kwargs",
-    "set_xfer_handshake_metadata": "self, metadata",
     "shutdown": "self",
     "start_load_kv": "self, forward_context, **kwargs",
     "update_connector_output": "self, connector_output",
@@ -47,7 +45,8 @@ FIELDS = {
     ("v1/core/sched/output.py", "CachedRequestData"): "req_ids num_computed_tokens",
     ("v1/outputs.py", "KVConnectorOutput"): "kv_connector_worker_meta",
     ("v1/request.py", "Request"): (
-        "request_id all_token_ids prompt_token_ids prompt_embeds mm_features lora_request cache_salt"
+        "request_id all_token_ids prompt_token_ids prompt_embeds mm_features lora_request cache_salt "
+        "skip_reading_prefix_cache"
     ),
     ("lora/request.py", "LoRARequest"): "lora_int_id lora_path load_inplace",
     ("multimodal/inputs.py", "MultiModalFeatureSpec"): "modality identifier mm_position",
@@ -56,11 +55,12 @@ FIELDS = {
     ("v1/kv_cache_interface.py", "KVCacheGroupSpec"): "layer_names kv_cache_spec",
     ("v1/kv_cache_interface.py", "SlidingWindowSpec"): "sliding_window",
     ("config/cache.py", "CacheConfig"): "cache_dtype",
-    ("config/model.py", "ModelConfig"): "dtype quantization revision",
     (
         "config/parallel.py",
         "ParallelConfig",
-    ): "rank tensor_parallel_size pipeline_parallel_size nnodes",
+    ): "rank data_parallel_index tensor_parallel_size pipeline_parallel_size nnodes",
+    ("config/model.py", "ModelConfig"): "dtype quantization revision max_model_len",
+    ("config/scheduler.py", "SchedulerConfig"): "max_num_seqs",
 }
 """What the connector reads, by file and class."""
 

@@ -307,6 +307,7 @@ def test_a_full_arena_stores_and_loads_the_head(tmp_path):
     assert small.side.take_counts() == {"saved_blocks": 4, "passed_over_blocks": 3}
     small.settle()
     assert small.run(TEXT)[0] == 4 * BLOCK
+    assert small.side.take_counts()["cut_blocks"] == len(TEXT) // BLOCK - 4
     small.close()
 
 

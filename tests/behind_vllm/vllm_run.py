@@ -51,7 +51,11 @@ def serve(llm, job):
 
     rng = random.Random(job["seed"])
     params = SamplingParams(
-        temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, logprobs=2
+        temperature=0,
+        max_tokens=job["max_tokens"],
+        ignore_eos=True,
+        logprobs=2,
+        prompt_logprobs=job.get("prompt_logprobs"),
     )
     system = [rng.randrange(5, 250) for _ in range(100)]
     texts = [
@@ -92,12 +96,25 @@ def make_engine(job):
         faults = job.get("faults")
         if faults:
             os.environ["QUIRE_FAULTS"] = json.dumps(faults)
-        options["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="FaultyConnector" if faults else "QuireConnector",
-            kv_connector_module_path="faulty_connector" if faults else "quire.engines.vllm",
-            kv_role="kv_both",
-            kv_connector_extra_config=job["extra"],
-        )
+        ours = {
+            "kv_connector": "FaultyConnector" if faults else "QuireConnector",
+            "kv_connector_module_path": "faulty_connector" if faults else "quire.engines.vllm",
+            "kv_role": job.get("role", "kv_both"),
+            "kv_connector_extra_config": job["extra"],
+        }
+        if job.get("beside"):
+            other = {
+                "kv_connector": "ForeignConnector",
+                "kv_connector_module_path": "foreign_connector",
+                "kv_role": "kv_both",
+            }
+            pair = [ours, other] if job["beside"] == "before" else [other, ours]
+            ours = {
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"connectors": pair},
+            }
+        options["kv_transfer_config"] = KVTransferConfig(**ours)
     options |= {"block_size": 32, "dtype": "float32"} | job["engine"]
     return LLM(
         model=job["model"],

@@ -15,7 +15,7 @@ from quire.observe.follower import LIFE_BITS, count_of
 STEPS = 60
 
 
-class Publisher:
+class PublisherLife:
     """One life of a publisher; `states[count]` is what it held after so many batches."""
 
     def __init__(self, chance, index, *, tells_life, kept):
@@ -71,7 +71,7 @@ class Watched(Mirror):
         super().receive(batch)
 
 
-class Run:
+class FollowedRun:
     """A follower of one endpoint, behind which publishers live one after the other."""
 
     def __init__(self, seed):
@@ -96,7 +96,9 @@ class Run:
                 self.deliver()
             else:
                 self.channel.pop(0)
-        life = Publisher(self.chance, len(self.lives), tells_life=self.tells_life, kept=self.kept)
+        life = PublisherLife(
+            self.chance, len(self.lives), tells_life=self.tells_life, kept=self.kept
+        )
         self.lives.append(life)
         self.is_told = len(self.lives) == 1  # of the break of the connection
         if not self.is_told:
@@ -189,7 +191,7 @@ class Run:
 
 
 def follow(seed):
-    run = Run(seed)
+    run = FollowedRun(seed)
     for _ in range(STEPS):
         run.step()
     run.settle()
@@ -210,7 +212,7 @@ def test_no_follower_is_wrong_while_it_says_that_it_is_right(first):
 def test_most_followers_that_can_ask_are_right_most_of_the_time():
     seen = Counter()
     for seed in range(60):
-        run = Run(seed)
+        run = FollowedRun(seed)
         if run.tells_life and run.can_ask:
             seen += follow(seed)
     assert seen["right"] > 0.5 * seen.total()

@@ -145,7 +145,7 @@ def open_tiers(
             if isinstance(spec, Tier):
                 tiers.append(spec)
                 continue
-            wanted = _to_read(spec) if read_only else spec
+            wanted = to_read(spec) if read_only else spec
             tier = open_tier(wanted) if strict else _open_or_later(wanted)
             tiers.append(opened.enter_context(tier))
         opened.pop_all()
@@ -162,7 +162,7 @@ def _open_or_later(spec: Spec) -> Tier:
         return Late(str(options.get("name", kind)), partial(open_tier, spec), error)
 
 
-def _to_read(spec: Spec) -> Spec:
+def to_read(spec: Spec) -> Spec:
     """Return what opens a directory to read only; any other tier as it is."""
     kind, options = _parsed(spec)
     known = _KINDS.get(kind)

@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from quire.engines.models.weights import FileDigests, default_kept_at, weight_files
 from quire.engines.sglang.pages import HostPages
 from quire.engines.sglang.records import PageRecords, PageStack, pieces
+from quire.engines.tiered.opening import ranked
 from quire.errors import ConfigError
 
 OURS = ("tiers", "settings", "weights")
@@ -112,9 +113,8 @@ class QuireStorage(HiCacheStorage):
         self._pools: dict[str, tuple[HostPages, PageRecords]] = {}
         self._host_pools: dict[str, Any] = {}
         self._name()
-        self._stack = PageStack(
-            [_ranked(line, storage_config) for line in lines], extra.get("settings")
-        )
+        tiers = ranked(lines, _rank(storage_config))
+        self._stack = PageStack(tiers, extra.get("settings"))
 
     # Pools
 
@@ -284,12 +284,9 @@ def _head(found: Sequence[bool]) -> int:
     return found.index(False) if False in found else len(found)
 
 
-def _ranked(line: Any, config: HiCacheStorageConfig) -> Any:
-    """Put this worker's rank into a tier's line: a directory belongs to one process."""
-    if not isinstance(line, str):
-        return line
-    rank = f"{config.tp_rank}-{config.pp_rank}-{config.attn_cp_rank}-{config.dp_rank}"
-    return line.replace("{rank}", rank)
+def _rank(config: HiCacheStorageConfig) -> str:
+    """Return this worker's rank: a directory belongs to one process."""
+    return f"{config.tp_rank}-{config.pp_rank}-{config.attn_cp_rank}-{config.dp_rank}"
 
 
 def _arguments() -> dict[str, str]:

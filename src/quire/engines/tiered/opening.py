@@ -58,11 +58,15 @@ def open_free(specs: Sequence[Spec], settings: Mapping[str, object] | None) -> T
     opened: list[Tier | Spec] = []
     try:
         for spec in specs:
-            if _is_disk(spec) and not (settings or {}).get("read_only"):
+            if _is_disk(spec) and not _reads_only(spec, settings or {}):
                 try:
                     opened.append(open_tier(spec))
                 except TierBusy as error:
-                    _log.warning("this engine runs without one of its tiers: %s", error)
+                    _log.warning(
+                        "this engine runs without one of its tiers: %s; {rank} in a path is the rank of each engine "
+                        "on this machine",
+                        error,
+                    )
             else:
                 opened.append(spec)
         return open_stack(opened, settings or StackSettings()) if opened else None
@@ -71,6 +75,20 @@ def open_free(specs: Sequence[Spec], settings: Mapping[str, object] | None) -> T
             if isinstance(tier, Tier):
                 tier.close()
         raise
+
+
+def ranked(specs: Sequence[Spec], rank: str) -> list[Spec]:
+    """Return tiers with a rank in place of `{rank}`: a directory belongs to one process."""
+
+    def filled(value: object) -> object:
+        return value.replace("{rank}", rank) if isinstance(value, str) else value
+
+    return [
+        each.replace("{rank}", rank)
+        if isinstance(each, str)
+        else {name: filled(value) for name, value in each.items()}
+        for each in specs
+    ]
 
 
 def _settings_of(given: dict[str, object]) -> StackSettings:
@@ -93,3 +111,7 @@ def _settings_of(given: dict[str, object]) -> StackSettings:
 
 def _is_disk(spec: Spec) -> bool:
     return spec.startswith("disk:") if isinstance(spec, str) else spec.get("kind") == "disk"
+
+
+def _reads_only(spec: Spec, settings: Mapping[str, object]) -> bool:
+    return bool(settings.get("read_only") or (isinstance(spec, Mapping) and spec.get("read_only")))

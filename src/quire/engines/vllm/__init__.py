@@ -6,10 +6,12 @@ prompts     the names of a request's blocks
 loading     what the tiers have of a prompt, verified before vLLM hears of it
 scheduling  the scheduler's side: it owns the tiers
 copying     the workers' side: between their KV caches and the arena
+staging     the size of the arena
+support     what of vLLM's KV is kept, and its name
 metrics     what vLLM logs and exports
 connector   `QuireConnector`, by which vLLM calls all that
 
-Only `connector` and `metrics` import vLLM, and only `copying` torch.
+Only `connector`, `support` and `metrics` import vLLM, and only `copying` torch.
 """
 
 from typing import TYPE_CHECKING

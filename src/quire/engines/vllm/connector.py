@@ -8,68 +8,56 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
-    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
-from quire.config import parse_bytes
 from quire.core import MediaItem, Scope
-from quire.engines.models.weights import (
-    Adapters,
-    FileDigests,
-    default_kept_at,
-    fingerprint,
-    weight_files,
-)
-from quire.engines.tiered.opening import open_free
+from quire.engines.models.weights import Adapters, FileDigests, default_kept_at
+from quire.engines.tiered.opening import open_free, ranked
 from quire.engines.vllm.copying import WorkerSide
 from quire.engines.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.engines.vllm.parts import GroupShape, make_parts
 from quire.engines.vllm.scheduling import SchedulerSide, StepCopies
-from quire.errors import ConfigError, QuireError
+from quire.engines.vllm.staging import StagingSize
+from quire.engines.vllm.support import check_supported, model_name
+from quire.errors import QuireError
+from quire.tiers.opening import to_read
+from quire.tiers.stack.stack import TierStack
 
-_log = logging.getLogger(__name__)
-
-STAGING = "512MiB"
-"""The arena: what is loaded or stored at a time; no hit is longer."""
-
-OPTIONS = ("tiers", "settings", "staging", "weights")
-
-GROUPS = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
-"""The layer groups of vLLM that quire keeps."""
+_log = logging.getLogger("vllm.quire")
+"""Below vLLM's logger: its handlers show what quire says."""
 
 
 @dataclass
 class QuireMetadata(KVConnectorMetadata):
-    """The copies of workers in one step, if any."""
+    """The copies of workers in one step, if any, and whether the scheduler lacks the shapes of their KV caches."""
 
     copies: StepCopies | None = None
-
-
-@dataclass
-class QuireHandshake(KVConnectorHandshakeMetadata):
-    """The shapes of a worker's KV caches."""
-
-    shapes: list[GroupShape]
+    asks_shapes: bool = False
 
 
 @dataclass
 class QuireWorkerMetadata(KVConnectorWorkerMetadata):
-    """Steps that workers have done: how many of them, and the seconds of the slowest forward."""
+    """Steps that workers have done: how many of them, and the seconds of the slowest forward.
+
+    `shapes`  of the KV caches of each worker, by rank, where the scheduler asked for them
+    """
 
     steps: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    shapes: dict[int, list[GroupShape]] = field(default_factory=dict[int, list[GroupShape]])
 
     def aggregate(self, other: Any) -> QuireWorkerMetadata:
+        self.shapes |= other.shapes
         for step, (count, seconds) in other.steps.items():
             mine = self.steps.get(step, (0, 0.0))
             self.steps[step] = mine[0] + count, max(mine[1], seconds)
@@ -81,12 +69,16 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
 
     `kv_connector_extra_config`:
 
-    `tiers`     lines or tables as `quire.tiers.open_tier` reads them, fastest first
+    `tiers`     lines or tables as `quire.tiers.open_tier` reads them, fastest first; "{rank}" is the data parallel rank
     `settings`  those of `quire.tiers.StackSettings`
-    `staging`   memory shared with the workers, for what is on its way
+    `staging`   memory shared with the workers, for what is on its way; None: see `StagingSize`
     `weights`   a name of what computes, instead of the digest of its files
 
-    Raises `ConfigError` for what quire cannot keep, when vLLM starts.
+    A `kv_consumer` stores nothing and opens directories to read only, a `kv_producer` loads nothing. Raises
+    `ConfigError` for what quire cannot keep, when vLLM starts.
+
+    The scheduler learns the shapes of the KV caches from the workers' first step, not by vLLM's handshake:
+    `MultiConnector` hands on the handshake of one connector to all.
     """
 
     requires_kv_delivery = False
@@ -98,14 +90,25 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         check_supported(vllm_config, self._groups, self._extra)
         self._block_size = self._groups[0].kv_cache_spec.block_size
         self._shapes: list[list[GroupShape]] = []
+        self._stack: TierStack | None = None
         self._side: SchedulerSide | None = None
+        self._early: set[str] = set()
         self._worker: WorkerSide | None = None
         self._done: dict[int, tuple[int, float]] = {}
         self._digests = FileDigests(default_kept_at())
         self._adapters = Adapters(self._digests)
         self._requests: dict[str, Any] = {}
         if role == KVConnectorRole.SCHEDULER:  # now, as vLLM has just read the files
-            self._model = model_name(vllm_config, self._extra, self._digests)
+            self._model = self._weights = model_name(vllm_config, self._extra, self._digests)
+            self._stack = self._open()
+
+    def _open(self) -> TierStack | None:
+        """Open the tiers; None where none is left."""
+        rank = self._vllm_config.parallel_config.data_parallel_index
+        tiers = ranked(self._extra.get("tiers", ()), str(rank))
+        if not self._kv_transfer_config.is_kv_producer:
+            tiers = [to_read(each) for each in tiers]
+        return open_free(tiers, self._extra.get("settings"))
 
     # Workers
 
@@ -118,9 +121,6 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         rank = self._vllm_config.parallel_config.rank
         num_blocks = self._kv_cache_config.num_blocks
         self._worker = WorkerSide(kv_caches, groups, num_blocks, rank)
-
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return QuireHandshake(self._worker.shapes) if self._worker is not None else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -149,31 +149,39 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         done, self._done = self._done, {}
-        return QuireWorkerMetadata(done) if done else None
+        told = QuireWorkerMetadata(done)
+        if self._worker is not None and self._connector_metadata.asks_shapes:
+            told.shapes[self._vllm_config.parallel_config.rank] = self._worker.shapes
+        return told if done or told.shapes else None
 
     # The scheduler
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        stack = open_free(self._extra.get("tiers", ()), self._extra.get("settings"))
-        if stack is None:
-            return
-        try:
-            self._shapes = [metadata[rank].shapes for rank in sorted(metadata)]
-            parts = make_parts(self._shapes, self._model, self._block_size, stack.settings.key)
-            staging = parse_bytes(self._extra.get("staging", STAGING))
-            self._side = SchedulerSide(stack, parts, staging, len(self._shapes))
-        except BaseException:
-            stack.close()
-            raise
+    def _begin(self, shapes: dict[int, list[GroupShape]]) -> None:
+        """Take the shapes of all workers' KV caches; from now on requests are looked up."""
+        assert self._stack is not None
+        self._shapes = [shapes[rank] for rank in sorted(shapes)]
+        parts = make_parts(self._shapes, self._model, self._block_size, self._stack.settings.key)
+        staging = StagingSize(parts, self._vllm_config, self._extra.get("staging"))
+        self._side = SchedulerSide(self._stack, parts, staging.num_bytes, len(self._shapes))
+        staging.say(self._stack)
+        for request in self._early:
+            self._side.arrived(request)
+        self._early.clear()
 
     def on_new_request(self, request: Any) -> None:
         if self._side is not None:
             self._side.arrived(request.request_id)
+        elif self._stack is not None:
+            self._early.add(request.request_id)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if self._side is None or not self._follow(request):
+        if self._side is None:
+            return (0 if self._stack is None else None), False
+        if not self._follow(request) or request.skip_reading_prefix_cache:
+            return 0, False
+        if not self._kv_transfer_config.is_kv_consumer:
             return 0, False
         num_tokens = request.num_tokens
         return self._side.matched(request.request_id, num_tokens, num_computed_tokens), False
@@ -185,7 +193,7 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         if self._side is None:
-            return QuireMetadata()
+            return QuireMetadata(asks_shapes=self._stack is not None)
         cached = scheduler_output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts |= {
@@ -201,7 +209,12 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         done = connector_output.kv_connector_worker_meta
-        if self._side is not None and done is not None:
+        if done is None:
+            return
+        size = self._vllm_config.parallel_config.tensor_parallel_size
+        if self._side is None and len(done.shapes) == size:
+            self._begin(done.shapes)
+        if self._side is not None:
             for step, (count, seconds) in done.steps.items():
                 self._side.done(step, count, seconds)
 
@@ -214,20 +227,25 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._requests.pop(request.request_id, None)
+        self._early.discard(request.request_id)
         if self._side is not None:
             self._side.ended(request.request_id)
         return False, None
 
     def reset_cache(self) -> bool | None:
         """Find nothing any more that is stored: vLLM's weights may have been replaced where they are."""
+        if self._stack is not None:
+            self._model = f"{self._weights} {uuid4().hex}"
         if self._side is not None:
-            key, model = self._side.stack.settings.key, f"{self._model} {uuid4().hex}"
-            self._side.rename(make_parts(self._shapes, model, self._block_size, key))
+            key = self._side.stack.settings.key
+            self._side.rename(make_parts(self._shapes, self._model, self._block_size, key))
         return True
 
     def shutdown(self) -> None:
         if self._side is not None:
             self._side.close()
+        elif self._stack is not None:
+            self._stack.close()
 
     # Metrics
 
@@ -268,7 +286,8 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             scope = Scope(salt=request.cache_salt, lora=adapter)
             media = media_of(request.mm_features)
-            self._side.follow(request.request_id, request.all_token_ids[:], scope, media)
+            tokens, stores = request.all_token_ids[:], self._kv_transfer_config.is_kv_producer
+            self._side.follow(request.request_id, tokens, scope, media, stores=stores)
         except (
             QuireError
         ):  # what has no name is served without quire: an error here would end the engine
@@ -290,96 +309,6 @@ def media_of(features: Any) -> list[MediaItem]:
     ]
 
 
-def check_supported(config: Any, groups: Any, extra: dict[str, Any]) -> None:
-    """Raise `ConfigError` for what quire cannot keep, and for options that it does not know."""
-    unknown = sorted(set(extra) - set(OPTIONS))
-    if unknown:
-        raise ConfigError(
-            f"kv_connector_extra_config has no option {', '.join(unknown)}; options: {', '.join(OPTIONS)}"
-        )
-    parallel = config.parallel_config
-    others = (
-        "pipeline_parallel_size",
-        "prefill_context_parallel_size",
-        "decode_context_parallel_size",
-        "nnodes",
-    )
-    for name in others:
-        if getattr(parallel, name, 1) > 1:
-            raise ConfigError(
-                f"quire keeps no KV with {name} = {getattr(parallel, name)}; set it to 1"
-            )
-    size = parallel.tensor_parallel_size
-    heads = config.model_config.get_total_num_kv_heads()
-    if size > 1 and (heads % size or config.model_config.use_mla):
-        raise ConfigError(
-            f"{size} workers (tensor_parallel_size) do not share {heads} KV heads evenly: quire keeps each head once"
-        )
-    speculative = config.speculative_config
-    if speculative is not None and speculative.method not in ("ngram", "ngram_gpu", "suffix"):
-        raise ConfigError(
-            f"quire keeps no KV of a drafting model (speculative method {speculative.method!r}): it depends on "
-            "tokens behind the block; use ngram, or none"
-        )
-    for group in groups:
-        kind = type(group.kv_cache_spec).__name__
-        if kind not in GROUPS:
-            raise ConfigError(f"quire keeps {', '.join(GROUPS)}; this model has layers of {kind}")
-    sizes = sorted({group.kv_cache_spec.block_size for group in groups})
-    if len(sizes) > 1:
-        raise ConfigError(
-            f"quire needs one block size for all layer groups; this model has {sizes}"
-        )
-
-
-def model_name(config: Any, extra: dict[str, Any], digests: FileDigests) -> str:
-    """Return the digest of all that decides what KV means: weights by their contents, and how vLLM reads them."""
-    model, cache = config.model_config, config.cache_config
-    named = extra.get("weights")
-    weights = named if named is not None else digests.of(weight_files(_folder(config)))
-    hf_config = model.hf_config.to_dict()
-    for name in ("_name_or_path", "transformers_version"):
-        hf_config.pop(name, None)
-    facts = {
-        "weights": weights,
-        "config": hf_config,
-        "dtype": str(model.dtype),
-        "kv_dtype": cache.cache_dtype,
-        "quantization": model.quantization,
-        "load_format": str(config.load_config.load_format),
-        "vllm": version_of_vllm().rsplit(".", 1)[0],
-    }
-    return fingerprint(facts)
-
-
-def version_of_vllm() -> str:
-    """Return vLLM's version: another minor one may compute and lay out KV differently."""
-    import vllm  # noqa: PLC0415 - whichever distribution it comes from
-
-    return str(vllm.__version__).split("+")[0]
-
-
-def _folder(config: Any) -> Path:
-    """Return where the weights lie: a folder, a file, or the snapshot of a model of the hub."""
-    model = config.model_config
-    place = Path(model.model)
-    if place.exists():
-        return place
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - vLLM needs it itself
-
-    try:
-        return Path(
-            snapshot_download(
-                model.model,
-                revision=model.revision,
-                cache_dir=config.load_config.download_dir,
-                local_files_only=True,
-            )
-        )
-    except Exception:  # noqa: BLE001 - whatever it is, `weight_files` says what to do
-        return place
-
-
 def _window(spec: Any) -> int:
     if type(spec).__name__ != "SlidingWindowSpec":
         return 0
@@ -393,3 +322,15 @@ def _layout(layers: Any, group: Any) -> str:
         for name in group.layer_names
     }
     return " ".join(sorted(kinds))
+
+
+def _register() -> None:
+    """Let vLLM find the connector by its name: it makes the stats of one below `MultiConnector` anew by that."""
+    name = QuireConnector.__name__
+    try:
+        KVConnectorFactory.get_connector_class_by_name(name)
+    except ValueError:
+        KVConnectorFactory.register_connector(name, __name__, name)
+
+
+_register()

@@ -19,6 +19,8 @@ COUNTERS = {
     "saved_blocks": "Blocks that were copied out of the KV cache for quire's tiers.",
     "passed_over_blocks": "Blocks that were not, for want of room or time.",
     "failed_blocks": "Blocks that were found and did not come whole; they were computed.",
+    "cut_blocks": "Blocks that were not loaded because `staging` had no room; they were computed.",
+    "refused_blocks": "Blocks that were found and that the gate did not load: computing them is faster.",
     "late": "Prompts whose blocks did not come in time; they were computed.",
 }
 

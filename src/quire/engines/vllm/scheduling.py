@@ -61,13 +61,12 @@ class _Step(NamedTuple):
 class Following:
     """One request: the names of its blocks, its load, and its saved length."""
 
-    def __init__(self, names: PromptNames) -> None:
+    def __init__(self, names: PromptNames, *, stores: bool) -> None:
         self.names = names
         self.load: PromptLoad | None = None
-        self.asked_at_s = 0.0
         self.num_saved = 0
         self.is_counted = False
-        self.is_passed_over = False
+        self.is_passed_over = not stores
 
 
 class SchedulerSide:
@@ -97,7 +96,7 @@ class SchedulerSide:
         self._block_size = parts[0].namespace.block_size
         self._arena = SharedArena(max(part.payload_bytes for part in parts), arena_bytes)
         self._cost = PrefillCost()
-        self._loading = Loading(stack, parts, self._arena, self._cost)
+        self._loading = Loading(stack, parts, self._arena, self._cost, now)
         self._num_workers = num_workers
         self._now = now
         self._alive: set[str] = set()
@@ -117,13 +116,19 @@ class SchedulerSide:
         self.stack.feeding.engine_computes()
 
     def follow(
-        self, request: str, tokens: Sequence[int], scope: Scope, media: Sequence[MediaItem] = ()
+        self,
+        request: str,
+        tokens: Sequence[int],
+        scope: Scope,
+        media: Sequence[MediaItem] = (),
+        *,
+        stores: bool = True,
     ) -> None:
-        """Begin to follow a request; one that is followed already is left alone."""
+        """Begin to follow a request, whose blocks are stored; one that is followed already is left alone."""
         self.arrived(request)
         if request not in self._requests:
             names = PromptNames(tokens, self._block_size, scope, media)
-            self._requests[request] = Following(names)
+            self._requests[request] = Following(names, stores=stores)
 
     def matched(self, request: str, num_tokens: int, num_computed: int) -> int | None:
         """Return the tokens behind `num_computed` that are loaded, or None while they are looked for.
@@ -148,9 +153,9 @@ class SchedulerSide:
             if is_cold:
                 return 0
             load = following.load = self._loading.begin(digests, first, num_tokens)
-            following.asked_at_s = self._now()
         if not load.done.is_set():
-            if self._now() - following.asked_at_s < self._loading.deadline_s:
+            self._loading.give_room()
+            if not self._loading.is_late(load):
                 return None
             load.close()  # what comes later finds nobody
             load.finish(load.first, {})
@@ -199,7 +204,7 @@ class SchedulerSide:
             following.is_passed_over = True  # what it has was computed before
         self._loading.close()
         self._parts = parts
-        self._loading = Loading(self.stack, parts, self._arena, self._cost)
+        self._loading = Loading(self.stack, parts, self._arena, self._cost, self._now)
 
     # Steps
 
@@ -284,9 +289,8 @@ class SchedulerSide:
         load, following.load = following.load, None
         if load is not None:
             load.close()
-            failed = sum(load.causes.values())
-            if failed:
-                self.counts["failed_blocks"] += failed
+            counts = load.counts + Counter(failed_blocks=sum(load.causes.values()))
+            self.counts += counts
 
     def _newly_whole(self, following: Following, tokens: Sequence[int], num_computed: int) -> range:
         """Return the blocks that are whole, and whose tokens are known, behind this step and were not before."""
