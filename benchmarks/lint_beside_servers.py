@@ -120,7 +120,7 @@ def commands(args):
         "-m",
         model,
         "--threads",
-        "2",
+        "1",
         "--host",
         "127.0.0.1",
         "--ctx-size",

@@ -49,6 +49,27 @@ def test_caches_evict_what_was_unused_for_longest(server):
     assert "evicted" in [why for _, why in told[4:]]
 
 
+def test_the_radix_cache_holds_as_many_tokens_as_it_counts():
+    rng = np.random.default_rng(1)
+    base = rng.integers(0, 4, (6, 200))
+    cache = cache_of("sglang", CacheOptions(capacity_tokens=500))
+    asked = []
+    for n in range(300):
+        ids = [
+            *base[rng.integers(6)][: rng.integers(20, 200)],
+            *rng.integers(0, 4, rng.integers(1, 30)),
+        ]
+        asked.append(prompt(ids, time_s=n * 1.0, duration_s=float(rng.integers(1, 3))))
+    found = list(hits(cache, asked))
+    assert len(found) == 300
+    assert {"evicted", "rounding"} <= {each.why for each in found}
+    nodes = [tree.root for tree in cache._trees.values()]
+    for node in nodes:
+        nodes += node.children.values()
+    assert sum(node.size for node in nodes) == cache._stored <= 500
+    assert not any(node.locks for node in nodes)
+
+
 def test_requests_without_room_wait_for_the_end_of_others():
     a, b = range(160), range(1000, 1160)
     asked = [prompt(a, time_s=1.0, duration_s=5.0), prompt(b, time_s=2.0, duration_s=1.0)]

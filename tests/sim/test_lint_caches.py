@@ -108,6 +108,18 @@ def test_wrong_flags_are_named(tmp_path, words, error):
     assert error in " ".join((ended.output + ended.stderr + str(ended.exception)).split())
 
 
+def test_a_line_and_a_curve_are_shown(tmp_path):
+    ids = [list(range(n * 100, n * 100 + 64)) for n in (1, 2, 3)]
+    told = [answered(each, 0) for each in (*ids, *ids)]
+    path = lines(tmp_path / "log.jsonl", told)
+    words = ("--server", "sglang", "--kv-tokens", "150")
+    output = " ".join(run(path, *words, "--request", "4").output.split())
+    assert "finds 0 of 64 tokens, and earlier prompts have 64: evicted for lack of room" in output
+    assert "a capacity of 300 tokens finds 49.2%" in run(path, *words, "--curve").output
+    ended = run(path, "--server", "vllm", "--curve")
+    assert "is by capacity" in " ".join((ended.output + str(ended.exception)).split())
+
+
 def test_memory_is_tokens_of_the_model(tmp_path):
     from quire_sim.cli.lint_caches import capacity_of
 

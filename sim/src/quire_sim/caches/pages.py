@@ -6,7 +6,6 @@ Read from `sglang/srt/mem_cache/radix_cache.py` 0.5.23.
 from __future__ import annotations
 
 import heapq
-from itertools import count
 
 from quire_sim.caches.asking import CacheHit
 from quire_sim.caches.prompts import CachePrompt
@@ -28,6 +27,8 @@ class RadixCache(TrackedCache):
         self._taken: dict[int, int] = {}
         self._locked: dict[int, RadixNode] = {}
         self._clock = 0
+        self._count = 0
+        self._leaves: list[tuple[float, int, RadixNode, RadixTree]] = []
 
     def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
         """Find and lock a run of tokens, and make room for the others."""
@@ -39,6 +40,7 @@ class RadixCache(TrackedCache):
         self._lock(last, 1)
         if not self._make_room(prompt.size - hit):
             self._lock(last, -1)
+            self._offer(last, tree)
             return None if self._taken else self._hit(number, prompt, 0, 1, now)
         self._locked[number], self._taken[number] = last, prompt.size - hit
         return self._hit(number, prompt, hit, 1, now)
@@ -58,7 +60,9 @@ class RadixCache(TrackedCache):
         if len(made) and self._make_room(len(made)):
             self._taken[number] += len(made)
             self._add(number, prompt, prompt.tokens.tobytes() + made.tobytes())
-        self._lock(self._locked.pop(number), -1)
+        node = self._locked.pop(number)
+        self._lock(node, -1)
+        self._offer(node, self._trees[prompt.model, prompt.scope])
         del self._taken[number]
 
     def _add(self, number: int, prompt: CachePrompt, key: bytes) -> None:
@@ -70,6 +74,7 @@ class RadixCache(TrackedCache):
         self._taken[number] = 0
         self._lock(node, 1)
         self._lock(self._locked[number], -1)
+        self._offer(self._locked[number], tree)
         self._locked[number] = node
 
     def _used(self, tree: RadixTree, key: bytes) -> list[tuple[RadixNode, int]]:
@@ -78,6 +83,8 @@ class RadixCache(TrackedCache):
         found = tree.match(key)
         for node, _ in found:
             node.used = self._clock
+        if found:
+            self._offer(found[-1][0], tree)
         return found
 
     @staticmethod
@@ -91,33 +98,20 @@ class RadixCache(TrackedCache):
         lacks = num_tokens + self._stored + sum(self._taken.values()) - self._limit
         if lacks <= 0:
             return True
-        order = count()
-        leaves = [
-            (node.used, next(order), node, tree)
-            for tree in self._trees.values()
-            for node in _leaves(tree.root)
-        ]
-        heapq.heapify(leaves)
-        while lacks > 0 and leaves:
-            _, _, leaf, tree = heapq.heappop(leaves)
+        while lacks > 0 and self._leaves:
+            used, _, leaf, tree = heapq.heappop(self._leaves)
+            parent = leaf.parent
+            if used != leaf.used or leaf.locks or leaf.children or parent is None:
+                continue  # it was used since, or is gone
             tree.remove(leaf)
+            leaf.parent = None
             self._stored -= leaf.size
             lacks -= leaf.size
-            parent = leaf.parent
-            assert parent is not None
-            if parent.parent is not None and not parent.children and not parent.locks:
-                heapq.heappush(leaves, (parent.used, next(order), parent, tree))
+            self._offer(parent, tree)
         return lacks <= 0
 
-
-def _leaves(root: RadixNode) -> list[RadixNode]:
-    """Return the leaves that no request locks."""
-    found: list[RadixNode] = []
-    waiting = list(root.children.values())
-    while waiting:
-        node = waiting.pop()
-        if node.children:
-            waiting += node.children.values()
-        elif not node.locks:
-            found.append(node)
-    return found
+    def _offer(self, node: RadixNode, tree: RadixTree) -> None:
+        """Note that a node may be evicted, if it is a leaf that no request locks."""
+        if node.parent is not None and not node.locks and not node.children:
+            self._count += 1
+            heapq.heappush(self._leaves, (node.used, self._count, node, tree))

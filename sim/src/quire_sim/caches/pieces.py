@@ -14,19 +14,26 @@ from quire_sim.logs.bodies import TTL_S
 MEDIA_PIECES = 512
 """Pieces of an image or another medium, about."""
 
+MAX_PIECES = 16 << 20
+"""Pieces of sections that are kept for the next request."""
+
 DAY_S = 86400
+
+_ODD = np.uint64(0x9E3779B9)
+_MIX = np.uint64(0xD6E8FEB86659FD93)
+_POWERS = np.array([pow(0x5851F42D4C957F2D, n, 1 << 64) for n in range(64)], np.uint64)
 
 
 class TextPieces:
-    """Pieces of texts, numbered by first appearance. Each section begins with a piece for its role and kind.
+    """Pieces of texts as numbers of 31 bits, made from their characters. A section begins with one for its role.
 
     `chars`  characters of a piece, as many as a token has on average
     """
 
     def __init__(self, chars: float = 4.0) -> None:
-        self.chars = chars
-        self._numbers: dict[str, int] = {}
+        self.chars = max(chars, 1.0)
         self._sections: dict[tuple[str, ...], IntArray] = {}
+        self._kept = 0
 
     def prompt(self, request: LoggedRequest) -> CachePrompt:
         """Return a logged request as a cache sees it. Its sections are its parts."""
@@ -46,26 +53,28 @@ class TextPieces:
         name = (section.role, section.kind, section.text, section.media)
         found = self._sections.get(name)
         if found is None:
-            found = self._sections[name] = np.array(
-                [self._number(each) for each in self._pieces(section)], INT32
-            )
+            if self._kept > MAX_PIECES:
+                self._sections, self._kept = {}, 0
+            head = self._pieces(f"{section.role} {section.kind} {section.media}", 1 << 20)
+            heads = [head] * (MEDIA_PIECES if section.media else 1)
+            found = np.concatenate([*heads, self._pieces(section.text, self.chars)])
+            self._sections[name] = found
+            self._kept += len(found)
         return found
 
-    def _pieces(self, section: Section) -> list[str]:
-        text, pieces = section.text, [f"{section.role} {section.kind} {section.media}"]
-        if section.media:
-            pieces *= MEDIA_PIECES
-        ends = range(1, int(len(text) / self.chars) + 2)
-        at = 0
-        for end in ends:
-            piece = text[at : round(end * self.chars)]
-            if piece:
-                pieces.append(piece)
-            at = round(end * self.chars)
-        return pieces
-
-    def _number(self, piece: str) -> int:
-        return self._numbers.setdefault(piece, len(self._numbers))
+    @staticmethod
+    def _pieces(text: str, chars: float) -> IntArray:
+        """Return the numbers of a text's pieces; equal pieces have equal ones."""
+        if not text:
+            return NO_TOKENS
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
+        starts = np.round(np.arange(int(len(text) / chars) + 1) * chars).astype(np.intp)
+        starts = starts[starts < len(text)]
+        sizes = np.diff(starts, append=len(text))
+        places = np.arange(len(text)) - np.repeat(starts, sizes)
+        sums = np.add.reduceat((codes + _ODD) * _POWERS[places % len(_POWERS)], starts)
+        sums = (sums ^ (sums >> np.uint64(32))) * _MIX
+        return (sums >> np.uint64(33)).astype(INT32)
 
 
 def cache_prompt(

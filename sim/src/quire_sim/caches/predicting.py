@@ -44,6 +44,8 @@ class CacheReport(msgspec.Struct):
     `hit_tokens` + `lost`, by reason, == `seen_tokens`, which earlier prompts of the same model and scope have
     `cost` is the price of all prompts in input tokens that are not cached; of a server, the tokens it computes
     `told_of_tokens`, `told_hit_tokens`, `predicted_tokens`: prompts whose usage tells hits, those, and the predicted ones
+    `curve`          hit rates by capacity in tokens, where they were asked for
+    `asked`          predictions of the line that was asked for
     `equal`          requests of these whose hits are equal
     `differences`    requests of these by how they differ; `shown`: the largest differences
     """
@@ -64,6 +66,8 @@ class CacheReport(msgspec.Struct):
     differences: dict[str, int] = {}
     shown: list[Prediction] = []
     is_estimated: bool = False
+    asked: list[Prediction] = []
+    curve: dict[int, float] = {}
 
     @property
     def hit_rate(self) -> float:
@@ -101,11 +105,13 @@ def predictions(
         yield found
 
 
-def cache_report(server: str, found: Iterable[Prediction]) -> CacheReport:
-    """Return the sums of predictions, with the ten largest differences."""
+def cache_report(server: str, found: Iterable[Prediction], row: int | None = None) -> CacheReport:
+    """Return the sums of predictions, with the ten largest differences, and those of a line."""
     report = CacheReport(server)
     for each in found:
         hit = each.hit
+        if hit.row == row:
+            report.asked.append(each)
         report.requests += 1
         report.is_estimated |= each.is_estimated
         report.prompt_tokens += hit.prompt_tokens

@@ -13,7 +13,7 @@ from quire.cli.options import AsJson
 from quire.cli.output import CACHED, print_json, progress, stderr, stdout
 from quire.cli.tables import plain_table
 from quire.errors import ConfigError
-from quire_sim.cli.lint_caches import capacity_of, found_in, show_cache
+from quire_sim.cli.lint_caches import capacity_of, found_in, show_cache, show_hits
 
 if TYPE_CHECKING:
     from quire_sim.caches import ExactTokens, TextPieces
@@ -77,6 +77,9 @@ def lint(
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a block of it.", show_default="16")
     ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Show the hit rates of half to 8 times the capacity.")
+    ] = False,
     rules: Annotated[
         Path | None,
         typer.Option(help="A file of providers' rules.", show_default="those of quire"),
@@ -131,6 +134,8 @@ def lint(
         raise ConfigError(
             "--kv-tokens, --kv-memory, --block-size and --rules belong to --server; name one"
         )
+    if curve and options.capacity_tokens is None:
+        raise ConfigError("--curve is by capacity: give --server with --kv-tokens or --kv-memory")
     if server is not None:
         cache_of(server, options)  # wrong options are told before the log is read
     opened = open_log(log, format=log_format)
@@ -148,9 +153,13 @@ def lint(
         )
     cache = None
     if server is not None:
-        cache = found_in(opened, server, options, _prompts(renderer, report))
+        cache = found_in(
+            opened, server, options, _prompts(renderer, report), row=request, has_curve=curve
+        )
     if request is not None:
         show_request(stdout(), opened, report, request, renderer, private=private)
+        if cache is not None:
+            show_hits(stdout(), cache)
     elif as_json:
         told = {} if cache is None else {"cache": msgspec.to_builtins(cache)}
         print_json(document(report, private=private) | told)

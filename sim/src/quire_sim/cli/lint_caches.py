@@ -41,12 +41,50 @@ def capacity_of(kv_tokens: int | None, kv_memory: str | None, model: str | None)
 
 
 def found_in(
-    log: "LogFile", server: str, options: "CacheOptions", prompts: "TextPieces | ExactTokens"
+    log: "LogFile",
+    server: str,
+    options: "CacheOptions",
+    prompts: "TextPieces | ExactTokens",
+    *,
+    row: int | None = None,
+    has_curve: bool = False,
 ) -> "CacheReport":
-    """Return a log in the cache of a server. Raises `ConfigError`, `TraceError`."""
+    """Return a log in the cache of a server, and what a line of it finds. Raises `ConfigError`, `TraceError`.
+
+    `has_curve` sends the log through caches of half the capacity, twice, four and eight times of it as well.
+    """
+    import msgspec
+
     from quire_sim.caches import cache_of, cache_report, predictions
 
-    return cache_report(server, predictions(log, cache_of(server, options), prompts.prompt))
+    def through(options: "CacheOptions") -> "CacheReport":
+        found = predictions(log, cache_of(server, options), prompts.prompt)
+        return cache_report(server, found, row)
+
+    report = through(options)
+    capacity = options.capacity_tokens
+    if has_curve and capacity is not None:
+        report.curve[capacity] = report.hit_rate
+        for factor in (0.5, 2, 4, 8):
+            size = round(capacity * factor)
+            other = msgspec.structs.replace(options, capacity_tokens=size)
+            report.curve[size] = through(other).hit_rate
+    return report
+
+
+def show_hits(console: Console, report: "CacheReport") -> None:
+    """Print what the line that was asked for finds in a cache."""
+    from quire_sim.caches import DIFFERENCES, REASONS
+
+    for each in report.asked:
+        hit = each.hit
+        told = "" if each.told_hit_tokens is None else f"; the server told {each.told_hit_tokens:,}"
+        differs = f", {DIFFERENCES[each.differs]}" if each.differs else ""
+        console.print(
+            f"The cache of {report.server} finds {hit.hit_tokens:,} of {hit.prompt_tokens:,} tokens, and earlier "
+            f"prompts have {hit.seen_tokens:,}: {REASONS[hit.why]}{told}{differs}\n",
+            highlight=False,
+        )
 
 
 def show_cache(console: Console, report: "CacheReport") -> None:
@@ -72,6 +110,10 @@ def show_cache(console: Console, report: "CacheReport") -> None:
         )
     for ttl, tokens in sorted(report.written.items()):
         console.print(f"  {about}{tokens:,} tokens are written for {ttl:,} s")
+    for size in sorted(report.curve):
+        console.print(
+            f"  a capacity of {size:,} tokens finds {report.curve[size]:.1%}", highlight=False
+        )
     if report.points_off is not None:
         told = report.told_hit_tokens / report.told_of_tokens
         console.print(
