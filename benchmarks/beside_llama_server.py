@@ -13,7 +13,8 @@ random token ids, answers greedy. llama.cpp's server has one slot, or as many as
     shared_48    requests/s of 48 at once, each one of two prompts of 1,024 tokens and 96 of its own, 64 new
     restarted    first token, ms, of 3,000 tokens that were asked before a restart (llama.cpp's computes them)
     host_20      bytes in host memory, MB, of 20 conversations of 500 tokens behind 2,000 common ones: quire's blocks beside
-                 what llama.cpp's prompt cache says of itself
+                 what llama.cpp's prompt cache says of itself, told to take no slot for its similar prompt: else it keeps
+                 the last conversation alone
 """
 
 import argparse
@@ -133,7 +134,9 @@ def host_bytes_quire(server: ServerProcess, token_bytes: int) -> float:
 
 
 def host_bytes_llama(server: ServerProcess) -> float:
-    *_, mib = re.findall(r"cache state: +\d+ prompts, +([\d.]+) MiB", server.said())
+    *_, (prompts, mib) = re.findall(r"cache state: +(\d+) prompts, +([\d.]+) MiB", server.said())
+    if int(prompts) < 20:
+        raise SystemExit(f"llama.cpp's prompt cache kept {prompts} of 20 conversations")
     return float(mib) * 2**20 / 1e6
 
 
@@ -178,7 +181,8 @@ def in_host_memory(sides: Sides, rounds: int) -> Generator[tuple[float, float]]:
     with sides.quire(65_536, 8192) as server:
         talks_20(server)
         ours = host_bytes_quire(server, sides.token_bytes)
-    with sides.llama(65_536, 8192, *ONE, "--verbosity", "4") as server:
+    told = ["--slot-prompt-similarity", "0", "--verbosity", "4"]
+    with sides.llama(65_536, 8192, *ONE, *told) as server:
         talks_20(server)
         theirs = host_bytes_llama(server)
     yield from [(ours, theirs)] * min(rounds, 1)  # bytes do not waver

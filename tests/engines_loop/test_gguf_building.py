@@ -57,8 +57,9 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(library.VARIABLE, raising=False)
 
+    root = tmp_path / "small" / "llama.cpp"
+
     def made(more=""):
-        root = tmp_path / "small" / "llama.cpp"
         (root / "include").mkdir(parents=True, exist_ok=True)
         (root / "include" / "llama.h").write_text(HEADER)
         own = {*library._FUNCTIONS} - {"llama_supports_gpu_offload"}
@@ -69,6 +70,7 @@ def package(tmp_path, monkeypatch):
             packed.add(tmp_path / "small", "small")
         return tmp_path / "small.tar.gz"
 
+    made.root = root
     return made
 
 
@@ -101,6 +103,33 @@ def test_a_library_that_does_not_fit_is_not_kept(package, monkeypatch):
     with pytest.raises(ConfigError, match="writes states of version 4, and quire reads 9 to 9"):
         build(source=package())
     assert not [*library.builds().iterdir()]
+
+
+def test_a_library_without_attention_is_built_where_the_compiler_fails_at_it(package):
+    internal = package.root / "ggml" / "src" / "ggml-backend-impl.h"
+    internal.parent.mkdir(parents=True)
+    internal.write_text("")
+    told = []
+    made = library.LlamaLibrary(build(source=package(), tell=told.append))
+    assert not made.has_attention
+    assert made.why_no_attention == f"{made.path} has no {library.ATTENTION} beside it"
+    assert "without quire's attention, which is left to llama.cpp: c++ failed" in told[-1]
+    assert "ggml.h" in told[-1]
+
+
+def test_attention_that_cannot_be_loaded_is_left_out_with_the_reason(package):
+    path = build(source=package())
+    (path.parent / library.ATTENTION).write_text("of another machine")
+    made = library.LlamaLibrary(path)
+    assert not made.has_attention
+    assert f"{library.ATTENTION} cannot be loaded: " in made.why_no_attention
+
+
+def test_another_processor_has_a_build_of_its_own(package, monkeypatch):
+    source = package()
+    path = build(source=source)
+    monkeypatch.setattr(building, "_processor", lambda: "another")
+    assert build(source=source) != path
 
 
 @pytest.mark.parametrize("tool", ["cmake", "c++"])

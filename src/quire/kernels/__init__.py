@@ -5,6 +5,7 @@ vectors         the numbers of such code, one or 16 at a time
 tiles           tiles of bfloat16 on CPUs with AMX
 compiling       code turned into machine code, and calls of it by any number of threads
 code_cache      machine code on disk, from one process to the next
+teams           the threads that OpenMP keeps
 products        a decoder's rows times its weights, fused with the operations behind them; `product_*` is their code
 norms           rows over their root mean square
 attention       attention of one step over block tables, on CPUs, and on GPUs in Triton

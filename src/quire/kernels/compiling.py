@@ -7,9 +7,8 @@ It takes a second, once for each CPU (`code_cache`), and needs no compiler on th
 
 import platform
 from collections.abc import Callable, Sequence
-from ctypes import CDLL, CFUNCTYPE, c_int64, c_void_p, cast
+from ctypes import CFUNCTYPE, c_int64, c_void_p, cast
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import llvmlite
@@ -18,6 +17,7 @@ from llvmlite import binding, ir
 
 from quire.kernels.code import Code, Variable
 from quire.kernels.code_cache import MachineCode, machine_code
+from quire.kernels.teams import openmp
 from quire.kernels.vectors import HAS_PAIRS, INT, WORD, Number
 
 
@@ -237,8 +237,7 @@ def _team() -> tuple[int, int, int, int]:
 
     These are the addresses of GOMP_parallel, omp_get_num_threads and `syscall`, and the number of `futex`; 0 without.
     """
-    found = find_spec("torch._C")
-    held = CDLL(found and found.origin)  # a symbol is looked for in all that the library needs, too
+    held = openmp()
     names = "GOMP_parallel", "omp_get_num_threads", "syscall"
     futex = _FUTEX.get(platform.machine(), 0)
     if not futex or not all(hasattr(held, name) for name in names):

@@ -49,7 +49,7 @@ def build(
     source  the source package, where it is there already; None: pip downloads it
     tell    called with what is done now
 
-    It is kept in the user's cache, under a digest of version, flags and machine. Raises `ConfigError` where a tool is
+    It is kept in the user's cache, under a digest of version, flags and processor. Raises `ConfigError` where a tool is
     missing, or a step fails, with its last lines.
     """
     if unknown := {*devices} - DEVICES.keys():
@@ -61,7 +61,7 @@ def build(
     digests = [
         sha256(each).hexdigest() for each in (given, *(each.read_bytes() for each in SOURCES))
     ]
-    named = repr((digests, flags, _COMPILED, sys.platform, platform.machine()))
+    named = repr((digests, flags, _COMPILED, sys.platform, _processor()))
     place = builds() / sha256(named.encode()).hexdigest()[:16]
     path = place / "lib" / FILE
     if not path.is_file():
@@ -120,7 +120,19 @@ def _add_attention(ggml: Path, library: Path, tell: Callable[[str], object]) -> 
     tell("building quire's attention")
     folders = (f"-I{ggml / 'include'}", f"-I{ggml / 'src'}", f"-L{library}", f"-Wl,-rpath,{_RPATH}")
     linked = ("-o", str(library / ATTENTION), "-lggml", "-lggml-base")
-    _run(["c++", *_COMPILED, str(SOURCES[0]), *folders, *linked], tell)
+    try:
+        _run(["c++", *_COMPILED, str(SOURCES[0]), *folders, *linked], tell)
+    except ConfigError as error:  # as of a compiler without OpenMP
+        tell(f"without quire's attention, which is left to llama.cpp: {error}")
+
+
+def _processor() -> str:
+    """Return what a build is for: both libraries take all instructions that the processor has."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        told = []
+    return "\n".join([platform.machine(), *[line for line in told if "flags" in line][:1]])
 
 
 def _run(command: Sequence[str], tell: Callable[[str], object]) -> None:

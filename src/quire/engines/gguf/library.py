@@ -94,7 +94,7 @@ class LlamaLibrary:
     `path`      the file; its `llama.h` lies beside it, or in the folder `include` beside its folder
     `version`   the version that it tells, or that of its header's state
     `said`      its last lines of errors
-    `has_attention`  quire's attention lies beside it
+    `has_attention`  quire's attention lies beside it; else `why_no_attention` says why not
 
     Raises `ConfigError` for a library that cannot be loaded, has no header, or does not fit it.
     """
@@ -129,7 +129,7 @@ class LlamaLibrary:
             setattr(self, name, function)
         self._check()
         self.version = self._version()
-        self._attention = _attention_beside(path)
+        self._attention, self.why_no_attention = _attention_beside(path)
         self.has_attention = self._attention is not None
         self.said: deque[str] = deque(maxlen=_SAID)
         log = _LOG(self._take_line)
@@ -263,11 +263,14 @@ def _loaded(path: Path) -> Any:
         raise ConfigError(f"{path} cannot be loaded: {error}; {_MEND} for this machine") from None
 
 
-def _attention_beside(path: Path) -> Any:
-    """Return quire's attention, None where it is not there or was built for another processor."""
+def _attention_beside(path: Path) -> tuple[Any, str]:
+    """Return quire's attention, None and why where it is not there or cannot be loaded."""
+    place = path.parent / ATTENTION
+    if not place.is_file():
+        return None, f"{path} has no {ATTENTION} beside it"
     try:
-        loaded = ctypes.CDLL(str(path.parent / ATTENTION))
-    except OSError:
-        return None
+        loaded = ctypes.CDLL(str(place))
+    except OSError as error:
+        return None, f"{place} cannot be loaded: {error}"
     loaded.quire_attention_use.argtypes, loaded.quire_attention_use.restype = (_B,), None
-    return loaded
+    return loaded, ""

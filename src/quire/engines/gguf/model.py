@@ -17,7 +17,7 @@ from quire.core import FullAttention, Scope
 from quire.engines.gguf.context import Context
 from quire.engines.gguf.forward import GgufForward
 from quire.engines.gguf.host_pool import host_layout
-from quire.engines.gguf.library import ATTENTION, LlamaLibrary, load
+from quire.engines.gguf.library import LlamaLibrary, load
 from quire.engines.models.weights import FileDigests, default_kept_at
 from quire.errors import ConfigError, ScopeError, UnsupportedModel
 from quire.scope import check_scope
@@ -253,8 +253,7 @@ def _attention(wanted: str | None, library: LlamaLibrary) -> str:
         raise ConfigError(f"attention is {wanted!r}; give 'quire' or 'llama.cpp'")
     if wanted == "quire" and not library.has_attention:
         raise ConfigError(
-            f"{library.path} has no {ATTENTION} beside it, which attention='quire' needs; `quire gguf build` makes both "
-            "on Linux"
+            f"attention is 'quire', and {library.why_no_attention}; `quire gguf build` makes both on Linux"
         )
     return wanted or ("quire" if library.has_attention else "llama.cpp")
 

@@ -16,6 +16,7 @@ from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.requests import Prompt, RequestOptions
 from quire.engines.purging import PurgeableAsync
 from quire.errors import CacheBusy, ConfigError, QuireError, RequestFailed
+from quire.kernels.teams import release_team
 
 _T = TypeVar("_T")
 
@@ -45,6 +46,7 @@ class AsyncEngine(PurgeableAsync):
         self._ended: QuireError | None = None
         self._compiling = ThreadPoolExecutor(1, "quire-grammar")
         begun: Future[None] = Future()
+        release_team()
         self._thread = Thread(target=self._run, args=[begun], name="quire-engine", daemon=True)
         self._thread.start()
         begun.result()
@@ -225,9 +227,8 @@ class AsyncEngine(PurgeableAsync):
 
     def _tell_aborted(self, engine: Engine) -> None:
         """Tell those whose requests were aborted meanwhile."""
-        for request_id in [each for each in self._readers if not engine.knows(each)]:
-            error = RequestFailed(f"request {request_id!r} was aborted")
-            self._tell([(self._readers.pop(request_id), error)])
+        for each in [each for each in self._readers if not engine.knows(each)]:
+            self._tell([(self._readers.pop(each), RequestFailed(f"request {each!r} was aborted"))])
 
     def _refuse(self, error: QuireError) -> None:
         """Tell everyone who waits that the engine has ended."""
