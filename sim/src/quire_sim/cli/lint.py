@@ -14,6 +14,15 @@ from quire.cli.output import CACHED, print_json, progress, stderr, stdout
 from quire.cli.tables import plain_table
 from quire.errors import ConfigError
 from quire_sim.cli.lint_caches import capacity_of, found_in, show_cache, show_hits
+from quire_sim.cli.lint_mends import (
+    MOST_REQUESTS,
+    Replaying,
+    apply_mends,
+    chosen_mends,
+    mends_of,
+    show_mends,
+    times_for,
+)
 
 if TYPE_CHECKING:
     from quire_sim.caches import ExactTokens, TextPieces
@@ -92,6 +101,24 @@ def lint(
             show_default=False,
         ),
     ] = None,
+    mend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Replay and apply this mend, once for each.", show_default="all of the causes"
+        ),
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(help="Write the mended log to this file.", show_default=False),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Show seconds of prefill of --model on it: h100.", show_default=False),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="Price of a million input tokens.", show_default=False),
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Show no text of prompts.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -110,6 +137,7 @@ def lint(
       quire lint requests.jsonl --fail-on 5% --private
       quire lint requests.jsonl --server vllm --kv-tokens 200000
       quire lint requests.jsonl --server anthropic --rules rules.toml
+      quire lint requests.jsonl --apply mended.jsonl
       quire lint requests.jsonl --json
     """
     import msgspec
@@ -118,11 +146,13 @@ def lint(
     from quire_sim.lint import lint_log
     from quire_sim.lint.hashing import HashedRows
     from quire_sim.lint.picture import LintPicture
+    from quire_sim.lint.rewrites import Learned
     from quire_sim.lint.texts import BYTES_PER_TOKEN
     from quire_sim.logs import open_log
 
     check_writable(report_to, ".html")
     check_writable(hashed)
+    check_writable(apply)
 
     limit = None if fail_on is None else _share(fail_on)
     options = CacheOptions(
@@ -138,7 +168,9 @@ def lint(
         raise ConfigError("--curve is by capacity: give --server with --kv-tokens or --kv-memory")
     if server is not None:
         cache_of(server, options)  # wrong options are told before the log is read
+    times = times_for(model, gpu)
     opened = open_log(log, format=log_format)
+    learned = Learned()
     with progress(f"reading {log.name}") as say:
         renderer = None if model is None else _renderer(model)
         picture = LintPicture(1.0 if renderer else BYTES_PER_TOKEN)
@@ -148,6 +180,7 @@ def lint(
             opened,
             renderer=renderer,
             watchers=watchers,
+            learned=learned,
             keep=lambda loss: request is None or loss.row == request,
             on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
         )
@@ -156,17 +189,36 @@ def lint(
         cache = found_in(
             opened, server, options, _prompts(renderer, report), row=request, has_curve=curve
         )
+    mends, saved = [], None
+    if (
+        opened.format != "hashed"
+        and report.requests
+        and (mend or apply or report.requests <= MOST_REQUESTS)
+    ):
+        mends = chosen_mends(report, set(cache.lost) if cache else set(), mend or [])
+        how = Replaying(
+            server, options, _prompts(renderer, report), renderer, report.chars_per_token, times
+        )
+        if mends and request is None:
+            saved = mends_of(opened, mends, learned, how, price)
     if request is not None:
         show_request(stdout(), opened, report, request, renderer, private=private)
         if cache is not None:
             show_hits(stdout(), cache)
     elif as_json:
         told = {} if cache is None else {"cache": msgspec.to_builtins(cache)}
+        if saved is not None:
+            told["mending"] = msgspec.to_builtins(saved)
         print_json(document(report, private=private) | told)
     else:
         show(stdout(), report, private=private)
         if cache is not None:
             show_cache(stdout(), cache)
+        if saved is not None:
+            show_mends(stdout(), saved, is_estimated=report.is_estimated)
+    if apply is not None:
+        said = apply_mends(opened, apply, mends, learned, mend or [])
+        stderr().print(said, markup=False, highlight=False)
     if hashed is not None:
         rows.save(report, hashed)
         stderr().print(f"log without text written to {hashed}", markup=False, highlight=False)

@@ -14,6 +14,7 @@ from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
 from quire_sim.lint.chains import PromptDifference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
 from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie, scope_of
+from quire_sim.lint.rewrites import Learned
 from quire_sim.lint.texts import BYTES_PER_TOKEN
 from quire_sim.logs import LogFile, LoggedRequest, Section, TokenUsage
 from quire_sim.logs.hashed import KEY, LintedRow
@@ -131,17 +132,18 @@ def lint_log(
     keep: Callable[[Loss], bool] = lambda _: False,
     on_progress: Callable[[int], None] | None = None,
     watchers: Sequence[Callable[[LintedRequest], None]] = (),
+    learned: Learned | None = None,
 ) -> LintReport:
     """Read a log once and return its report; `keep` says which losses it lists one by one.
 
     With a `renderer`, tokens are counted exactly, and a request that it refuses counts as unread. The `watchers`
-    are told of each request. Raises `TraceError`, and `ConfigError` for a renderer of a log without text.
+    are told of each request, and `learned` gets what rewrites need to know. Raises `TraceError`, and `ConfigError` for a renderer of a log without text.
     """
     if renderer is not None and log.format == "hashed":
         raise ConfigError(
             f"{log.path} has no text, so no model counts its tokens; leave --model out"
         )
-    linting = _Linting(log, renderer, watchers)
+    linting = _Linting(log, renderer, watchers, learned)
     report = linting.report
     for request in log:
         loss = linting.add(request)
@@ -161,11 +163,13 @@ class _Linting:
         log: LogFile,
         renderer: Renderer | None,
         watchers: Sequence[Callable[[LintedRequest], None]],
+        learned: Learned | None,
     ) -> None:
         self.report = LintReport(str(log.path), log.format, is_estimated=renderer is None)
         self._log, self._watchers = log, watchers
         self._exact = None if renderer is None else ExactPrompts(renderer)
         self._prompts = PromptTrie()
+        self._learned = Learned() if learned is None else learned
         self._by_cause: dict[str, CauseShare] = {}
         self._told = self._told_chars = 0
         self._per_token = 0.0
@@ -236,7 +240,7 @@ class _Linting:
     def _loss(self, found: Finding) -> Loss | None:
         if found.lost < LEAST or found.earlier is None:
             return None
-        return _loss(found, found.earlier, self._prompts)
+        return _loss(found, found.earlier, self._prompts, self._learned)
 
     def _exact_loss(self, found: Finding, tokens: Finding) -> Loss | None:
         """Return the loss of a request in tokens: of its first difference, or of the template that writes it otherwise."""
@@ -248,7 +252,7 @@ class _Linting:
             lost = exact.lost(tokens, earlier.rendered)
             if lost < PIECE_TOKENS:
                 return None
-            loss = _loss(found, earlier, self._prompts)
+            loss = _loss(found, earlier, self._prompts, self._learned)
             for each in loss.behind:
                 each.tokens *= lost / loss.tokens
             loss.tokens = float(lost)
@@ -304,7 +308,7 @@ def _scale(report: LintReport) -> None:
     report.lost_tokens *= factor
 
 
-def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie) -> Loss:
+def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie, learned: Learned) -> Loss:
     scope = scope_of(found.request)
     other = next(
         (name for name in {**earlier.scope, **scope} if earlier.scope.get(name) != scope.get(name)),
@@ -322,6 +326,8 @@ def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie) -> Loss:
         chain[0] if chain else PromptDifference(cause_of(parting), parting, found.place, found.lost)
     )
     loss = Loss(found.request.row, earlier.row, first.cause.name, "", 0, float(found.lost))
+    for each in chain:
+        learned.add(each)
     loss.path, loss.at = _where(first, found.request.sections)
     _words(loss, parting, earlier.scope, scope)
     for each in chain[1:]:

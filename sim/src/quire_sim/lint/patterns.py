@@ -75,7 +75,7 @@ REACH = 48
 
 _BLANKS = re.compile(r"[^\S\r\n]+")
 _ENDS = re.compile(r"[^\S\r\n]*(\r?\n)\s*")
-_ODD = {0x200B: " ", 0x200C: " ", 0x200D: " ", 0x2060: " ", 0xFEFF: " ", 0x00A0: " "}
+ODD = {0x200B: " ", 0x200C: " ", 0x200D: " ", 0x2060: " ", 0xFEFF: " ", 0x00A0: " "}
 _SIGNS = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2013: "-", 0x2014: "-", 0x2212: "-"}
 
 
@@ -116,12 +116,12 @@ def line_at(text: str, at: int) -> str:
 
 def without_blanks(text: str) -> str:
     """Return a text with single blanks, and none around line ends; line ends stay as they are."""
-    return _BLANKS.sub(" ", _ENDS.sub(r"\1", text.translate(_ODD)))
+    return _BLANKS.sub(" ", _ENDS.sub(r"\1", text.translate(ODD)))
 
 
 def is_same_but_for_blanks(earlier: str, text: str, at: int) -> bool:
     """Whether blanks alone differ at a place, so that the words behind go on alike."""
-    old, new = (each[at : at + 200].translate(_ODD) for each in (earlier, text))
+    old, new = (each[at : at + 200].translate(ODD) for each in (earlier, text))
     if not (old[:1].isspace() or new[:1].isspace() or not old or not new):
         return False
     first, then = "".join(old.split())[:40], "".join(new.split())[:40]
@@ -143,7 +143,7 @@ def is_same_but_for_form(earlier: str, text: str, at: int) -> bool:
     if old.isascii() and new.isascii():
         return False
     first, then = (
-        unicodedata.normalize("NFKC", each.translate(_ODD | _SIGNS))[:12] for each in (old, new)
+        unicodedata.normalize("NFKC", each.translate(ODD | _SIGNS))[:12] for each in (old, new)
     )
     return bool(first) and first == then
 

@@ -1,0 +1,365 @@
+"""Rewrites of request bodies, each for one kind of cause. None loses text that the model sees."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from quire_sim.lint import patterns
+from quire_sim.lint.causes import moved_text, passages, tool_name
+from quire_sim.lint.chains import PromptDifference, canonical
+from quire_sim.lint.texts import NUMBERED
+from quire_sim.logs import Api
+from quire_sim.logs.bodies import as_json
+
+Body: TypeAlias = dict[str, Any]
+Change: TypeAlias = Callable[[str, str, str], str]
+"""A new text for a text, its role, and its place in the body."""
+
+MARKS = ("\n\n", "\n---\n", "\n")
+LONG_LINE = 300
+"""Characters of a line of which the sentence is moved that changes, not all of it."""
+
+_UNITS = re.compile(r".*?(?:\n|\Z)", re.DOTALL)
+_SENTENCES = re.compile(r".+?(?:[.!?]\s+|\Z)", re.DOTALL)
+_INNER = re.compile(r"(?<=\S)[^\S\r\n]+(?=\S)")
+_TRAILING = re.compile(r"[^\S\r\n]+(?=\r?\n|\Z)")
+_EMPTY = re.compile(r"(\r?\n)(?:\r?\n){2,}")
+
+
+class Learned(msgspec.Struct):
+    """The parts of a log's bodies that rewrites change, as its differences show them.
+
+    `shapes`    lines that change, by role, with what changes left out; `labels`: how lines with data of users begin
+    `roles`     roles whose texts differ in form alone, by cause
+    `parts`     passages that change places, by what divides them
+    `blocks`    blocks that move with the last turn
+    """
+
+    causes: set[str] = set()
+    shapes: set[tuple[str, str]] = set()
+    labels: set[tuple[str, str]] = set()
+    roles: dict[str, set[str]] = {}
+    parts: dict[str, set[str]] = {}
+    blocks: set[str] = set()
+
+    def add(self, difference: PromptDifference) -> None:
+        """Learn from a difference."""
+        name, parting = difference.cause.name, difference.parting
+        self.causes.add(name)
+        if parting.pair is None:
+            return
+        role, (old, new) = parting.pair[1].role, parting.texts
+        self.roles.setdefault(name, set()).add(role)
+        if name in {"time", "identifier", "counter", "header-line"}:
+            self.shapes |= {(role, _shape(_unit(each, parting.at))) for each in (old, new)}
+        elif name == "user-data":
+            label = _label(new, parting.at)
+            if label:
+                self.labels.add((role, label))
+            else:
+                self.shapes |= {(role, _shape(_unit(each, parting.at))) for each in (old, new)}
+        elif name == "passage-order":
+            for mark in MARKS:
+                both = set(passages(old, parting.at, mark)) & set(passages(new, parting.at, mark))
+                both = {each for each in both if len(each) >= 20}
+                if len(both) > 1:
+                    self.parts.setdefault(mark, set()).update(both)
+                    break
+        elif name == "moved-block":
+            block = moved_text(*parting.pair)
+            if len(block) >= 20:
+                self.blocks.add(block)
+
+
+def move_lines(body: Body, api: Api, learned: Learned) -> Body:
+    """Move lines that change to the end of the prompt."""
+    taken: list[str] = []
+
+    def change(text: str, role: str, _: str) -> str:
+        kept: list[str] = []
+        for unit in _units(text):
+            if unit.strip() and _is_moving(unit, role, learned):
+                taken.append(unit.strip())
+            else:
+                kept.append(unit)
+        return "".join(kept)
+
+    found = with_texts(body, api, change, but_last=True)
+    return append(found, api, "\n".join(taken)) if taken else body
+
+
+def sort_tools(body: Body, _: Api, __: Learned) -> Body:
+    """Sort tools by name; a breakpoint stays behind the last one."""
+    found = dict(body)
+    for name in ("tools", "functions"):
+        given: Any = body.get(name)
+        if not isinstance(given, list) or not given:
+            continue
+        tools = cast("list[Any]", given)
+        order = sorted(range(len(tools)), key=lambda n: (tool_name(as_json(tools[n])), n))
+        controls = [each["cache_control"] for each in tools if isinstance(each, dict) and "cache_control" in each]  # fmt: skip
+        if controls:
+            bare = [{key: value for key, value in each.items() if key != "cache_control"} for each in tools]  # fmt: skip
+            found[name] = [bare[n] for n in order]
+            found[name][-1] = found[name][-1] | {"cache_control": controls[-1]}
+        else:
+            found[name] = [tools[n] for n in order]
+    return found
+
+
+def sort_keys(body: Body, api: Api, learned: Learned) -> Body:
+    """Sort the keys of tools, and of JSON objects in texts whose keys change their order."""
+    found = dict(body)
+    for name in ("tools", "functions"):
+        if isinstance(body.get(name), list):
+            found[name] = canonical(body[name])
+    roles = learned.roles.get("key-order", set()) - {"tools"}
+    if roles:
+        return with_texts(
+            found, api, lambda text, role, _: _sorted_objects(text) if role in roles else text
+        )
+    return found
+
+
+def normalise(cause: str) -> Callable[[Body, Api, Learned], Body]:
+    """Return the rewrite that gives texts one form: their line ends, blanks, or Unicode form."""
+    forms = {"line-ends": _line_ends, "whitespace": _blanks, "unicode": _composed}
+
+    def rewrite(body: Body, api: Api, learned: Learned) -> Body:
+        roles = learned.roles.get(cause, set())
+        form = forms[cause]
+        return with_texts(body, api, lambda text, role, _: form(text) if role in roles else text)
+
+    return rewrite
+
+
+def sort_passages(body: Body, api: Api, learned: Learned) -> Body:
+    """Sort passages that change places, each number in its place. Answers may change."""
+    roles = learned.roles.get("passage-order", set())
+    return with_texts(
+        body, api, lambda text, role, _: _sorted_passages(text, learned) if role in roles else text
+    )
+
+
+def split_off(body: Body, api: Api, learned: Learned) -> Body:
+    """Put blocks that move with the last turn into a message of their own at the end."""
+    taken: list[str] = []
+
+    def change(text: str, role: str, _: str) -> str:
+        for block in sorted(learned.blocks, key=len, reverse=True):
+            if role != "system" and block in text and text.strip() != block:
+                taken.append(block)
+                text = text.replace(block, "", 1).strip()
+        return text
+
+    found = with_texts(body, api, change, only_last=True)
+    return append(found, api, "\n".join(taken), apart=True) if taken else body
+
+
+def place_breakpoints(body: Body, api: Api, _: Learned) -> Body:
+    """Place breakpoints behind tools and system, and behind the last message, where a body has none there."""
+    if api != "messages" or as_json(body).count('"cache_control"') > 2:
+        return body
+    mark = {"cache_control": {"type": "ephemeral"}}
+    found = dict(body)
+    system: Any = body.get("system")
+    if isinstance(system, str) and system:
+        found["system"] = [{"type": "text", "text": system} | mark]
+    elif isinstance(system, list) and system:
+        found["system"] = [*system[:-1], system[-1] | mark]
+    elif body.get("tools"):
+        found["tools"] = [*body["tools"][:-1], body["tools"][-1] | mark]
+    messages: Any = body.get("messages") or []
+    if messages:
+        last = messages[-1]
+        content: Any = last.get("content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        if parts and parts[-1].get("type") != "thinking":
+            parts[-1] = parts[-1] | mark
+            found["messages"] = [*messages[:-1], last | {"content": parts}]
+    return found
+
+
+def with_texts(
+    body: Body, api: Api, change: Change, *, but_last: bool = False, only_last: bool = False
+) -> Body:
+    """Return a body with other texts: of all its messages, of those before the last, or of the last."""
+    found = dict(body)
+    is_first = not only_last
+    if api == "completions":
+        if isinstance(body.get("prompt"), str) and is_first:
+            found["prompt"] = change(body["prompt"], "user", "prompt")
+        return found
+    if is_first:
+        for name in ("system", "instructions"):
+            if name in body:
+                found[name] = _content(body[name], "system", name, change)
+    name = "input" if api == "responses" else "messages"
+    given: Any = body.get(name)
+    if isinstance(given, str):
+        if not but_last:
+            found[name] = change(given, "user", name)
+    elif isinstance(given, list):
+        messages: list[Any] = list(cast("list[Any]", given))
+        last = len(messages) - 1
+        for place, message in enumerate(messages):
+            is_last = place == last
+            is_system = isinstance(message, dict) and message.get("role") in {"system", "developer"}
+            if (but_last and is_last and not is_system) or (only_last and not is_last):
+                continue
+            if isinstance(message, dict) and "content" in message:
+                fields = cast("Body", message)
+                role = "system" if is_system else str(fields.get("role", "user"))
+                content = _content(fields["content"], role, f"{name}[{place}].content", change)
+                messages[place] = fields | {"content": content}
+        found[name] = messages
+    return found
+
+
+def append(body: Body, api: Api, text: str, *, apart: bool = False) -> Body:
+    """Return a body with a text behind all others: in the user's last message, or in one of its own."""
+    found = dict(body)
+    if api == "completions":
+        prompt = body["prompt"]
+        at = prompt.rfind("\n\n")
+        at = prompt.rfind("\n") if at < 0 else at
+        found["prompt"] = f"{prompt[:at]}\n{text}{prompt[at:]}" if at >= 0 else f"{text}\n{prompt}"
+        return found
+    name = "input" if api == "responses" else "messages"
+    given: Any = body.get(name)
+    if isinstance(given, str):
+        found[name] = f"{given}\n\n{text}"
+        return found
+    messages: list[Any] = list(given or [])
+    last: Any = messages[-1] if messages else {}
+    kind = "input_text" if api == "responses" else "text"
+    if isinstance(last, dict) and last.get("role") == "user" and (not apart or api == "messages"):
+        content: Any = last.get("content")
+        if isinstance(content, str) and not apart:
+            content = f"{content}\n\n{text}"
+        else:
+            parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
+            content = [*parts, {"type": kind, "text": text}]
+        messages[-1] = last | {"content": content}
+    else:
+        messages.append({"role": "user", "content": text})
+    found[name] = messages
+    return found
+
+
+def _content(content: Any, role: str, path: str, change: Change) -> Any:
+    if isinstance(content, str):
+        return change(content, role, path)
+    if not isinstance(content, list):
+        return content
+    found: list[Any] = []
+    for place, part in enumerate(cast("list[Any]", content)):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            text = change(part["text"], role, f"{path}[{place}]")
+            if text.strip() or not part["text"].strip():
+                found.append(cast("Body", part) | {"text": text})
+        else:
+            found.append(part)
+    return found
+
+
+def _units(text: str) -> list[str]:
+    """Return a text in lines; long lines in sentences."""
+    found: list[str] = []
+    for line in _UNITS.findall(text):
+        found += [line] if len(line) <= LONG_LINE else _SENTENCES.findall(line)
+    return [each for each in found if each]
+
+
+def _unit(text: str, at: int) -> str:
+    start = 0
+    for unit in _units(text):
+        start += len(unit)
+        if at < start:
+            return unit
+    return ""
+
+
+def _label(text: str, at: int) -> str:
+    """Return how a line with data of a user begins; empty if that is too short to know it by."""
+    line = patterns.line_before(text, at)
+    found = list(patterns.USER.finditer(line))
+    label = line[: found[-1].end()] if found else ""
+    words = re.match(r".*?\b(?:name|user|customer|client|account|tenant|company|e-?mail|phone|address|city|country|location|locale|language|zone|plan|helping|assisting|to|with|in|for)\b\W*", label, re.IGNORECASE)  # fmt: skip
+    return words[0] if words and len(words[0].strip()) >= 4 else ""
+
+
+def _shape(line: str) -> str:
+    """Return a line with everything that may change left out."""
+    for pattern in (patterns.TIME, patterns.EMAIL, patterns.IDENTIFIER, patterns.NUMBER):
+        line = pattern.sub("\0", line)
+    return re.sub(r"\0[\0\W]*\0", "\0", line.strip())
+
+
+def _is_moving(unit: str, role: str, learned: Learned) -> bool:
+    if any(role == each and unit.startswith(label) for each, label in learned.labels):
+        return True
+    shape = _shape(unit)
+    return "\0" in shape and (role, shape) in learned.shapes
+
+
+def _line_ends(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _blanks(text: str) -> str:
+    text = text.translate(patterns.ODD)
+    return _EMPTY.sub(r"\1\1", _TRAILING.sub("", _INNER.sub(" ", text)))
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _sorted_passages(text: str, learned: Learned) -> str:
+    for mark in MARKS:
+        known = learned.parts.get(mark)
+        if not known or mark not in text:
+            continue
+        parts = text.split(mark)
+        slots: list[tuple[int, str, str, str]] = []
+        for place, part in enumerate(parts):
+            bare = part.strip()
+            found = NUMBERED.match(bare)
+            body = bare[found.end() :] if found else bare
+            if body not in known:  # the last one may have more text behind it
+                body = body.partition("\n")[0]
+            if body in known:
+                start = part.index(body)
+                slots.append((place, part[:start], body, part[start + len(body) :]))
+        for (place, before, _, after), body in zip(slots, sorted(each[2] for each in slots), strict=True):  # fmt: skip
+            parts[place] = before + body + after
+        text = mark.join(parts)
+    return text
+
+
+def _sorted_objects(text: str) -> str:
+    """Sort the keys of JSON objects in a text, in the style in which they are written."""
+    decode = json.JSONDecoder().raw_decode
+    found, at = "", 0
+    while (start := text.find("{", at)) >= 0:
+        try:
+            value, end = decode(text, start)
+        except ValueError:
+            end, value = start + 1, None
+        if isinstance(value, dict) and len(cast("Body", value)) > 1:
+            source = text[start:end]
+            indent = re.match(r"\{\n( +)", source)
+            joints = (", " if ", " in source else ",", ": " if '": ' in source else ":")
+            written = json.dumps(canonical(value), ensure_ascii=False, indent=len(indent[1]) if indent else None, separators=(",", ": ") if indent else joints)  # fmt: skip
+            found += text[at:start] + written
+        else:
+            found += text[at:end]
+        at = end
+    return found + text[at:]
