@@ -13,7 +13,7 @@ from test_lint import run
 
 from quire_sim.lint import lint_log
 from quire_sim.lint.mends import MENDS, mended, mends_for
-from quire_sim.lint.rewrites import Learned
+from quire_sim.lint.rewrites import ChangingParts
 from quire_sim.logs import open_log
 
 KINDS = [kind for kind in planted.LINE_KINDS if kind != "header-line"]
@@ -52,7 +52,7 @@ def leaves(value):
 def test_no_mend_loses_a_word_that_the_model_sees(tmp_path, api, seed):
     changed = set()
     for log in logs(api, seed):
-        learned = Learned()
+        learned = ChangingParts()
         opened = open_log(lines(tmp_path / "log", log.records))
         lint_log(opened, learned=learned)
         for request in list(opened)[:: 1 + len(log.records) // 3]:
@@ -147,7 +147,7 @@ def test_a_breakpoint_stays_behind_the_last_tool():
     tools[0]["cache_control"] = {"type": "ephemeral"}
     body = {"model": "claude-opus-5", "max_tokens": 1, "tools": tools, "messages": []}
     (mend,) = mends_for({"tool-order"})
-    found = mend.rewrite(body, "messages", Learned())["tools"]
+    found = mend.rewrite(body, "messages", ChangingParts())["tools"]
     assert [each["name"] for each in found] == ["orders", "prices", "stock"]
     assert ["cache_control" in each for each in found] == [False, False, True]
 

@@ -146,7 +146,7 @@ def lint(
     from quire_sim.lint import lint_log
     from quire_sim.lint.hashing import HashedRows
     from quire_sim.lint.picture import LintPicture
-    from quire_sim.lint.rewrites import Learned
+    from quire_sim.lint.rewrites import ChangingParts
     from quire_sim.lint.texts import BYTES_PER_TOKEN
     from quire_sim.logs import open_log
 
@@ -170,7 +170,7 @@ def lint(
         cache_of(server, options)  # wrong options are told before the log is read
     times = times_for(model, gpu)
     opened = open_log(log, format=log_format)
-    learned = Learned()
+    learned = ChangingParts()
     with progress(f"reading {log.name}") as say:
         renderer = None if model is None else _renderer(model)
         picture = LintPicture(1.0 if renderer else BYTES_PER_TOKEN)

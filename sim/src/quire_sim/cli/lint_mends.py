@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire_sim.hardware import ModelTimes
     from quire_sim.lint import LintReport
     from quire_sim.lint.mends import Mend, MendedHits, MendReport
-    from quire_sim.lint.rewrites import Learned
+    from quire_sim.lint.rewrites import ChangingParts
     from quire_sim.logs import LogFile, LoggedRequest
     from quire_sim.rendering import PromptRenderer
 
@@ -26,7 +26,7 @@ MOST_REQUESTS = 20_000
 
 
 class Replaying(NamedTuple):
-    """What requests are replayed through: the cache of a server, or one without limits."""
+    """The cache that requests are replayed through: that of a server, or one without limits."""
 
     server: str | None
     options: "CacheOptions"
@@ -48,7 +48,11 @@ def chosen_mends(report: "LintReport", lost: set[str], names: list[str]) -> "lis
 
 
 def mends_of(
-    log: "LogFile", mends: "list[Mend]", learned: "Learned", how: Replaying, price: float | None
+    log: "LogFile",
+    mends: "list[Mend]",
+    learned: "ChangingParts",
+    how: Replaying,
+    price: float | None,
 ) -> "MendReport":
     """Return what mends save in a log, by replaying it for each."""
     from quire_sim.lint.mends import mend_report
@@ -178,7 +182,7 @@ def show_mends(console: Console, report: "MendReport", *, is_estimated: bool) ->
 
 
 def apply_mends(
-    log: "LogFile", path: Path, mends: "list[Mend]", learned: "Learned", names: list[str]
+    log: "LogFile", path: Path, mends: "list[Mend]", learned: "ChangingParts", names: list[str]
 ) -> str:
     """Write the mended log, and return a sentence. Mends that change the meaning have to be named. Raises `ConfigError`."""
     from quire_sim.lint.applying import write_mended

@@ -10,7 +10,7 @@ import msgspec
 
 from quire.errors import ConfigError
 from quire_sim.lint.mends import Mend, mended
-from quire_sim.lint.rewrites import Body, Learned
+from quire_sim.lint.rewrites import Body, ChangingParts
 from quire_sim.logs import LogFile
 from quire_sim.logs.entries import request_of
 from quire_sim.logs.records import has_lines, head_of, records_of
@@ -19,7 +19,7 @@ from quire_sim.logs.rows import Unread
 _DEPTH = 5
 
 
-def write_mended(log: LogFile, path: Path, mends: Sequence[Mend], learned: Learned) -> int:
+def write_mended(log: LogFile, path: Path, mends: Sequence[Mend], learned: ChangingParts) -> int:
     """Write a log with mends to a file, and return how many of its records differ.
 
     Records without a body are written as they are. Raises `ConfigError` for a log whose format has no bodies.
@@ -42,7 +42,7 @@ def write_mended(log: LogFile, path: Path, mends: Sequence[Mend], learned: Learn
 
 
 def _records(
-    log: LogFile, mends: Sequence[Mend], learned: Learned
+    log: LogFile, mends: Sequence[Mend], learned: ChangingParts
 ) -> Iterator[tuple[dict[str, Any], bool]]:
     for record in records_of(log.path, Unread()):
         try:

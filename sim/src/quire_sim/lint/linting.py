@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -14,9 +13,10 @@ from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
 from quire_sim.lint.chains import PromptDifference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
 from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie, scope_of
-from quire_sim.lint.rewrites import Learned
+from quire_sim.lint.places import place_of
+from quire_sim.lint.rewrites import ChangingParts
 from quire_sim.lint.texts import BYTES_PER_TOKEN
-from quire_sim.logs import LogFile, LoggedRequest, Section, TokenUsage
+from quire_sim.logs import LogFile, LoggedRequest, TokenUsage
 from quire_sim.logs.hashed import KEY, LintedRow
 
 LEAST = 64
@@ -132,7 +132,7 @@ def lint_log(
     keep: Callable[[Loss], bool] = lambda _: False,
     on_progress: Callable[[int], None] | None = None,
     watchers: Sequence[Callable[[LintedRequest], None]] = (),
-    learned: Learned | None = None,
+    learned: ChangingParts | None = None,
 ) -> LintReport:
     """Read a log once and return its report; `keep` says which losses it lists one by one.
 
@@ -163,13 +163,13 @@ class _Linting:
         log: LogFile,
         renderer: Renderer | None,
         watchers: Sequence[Callable[[LintedRequest], None]],
-        learned: Learned | None,
+        learned: ChangingParts | None,
     ) -> None:
         self.report = LintReport(str(log.path), log.format, is_estimated=renderer is None)
         self._log, self._watchers = log, watchers
         self._exact = None if renderer is None else ExactPrompts(renderer)
         self._prompts = PromptTrie()
-        self._learned = Learned() if learned is None else learned
+        self._learned = ChangingParts() if learned is None else learned
         self._by_cause: dict[str, CauseShare] = {}
         self._told = self._told_chars = 0
         self._per_token = 0.0
@@ -308,7 +308,9 @@ def _scale(report: LintReport) -> None:
     report.lost_tokens *= factor
 
 
-def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie, learned: Learned) -> Loss:
+def _loss(
+    found: Finding, earlier: EarlierPrompt, prompts: PromptTrie, learned: ChangingParts
+) -> Loss:
     scope = scope_of(found.request)
     other = next(
         (name for name in {**earlier.scope, **scope} if earlier.scope.get(name) != scope.get(name)),
@@ -328,32 +330,15 @@ def _loss(found: Finding, earlier: EarlierPrompt, prompts: PromptTrie, learned: 
     loss = Loss(found.request.row, earlier.row, first.cause.name, "", 0, float(found.lost))
     for each in chain:
         learned.add(each)
-    loss.path, loss.at = _where(first, found.request.sections)
+    loss.path, loss.at = place_of(first, found.request.sections)
     _words(loss, parting, earlier.scope, scope)
     for each in chain[1:]:
         then = LaterLoss(each.cause.name, "", 0, float(min(each.chars, found.lost)))
-        then.path, then.at = _where(each, found.request.sections)
+        then.path, then.at = place_of(each, found.request.sections)
         _words(then, each.parting, earlier.scope, scope)
         if (then.cause, then.path) not in {(e.cause, e.path) for e in (loss, *loss.behind)}:
             loss.behind.append(then)
     return loss
-
-
-def _where(difference: PromptDifference, sections: tuple[Section, ...]) -> tuple[str, int]:
-    """Return the path of a difference in the later prompt, and the character there."""
-    parting = difference.parting
-    if parting.place < 0:
-        return parting.scope, 0
-    if not 0 <= difference.source < len(sections):
-        return "the end", 0
-    section = sections[difference.source]
-    if difference.cause.name == "tool-set" and section.kind != "tool":
-        return f"tools[{difference.source}]", 0
-    path = section.path + (_within(parting) if section.kind == "tool" else "")
-    text = parting.texts[1]
-    window = text[max(parting.at - WORDS, 0) : parting.at + 1]
-    at = section.text.find(window) if text != section.text else -1
-    return path, parting.at if at < 0 else at + len(window) - 1
 
 
 def _words(
@@ -366,37 +351,3 @@ def _words(
         loss.old, loss.new = old[at : at + WORDS], new[at : at + WORDS]
     elif parting.place < 0:
         loss.old, loss.new = (each.get(parting.scope, "")[:WORDS] for each in (old_scope, scope))
-
-
-def _within(parting: Parting) -> str:
-    """Return the path within a tool to its first value that differs: `.function.description`; empty without one."""
-    try:
-        old, new = (json.loads(each) for each in parting.texts)
-    except ValueError:
-        return ""
-    path = ""
-    while True:
-        step = _step(old, new)
-        if step is None:
-            return path
-        path += f"[{step}]" if isinstance(step, int) else f".{step}"
-        old, new = old[step], new[step]
-
-
-def _step(old: Any, new: Any) -> str | int | None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        one, other = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
-        if list(one) != list(other):
-            return None
-        return next((key for key in one if json.dumps(one[key]) != json.dumps(other[key])), None)
-    if isinstance(old, list) and isinstance(new, list):
-        pairs = zip(cast("list[Any]", old), cast("list[Any]", new), strict=False)
-        return next(
-            (
-                place
-                for place, pair in enumerate(pairs)
-                if json.dumps(pair[0]) != json.dumps(pair[1])
-            ),
-            None,
-        )
-    return None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from quire_sim.lint import rewrites
-from quire_sim.lint.rewrites import Body, Learned
+from quire_sim.lint.rewrites import Body, ChangingParts
 from quire_sim.logs import Api, LoggedRequest, sections_of
 
 
@@ -18,7 +18,7 @@ class Mend(NamedTuple):
     name: str
     causes: tuple[str, ...]
     title: str
-    rewrite: Callable[[Body, Api, Learned], Body]
+    rewrite: Callable[[Body, Api, ChangingParts], Body]
     changes_meaning: bool = False
     is_provider: bool = False
 
@@ -78,7 +78,7 @@ def mends_for(causes: Iterable[str], names: Sequence[str] = ()) -> list[Mend]:
     ]
 
 
-def mended(request: LoggedRequest, mends: Sequence[Mend], learned: Learned) -> LoggedRequest:
+def mended(request: LoggedRequest, mends: Sequence[Mend], learned: ChangingParts) -> LoggedRequest:
     """Return a request with a rewritten body; the request itself if nothing changes."""
     if not request.body or request.api in {"text", "usage"}:
         return request
@@ -93,7 +93,7 @@ def mended(request: LoggedRequest, mends: Sequence[Mend], learned: Learned) -> L
 def mend_report(
     log: Iterable[LoggedRequest],
     mends: Sequence[Mend],
-    learned: Learned,
+    learned: ChangingParts,
     hits: Callable[[Iterator[LoggedRequest]], MendedHits],
 ) -> MendReport:
     """Return what mends save; `hits` replays requests through an empty cache."""

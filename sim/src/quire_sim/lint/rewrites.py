@@ -32,7 +32,7 @@ _TRAILING = re.compile(r"[^\S\r\n]+(?=\r?\n|\Z)")
 _EMPTY = re.compile(r"(\r?\n)(?:\r?\n){2,}")
 
 
-class Learned(msgspec.Struct):
+class ChangingParts(msgspec.Struct):
     """The parts of a log's bodies that rewrites change, as its differences show them.
 
     `shapes`    lines that change, by role, with what changes left out; `labels`: how lines with data of users begin
@@ -77,7 +77,7 @@ class Learned(msgspec.Struct):
                 self.blocks.add(block)
 
 
-def move_lines(body: Body, api: Api, learned: Learned) -> Body:
+def move_lines(body: Body, api: Api, learned: ChangingParts) -> Body:
     """Move lines that change to the end of the prompt."""
     taken: list[str] = []
 
@@ -94,7 +94,7 @@ def move_lines(body: Body, api: Api, learned: Learned) -> Body:
     return append(found, api, "\n".join(taken)) if taken else body
 
 
-def sort_tools(body: Body, _: Api, __: Learned) -> Body:
+def sort_tools(body: Body, _: Api, __: ChangingParts) -> Body:
     """Sort tools by name; a breakpoint stays behind the last one."""
     found = dict(body)
     for name in ("tools", "functions"):
@@ -113,7 +113,7 @@ def sort_tools(body: Body, _: Api, __: Learned) -> Body:
     return found
 
 
-def sort_keys(body: Body, api: Api, learned: Learned) -> Body:
+def sort_keys(body: Body, api: Api, learned: ChangingParts) -> Body:
     """Sort the keys of tools, and of JSON objects in texts whose keys change their order."""
     found = dict(body)
     for name in ("tools", "functions"):
@@ -127,11 +127,11 @@ def sort_keys(body: Body, api: Api, learned: Learned) -> Body:
     return found
 
 
-def normalise(cause: str) -> Callable[[Body, Api, Learned], Body]:
+def normalise(cause: str) -> Callable[[Body, Api, ChangingParts], Body]:
     """Return the rewrite that gives texts one form: their line ends, blanks, or Unicode form."""
     forms = {"line-ends": _line_ends, "whitespace": _blanks, "unicode": _composed}
 
-    def rewrite(body: Body, api: Api, learned: Learned) -> Body:
+    def rewrite(body: Body, api: Api, learned: ChangingParts) -> Body:
         roles = learned.roles.get(cause, set())
         form = forms[cause]
         return with_texts(body, api, lambda text, role, _: form(text) if role in roles else text)
@@ -139,7 +139,7 @@ def normalise(cause: str) -> Callable[[Body, Api, Learned], Body]:
     return rewrite
 
 
-def sort_passages(body: Body, api: Api, learned: Learned) -> Body:
+def sort_passages(body: Body, api: Api, learned: ChangingParts) -> Body:
     """Sort passages that change places, each number in its place. Answers may change."""
     roles = learned.roles.get("passage-order", set())
     return with_texts(
@@ -147,7 +147,7 @@ def sort_passages(body: Body, api: Api, learned: Learned) -> Body:
     )
 
 
-def split_off(body: Body, api: Api, learned: Learned) -> Body:
+def split_off(body: Body, api: Api, learned: ChangingParts) -> Body:
     """Put blocks that move with the last turn into a message of their own at the end."""
     taken: list[str] = []
 
@@ -162,7 +162,7 @@ def split_off(body: Body, api: Api, learned: Learned) -> Body:
     return append(found, api, "\n".join(taken), apart=True) if taken else body
 
 
-def place_breakpoints(body: Body, api: Api, _: Learned) -> Body:
+def place_breakpoints(body: Body, api: Api, _: ChangingParts) -> Body:
     """Place breakpoints behind tools and system, and behind the last message, where a body has none there."""
     if api != "messages" or as_json(body).count('"cache_control"') > 2:
         return body
@@ -302,7 +302,7 @@ def _shape(line: str) -> str:
     return re.sub(r"\0[\0\W]*\0", "\0", line.strip())
 
 
-def _is_moving(unit: str, role: str, learned: Learned) -> bool:
+def _is_moving(unit: str, role: str, learned: ChangingParts) -> bool:
     if any(role == each and unit.startswith(label) for each, label in learned.labels):
         return True
     shape = _shape(unit)
@@ -322,7 +322,7 @@ def _composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def _sorted_passages(text: str, learned: Learned) -> str:
+def _sorted_passages(text: str, learned: ChangingParts) -> str:
     for mark in MARKS:
         known = learned.parts.get(mark)
         if not known or mark not in text:
