@@ -271,6 +271,48 @@ def check_sidecar_pools_follow_their_policies(place):
     storage.close()
 
 
+def check_block_groups_report_what_whole_groups_cover_and_limit_nobody(place):
+    """A second form of the pages, in groups of keys: leading whole groups count, and the KV hit stays."""
+    pool = host_pool(MHATokenToKVPoolHost, "page_first", seed=1)
+    packed = host_pool(MHATokenToKVPoolHost, "page_first", seed=2)
+    names, others = hashes(range(6 * PAGE)), hashes(range(100, 100 + 6 * PAGE))
+    storage = backend(place, pool)
+    storage.register_mem_host_pool_v2(packed, PoolName.INDEXER)
+    assert stored(storage, names[:4], range(4))
+    kept = PoolTransfer(PoolName.INDEXER, host_indices=slots(range(5)), keys=others[:5])
+    assert storage.batch_set_v2([kept]) == {PoolName.INDEXER: [True] * 5}
+    assert storage._stack._stack.drain(60)
+
+    def asked(keys, group_pages):
+        transfer = PoolTransfer(
+            PoolName.INDEXER, keys=keys, hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+            block_pages=8, group_pages=group_pages,
+        )  # fmt: skip
+        result = storage.batch_exists_v2(names, [transfer])
+        assert result.kv_hit_pages == 4
+        return result.extra_pool_hit_pages.get(PoolName.INDEXER, 0)
+
+    assert asked(others, 2) == 16  # two whole groups of three, the third lacks a key
+    assert asked(others, 1) == 40
+    assert asked([others[5], *others], 1) == 0
+    assert asked(None, 2) == asked(others, 0) == 0
+    storage.close()
+
+
+def check_stats_tell_pages_and_rates_once(place):
+    """Pages and rates of moves since the last question, for SGLang's metrics."""
+    pool = host_pool(MHATokenToKVPoolHost, "page_first")
+    names = hashes(range(3 * PAGE))
+    storage = backend(place, pool)
+    assert stored(storage, names, range(3))
+    assert storage.batch_get_v1([*names[:2], "another"], slots(range(3))) == [True, True, False]
+    stats = storage.get_stats()
+    assert (stats.backup_pgs, stats.prefetch_pgs) == ([3], [2])
+    assert min(*stats.backup_bandwidth, *stats.prefetch_bandwidth) > 0
+    assert storage.get_stats().backup_pgs == []
+    storage.close()
+
+
 def check_a_damaged_disk_is_a_miss(place):
     """A flipped bit is found before a byte reaches a page."""
     pool = host_pool(MHATokenToKVPoolHost, "page_first")

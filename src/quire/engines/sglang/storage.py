@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -72,6 +74,12 @@ SHAPE = (
 
 KV, MAMBA = "kv", "mamba"
 
+BLOCK_GROUPS = "block_groups"
+"""A policy of pools that newer versions of SGLang have."""
+
+MOST_MOVES = 1000
+"""Moves of pages that are remembered until SGLang asks for them."""
+
 
 class QuireStorage(HiCacheStorage):
     """A storage backend of SGLang's HiCache whose pages lie in quire's tiers.
@@ -111,6 +119,8 @@ class QuireStorage(HiCacheStorage):
         self._digests = FileDigests(default_kept_at())
         self._salt = ""
         self._pools: dict[str, tuple[HostPages, PageRecords]] = {}
+        self._loads: deque[tuple[int, float]] = deque(maxlen=MOST_MOVES)
+        self._stores: deque[tuple[int, float]] = deque(maxlen=MOST_MOVES)
         self._host_pools: dict[str, Any] = {}
         self._name()
         tiers = ranked(lines, _rank(storage_config))
@@ -139,12 +149,12 @@ class QuireStorage(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        return self._moved(KV, keys, host_indices, self._load)
+        return self._loaded(KV, keys, host_indices)
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
     ) -> list[bool]:
-        return self._moved(KV, keys, host_indices, self._store)
+        return self._stored(KV, keys, host_indices)
 
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
@@ -153,8 +163,12 @@ class QuireStorage(HiCacheStorage):
         hits = {KV: num_pages} if num_pages else {}
         lengths = list(range(1, num_pages + 1))
         for transfer in pool_transfers or []:
+            if transfer.hit_policy == BLOCK_GROUPS:  # its own verdict, which limits nobody
+                if covered := self._covered(transfer):
+                    hits[transfer.name] = covered
+                continue
             if not lengths:
-                break
+                continue
             found = self._stack.found(
                 self._of(str(transfer.name)), keys[:num_pages], contiguous=False
             )
@@ -170,11 +184,51 @@ class QuireStorage(HiCacheStorage):
             lengths = [at for at in lengths if at in usable]
         return PoolTransferResult(lengths[-1] if lengths else 0, hits, lengths)
 
+    def _covered(self, transfer: Any) -> int:
+        """Return the pages that the leading whole groups of a pool's keys cover."""
+        keys, size = list(transfer.keys or ()), transfer.group_pages
+        if size < 1:
+            return 0
+        found = self._stack.found(self._of(str(transfer.name)), keys, contiguous=True)
+        return _head(found) // size * transfer.block_pages
+
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
-        return {x.name: self._moved(str(x.name), *_asked(x), self._load) for x in transfers}
+        return {x.name: self._loaded(str(x.name), *_asked(x)) for x in transfers}
 
     def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
-        return {x.name: self._moved(str(x.name), *_asked(x), self._store) for x in transfers}
+        return {x.name: self._stored(str(x.name), *_asked(x)) for x in transfers}
+
+    def _loaded(self, name: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
+        return self._timed(self._loads, name, keys, indices, self._load)
+
+    def _stored(self, name: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
+        return self._timed(self._stores, name, keys, indices, self._store)
+
+    def _timed(self, moves: deque[tuple[int, float]], name: str, *asked: Any) -> list[bool]:
+        """Move pages, and note how many came and at which rate, in GB/s."""
+        began_s = time.perf_counter()
+        done = self._moved(name, *asked)
+        took_s = max(time.perf_counter() - began_s, 1e-9)
+        if pages := sum(done):
+            moves.append((pages, pages * self._pools[name][1].payload_bytes / took_s / 1e9))
+        return done
+
+    def get_stats(self) -> Any:
+        """Return pages and rates of loads and stores since the last call, as SGLang exports them."""
+        from sglang.srt.observability.metrics_collector import (  # noqa: PLC0415 - only where they are exported
+            StorageMetrics,
+        )
+
+        metrics = StorageMetrics()
+        for moves, pages, rates in (
+            (self._loads, metrics.prefetch_pgs, metrics.prefetch_bandwidth),
+            (self._stores, metrics.backup_pgs, metrics.backup_bandwidth),
+        ):
+            while moves:
+                num_pages, rate = moves.popleft()
+                pages.append(num_pages)
+                rates.append(rate)
+        return metrics
 
     def _moved(
         self,
