@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire_sim.lint.texts import PIECE, common_prefix, equal_behind
+from quire_sim.lint.texts import PIECE, common_prefix, equal_behind, may_be_equal
 from quire_sim.logs import Section
 
 SAID = 160
@@ -14,6 +14,10 @@ SAID = 160
 
 MOST_PAIRS = 400
 """Pairs of differing sections of which the most alike are sought; beyond it the first that can be."""
+
+
+MAY_BE = 0.3
+"""Share of a message that stands in another one in whole pieces, below which they are not compared further."""
 
 
 class Alike(NamedTuple):
@@ -59,10 +63,12 @@ def alike(old: Sequence[Section], new: Sequence[Section]) -> Alike:
         others.remove(other)
         is_first = place < shorter and section is new[place]
         cut = at if is_first and other is old[place] else common_prefix(other.text, section.text)
-        found = equal_behind(other.text, section.text, cut)
         is_place = is_first and other is old[place]
         least = max(SAID, 0.6 * len(section.text))
         is_said = section.role not in {"tools", "system"} and len(new) > 1
+        found = 0
+        if not is_said or may_be_equal(other.text, section.text, cut, MAY_BE):
+            found = equal_behind(other.text, section.text, cut)
         if is_said and found + cut < least:
             found = 0
             cut = cut if is_place else 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from quire_sim.lint import patterns
-from quire_sim.lint.texts import NUMBERED, PIECE, common_prefix, common_suffix
+from quire_sim.lint.texts import PIECE, common_prefix, common_suffix, unnumbered
 from quire_sim.logs import Section
 
 _THOUGHT = re.compile(
@@ -155,7 +155,7 @@ def _is_passage_order(old: str, new: str, at: int) -> bool:
 def passages(text: str, at: int, mark: str) -> list[str]:
     """Return the passages of a text from the one at a place on, without their numbers."""
     start = max(text.rfind(mark, 0, at), -len(mark)) + len(mark) if mark in text[:at] else 0
-    return [NUMBERED.sub("", each, count=1).strip() for each in text[start:].split(mark)]
+    return [unnumbered(each).strip() for each in text[start:].split(mark)]
 
 
 def _is_message_order(parting: Parting) -> bool:
@@ -197,8 +197,8 @@ def _is_summary(parting: Parting) -> bool:
     if found is None:
         return False
     far, start = found
-    is_told = patterns.RECAP.search(parting.later[parting.place].text) is not None
-    return start > far or (is_told and start >= far)
+    told = parting.later[parting.place].text
+    return start > far or (start == far and patterns.tells_summary(told))
 
 
 def resumed(parting: Parting) -> tuple[int, int] | None:

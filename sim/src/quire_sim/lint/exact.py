@@ -12,7 +12,7 @@ from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie
 from quire_sim.lint.texts import common_prefix, common_suffix
 from quire_sim.logs import LoggedRequest, Section
 
-MAX_BYTES = 400 << 20
+MAX_BYTES = 256 << 20
 """Memory of earlier prompts in tokens."""
 
 PIECE_TOKENS = 8

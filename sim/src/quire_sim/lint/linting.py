@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire_sim.lint.causes import TEMPLATE, Parting, cause_of
 from quire_sim.lint.chains import PromptDifference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
-from quire_sim.lint.nearest import EarlierPrompt, Finding, PromptTrie, scope_of
+from quire_sim.lint.nearest import MAX_BYTES, EarlierPrompt, Finding, PromptTrie, scope_of
 from quire_sim.lint.places import place_of
 from quire_sim.lint.rewrites import ChangingParts
 from quire_sim.lint.texts import BYTES_PER_TOKEN
@@ -168,7 +168,7 @@ class _Linting:
         self.report = LintReport(str(log.path), log.format, is_estimated=renderer is None)
         self._log, self._watchers = log, watchers
         self._exact = None if renderer is None else ExactPrompts(renderer)
-        self._prompts = PromptTrie()
+        self._prompts = PromptTrie(MAX_BYTES if renderer is None else MAX_BYTES // 2)
         self._learned = ChangingParts() if learned is None else learned
         self._by_cause: dict[str, CauseShare] = {}
         self._told = self._told_chars = 0

@@ -103,6 +103,13 @@ def both(pattern: re.Pattern[str], earlier: str, text: str, at: int) -> bool:
     return bool(old and new and old != new)
 
 
+def tells_summary(text: str) -> bool:
+    """Whether a text says that it sums a conversation up."""
+    told = text.casefold()  # a search for these words is ten times as fast as for the pattern
+    words = ("summary", "conversation", "recap of")
+    return any(word in told for word in words) and RECAP.search(text) is not None
+
+
 def line_before(text: str, at: int) -> str:
     """Return the line of a place up to it."""
     return text[text.rfind("\n", 0, at) + 1 : at]

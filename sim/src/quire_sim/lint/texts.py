@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from difflib import SequenceMatcher
+from functools import lru_cache
 
 PIECE = 32
 """Characters of a run of pieces that counts as equal; shorter ones are chance."""
@@ -21,10 +22,13 @@ SHORT = 96
 BYTES_PER_TOKEN = 4.0
 """Bytes of UTF-8 of a token, where no server told another figure."""
 
+_END = r'(?:[.!?;:,]\s+|[\u3002\uff01\uff1f\uff1b\uff0c]|",|\},|\n+)'
+_BEGINS_END = r'.!?;:,\u3002\uff01\uff1f\uff1b\uff0c"}\n'
 _PIECES = re.compile(
-    r'.+?(?:[.!?;:,]\s+|[\u3002\uff01\uff1f\uff1b\uff0c]|",|\},|\n+|\Z)', re.DOTALL
+    rf".[^{_BEGINS_END}]*(?:(?!{_END})[{_BEGINS_END}][^{_BEGINS_END}]*)*(?:{_END}|\Z)", re.DOTALL
 )
-_ENDED = re.compile(r'(?:[.!?;:,]\s+|[\u3002\uff01\uff1f\uff1b\uff0c]|",|\},|\n+)\Z')
+_ENDED = re.compile(rf"{_END}\Z")
+_LAST = "\u3002\uff01\uff1f\uff1b\uff0c,"
 _AROUND = " \t\r\n,{}[]"
 
 MOST_BEGUN = 400
@@ -72,7 +76,7 @@ def equal_behind(earlier: str, text: str, at: int) -> int:
     if min(middle) < PIECE or max(middle) < SHORT:
         return tail if tail >= PIECE else 0
     begun = _PIECES.findall(text[max(at - MOST_BEGUN, 0) : at])
-    start = at - (len(begun[-1]) if begun and not _ENDED.search(begun[-1]) else 0)
+    start = at - (len(begun[-1]) if begun and not _is_ended(begun[-1]) else 0)
     ended = _PIECES.match(text, len(text) - tail) if tail else None
     tail -= len(ended[0]) if ended else 0
     before = _pieces(earlier[start : len(earlier) - tail])
@@ -80,6 +84,21 @@ def equal_behind(earlier: str, text: str, at: int) -> int:
     found = _in_pieces(before, after)
     known = at - start if after and _key(after[0]) in set(map(_key, before)) else 0
     return tail + max(found - known, 0)
+
+
+def may_be_equal(earlier: str, text: str, cut: int, share: float) -> bool:
+    """Return whether a share of a text may stand in an earlier one, by whole pieces, begin and end."""
+    keys = _keys_of(earlier)
+    found = cut + common_suffix(earlier, text, min(len(earlier), len(text)) - cut)
+    if found >= share * len(text):
+        return True
+    found += sum(len(key) for key in _keys_of(text) if key in keys)
+    return found >= share * len(text)
+
+
+@lru_cache(256)
+def _keys_of(text: str) -> dict[str, None]:
+    return dict.fromkeys(map(_key, _pieces(text)))
 
 
 def _in_pieces(before: list[str], after: list[str]) -> int:
@@ -154,9 +173,20 @@ def _equal_ends(old: str, new: str, *, is_first: bool) -> int:
     return found + (begin if begin >= PIECE and not is_first else 0)
 
 
+def unnumbered(piece: str) -> str:
+    """Return a piece without its number in a list, or its mark of an item."""
+    mark = NUMBERED.match(piece)
+    return piece[mark.end() :] if mark else piece
+
+
+def _is_ended(piece: str) -> bool:
+    return (piece[-1].isspace() or piece[-1] in _LAST) and bool(_ENDED.search(piece))
+
+
+@lru_cache(1 << 16)
 def _key(piece: str) -> str:
     """Return a piece without its number in a list, and without blanks and marks around it."""
-    return NUMBERED.sub("", piece, count=1).strip(_AROUND)
+    return unnumbered(piece).strip(_AROUND)
 
 
 def _moved(gone: Counter[str], come: list[str]) -> int:

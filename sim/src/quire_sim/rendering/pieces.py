@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-MAX_BYTES = 192 << 20
+MAX_BYTES = 128 << 20
 """Memory of pieces that are kept with their tokens; beyond it all are forgotten, and tokenized again."""
 
 PIECE_BYTES = 250
