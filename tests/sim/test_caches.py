@@ -78,15 +78,22 @@ def test_requests_without_room_wait_for_the_end_of_others():
         assert [each.number for each in started] == [0, 1]
 
 
-def test_a_twin_at_the_same_time_misses_in_slots_and_hits_where_blocks_are_published():
-    twins = [prompt(range(200), time_s=t, first_s=2.0, duration_s=3.0) for t in (1.0, 2.0)]
-    later = [*twins, prompt(range(200), time_s=9.0, first_s=1.0, duration_s=1.0)]
+def test_a_request_beside_its_twin_misses_in_slots_and_waits_for_the_step_elsewhere():
+    twins = [prompt(range(200), time_s=t, duration_s=3.0) for t in (1.0, 2.0)]
+    later = [*twins, prompt(range(200), time_s=9.0, duration_s=1.0)]
     assert found("llama.cpp", later) == [0, 0, 199]
     assert reasons("llama.cpp", later) == ["", "other-slot", "rounding"]
-    assert found("sglang", later) == [0, 0, 199]
-    assert reasons("sglang", later) == ["", "at-once", "rounding"]
-    assert found("vllm", later) == [0, 192, 192]  # found once they are planned
-    assert found("quire", later) == [0, 192, 192]  # the second waits for the first
+    for server, hit in (("sglang", 199), ("vllm", 192), ("quire", 192)):
+        assert found(server, later) == [0, hit, hit]
+
+
+def test_twins_of_one_step_hit_where_blocks_are_found_once_planned_or_the_second_waits():
+    other = prompt(range(900, 1000), time_s=0.0, duration_s=5.0)
+    twins = [prompt(range(200), time_s=t, duration_s=9.0) for t in (1.0, 2.0)]
+    assert found("sglang", [other, *twins]) == [0, 0, 0]
+    assert reasons("sglang", [other, *twins]) == ["", "", "at-once"]
+    assert found("vllm", [other, *twins]) == [0, 0, 192]
+    assert found("quire", [other, *twins]) == [0, 0, 192]
 
 
 def test_steps_have_a_minimum_and_grow_by_128():

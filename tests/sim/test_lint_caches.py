@@ -115,6 +115,7 @@ def test_a_line_and_a_curve_are_shown(tmp_path):
     words = ("--server", "sglang", "--kv-tokens", "150")
     output = " ".join(run(path, *words, "--request", "4").output.split())
     assert "finds 0 of 64 tokens, and earlier prompts have 64: evicted for lack of room" in output
+    assert "Give the cache more memory" in run(path, *words).output
     assert "a capacity of 300 tokens finds 49.2%" in run(path, *words, "--curve").output
     ended = run(path, "--server", "vllm", "--curve")
     assert "is by capacity" in " ".join((ended.output + str(ended.exception)).split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -13,7 +12,7 @@ from quire_sim.caches.prompts import CachePrompt
 
 REASONS = {
     "": "all that earlier prompts have is found",
-    "rounding": "caches find whole blocks or steps, and compute at least one token",
+    "rounding": "rest of a block or step, and the last token",
     "minimum": "shorter than the provider's minimum",
     "no-breakpoint": "the request has no breakpoint",
     "behind-breakpoint": "its breakpoints stand behind what changed",
@@ -25,6 +24,19 @@ REASONS = {
     "other-slot": "held by a slot that another request used",
 }
 """Why a request finds less than earlier prompts have."""
+
+ADVICE = {
+    "minimum": "Put more of what stays at the front, or leave short prompts as they are.",
+    "no-breakpoint": "Mark the last tool or the end of the system text with cache_control, and the last message.",
+    "behind-breakpoint": "Place a breakpoint before what changes.",
+    "look-back": "Place a second breakpoint at most 20 blocks before the last one.",
+    "parameters": "Keep tool_choice, thinking and images the same during a conversation.",
+    "ttl": "Ask for a longer TTL, or send a request before it has passed.",
+    "evicted": "Give the cache more memory; --curve shows what that finds.",
+    "at-once": "Send one request first, and the others once its answer begins.",
+    "other-slot": "Give the server more slots, or send a conversation's requests one after the other.",
+}
+"""Advice for each reason that can be mended."""
 
 WINDOW = 1024
 """Requests among which lines of a log may be out of order of their times."""
@@ -55,10 +67,21 @@ class CacheHit(msgspec.Struct):
 
 
 class ServerCache(Protocol):
-    """The cache of a server. Requests are known by their number; times are seconds."""
+    """The cache of a server. Requests are known by their number; times are seconds.
+
+    `has_steps`  the server computes in steps: requests that come during one start together behind it
+    `has_order`  a request that has to wait keeps later ones waiting
+    """
+
+    has_steps: bool
+    has_order: bool
 
     def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
         """Admit a request and return its hit; None, and nothing changed, if it has to wait for another one's end."""
+        ...
+
+    def step(self, now: float) -> None:
+        """Say that requests which started are computed from now on."""
         ...
 
     def computed(self, number: int, now: float) -> None:
@@ -100,7 +123,8 @@ class _Asking:
         self._cache = cache
         self._now = 0.0
         self._events: list[tuple[float, bool, int]] = []
-        self._queue: deque[tuple[int, CachePrompt]] = deque()
+        self._queue: list[tuple[int, CachePrompt]] = []
+        self._computing: set[int] = set()
 
     def add(self, number: int, prompt: CachePrompt) -> Iterator[CacheHit]:
         time_s = prompt.time_s
@@ -115,30 +139,41 @@ class _Asking:
             yield from self._next()
 
     def _next(self) -> Iterator[CacheHit]:
-        self._now, is_end, number = heapq.heappop(self._events)
-        if is_end:
-            self._cache.end(number, self._now)
-        else:
-            self._cache.computed(number, self._now)
+        self._now = self._events[0][0]
+        while self._events and self._events[0][0] == self._now:
+            _, is_end, number = heapq.heappop(self._events)
+            if is_end:
+                self._cache.end(number, self._now)
+            else:
+                self._cache.computed(number, self._now)
+                self._computing.discard(number)
         yield from self._admit()
 
     def _admit(self) -> Iterator[CacheHit]:
-        while self._queue:
-            number, prompt = self._queue[0]
-            found = self._cache.start(number, prompt, self._now)
+        if not self._queue or (self._cache.has_steps and self._computing):
+            return
+        waiting, self._queue = self._queue, []
+        is_held = False
+        for number, prompt in waiting:
+            found = None if is_held else self._cache.start(number, prompt, self._now)
             if found is None:
-                return
-            self._queue.popleft()
+                is_held |= self._cache.has_order
+                self._queue.append((number, prompt))
+                continue
+            self._computing.add(number)
             prefill_s, whole_s = _times(prompt, found)
             sent_s = self._now if prompt.time_s is None else prompt.time_s
             heapq.heappush(self._events, (max(sent_s + prefill_s, self._now), False, number))
             heapq.heappush(self._events, (max(sent_s + whole_s, self._now), True, number))
             yield found
+        self._cache.step(self._now)
 
 
 def _times(prompt: CachePrompt, found: CacheHit) -> tuple[float, float]:
     """Return the seconds from sending to the first token, and to the end."""
     whole = prompt.duration_s or prompt.first_s or 0.0
+    if len(prompt.output) <= 1:
+        return whole, whole
     if prompt.first_s is not None:
         return min(prompt.first_s, whole), whole
     computed = max(prompt.size - found.hit_tokens, 1)

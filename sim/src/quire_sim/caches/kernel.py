@@ -6,11 +6,15 @@ from quire import Scope
 from quire.core import CacheManager, Sequence
 from quire.core.tokens import common_prefix
 from quire.errors import OutOfBlocks
+from quire.ops import fits
+from quire.scheduling import Limits
 from quire_sim.caches.asking import CacheHit
 from quire_sim.caches.prompts import CachePrompt
 from quire_sim.caches.tracking import TrackedCache
 
 UNLIMITED_BLOCKS = 1 << 24
+
+WATERMARK = Limits().watermark
 
 
 class KernelCache(TrackedCache):
@@ -20,6 +24,8 @@ class KernelCache(TrackedCache):
     one computes waits for it.
     """
 
+    has_order = False
+
     def __init__(self, num_blocks: int | None = None, block_size: int = 16) -> None:
         super().__init__()
         self._now = 0.0
@@ -27,30 +33,32 @@ class KernelCache(TrackedCache):
             num_blocks or UNLIMITED_BLOCKS, block_size, clock=lambda: self._now
         )
         self._running: dict[int, Sequence] = {}
+        self._opened: dict[int, Sequence] = {}
 
     def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
-        """Open a prompt and reserve its blocks."""
+        """Open a prompt."""
         self._now = now
         manager, scope = self.manager, _scope(prompt)
-        if self._has_leader(prompt):
+        if self._has_leader(prompt) or (self._running and self._lacks(prompt, scope)):
             return None
         try:
             seq = manager.open(prompt.tokens, scope)
         except OutOfBlocks:  # larger than the pool: the server refuses it
             return self._hit(number, prompt, 0, self.manager.block_size, now)
+        self._running[number] = self._opened[number] = seq
         hit = min(seq.num_cached, prompt.size)
-        try:
-            manager.reserve(seq, prompt.size - hit)
-        except OutOfBlocks:
-            manager.close(seq)
-            return (
-                None
-                if self._running
-                else self._hit(number, prompt, 0, self.manager.block_size, now)
-            )
-        manager.take_copies()
-        self._running[number] = seq
         return self._hit(number, prompt, hit, self.manager.block_size, now)
+
+    def step(self, now: float) -> None:
+        """Reserve the blocks of prompts that started; none is evicted before all have found theirs."""
+        self._now = now
+        for number, seq in self._opened.items():
+            try:
+                self.manager.reserve(seq, self._prompts[number].size - seq.num_cached)
+            except OutOfBlocks:  # the server computes it in parts, as blocks become free
+                self.manager.close(self._running.pop(number))
+        self._opened.clear()
+        self.manager.take_copies()
 
     def computed(self, number: int, now: float) -> None:
         """Publish the blocks of a prompt."""
@@ -74,6 +82,16 @@ class KernelCache(TrackedCache):
         except OutOfBlocks:  # the server would preempt somebody
             pass
         self.manager.close(seq)
+
+    def _lacks(self, prompt: CachePrompt, scope: Scope) -> bool:
+        """Whether a prompt has no room beside the blocks that an admission leaves free."""
+        fit = fits(self.manager, prompt.tokens, None, scope)
+        spare = max(1, int(WATERMARK * self.manager.pools[0].num_blocks))
+        promised = (
+            self._prompts[number].size - seq.capacity for number, seq in self._opened.items()
+        )
+        spare += sum(-(-tokens // self.manager.block_size) for tokens in promised)
+        return fit.needed[0] + spare > fit.room[0]
 
     def _has_leader(self, prompt: CachePrompt) -> bool:
         """Whether another request computes blocks that this one would compute again."""

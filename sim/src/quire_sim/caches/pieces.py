@@ -104,7 +104,7 @@ def cache_prompt(
         key=request.cache_key,
         retention_s=DAY_S if request.retention == "24h" else 0,
         time_s=request.time_s,
-        first_s=request.first_s,
+        first_s=request.first_s if request.body.get("stream") else None,
         duration_s=request.duration_s,
         parts=tuple(parts),
         parameters=request.parameters,

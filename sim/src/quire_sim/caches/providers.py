@@ -40,6 +40,8 @@ class ProviderCache(TrackedCache):
     An entry can be found once the first token of the answer that wrote it has left.
     """
 
+    has_steps = False
+
     def __init__(self, rules: ProviderRules) -> None:
         super().__init__()
         self._rules = rules

@@ -40,6 +40,8 @@ class PromptSlots(TrackedCache):
     loaded. When a request starts, other idle slots are saved and cleared.
     """
 
+    has_steps = False
+
     def __init__(
         self,
         num_tokens: int | None = None,

@@ -10,10 +10,16 @@ from quire_sim.caches.radix import RadixNode, SeenPrompts
 class TrackedCache:
     """The base of caches: the prompts so far, and which of them are computed."""
 
+    has_steps = True
+    has_order = True
+
     def __init__(self) -> None:
         self._seen = SeenPrompts()
         self._nodes: dict[int, RadixNode] = {}
         self._prompts: dict[int, CachePrompt] = {}
+
+    def step(self, now: float) -> None:
+        """Compute the requests that started."""
 
     def _hit(self, number: int, prompt: CachePrompt, hit: int, unit: int, now: float) -> CacheHit:
         """Note a request that starts, and return its hit in a cache that finds whole units of tokens."""

@@ -89,7 +89,7 @@ def show_hits(console: Console, report: "CacheReport") -> None:
 
 def show_cache(console: Console, report: "CacheReport") -> None:
     """Print what a server's cache finds, and how the server's own counts differ."""
-    from quire_sim.caches import DIFFERENCES, REASONS
+    from quire_sim.caches import ADVICE, DIFFERENCES, REASONS
 
     about = "about " * report.is_estimated
     whole = max(report.prompt_tokens, 1)
@@ -103,6 +103,9 @@ def show_cache(console: Console, report: "CacheReport") -> None:
             tokens = report.lost[why]
             table.add_row(REASONS[why], f"{tokens:,}", f"{tokens / whole:.1%}")
         console.print(table)
+        first = max(report.lost, key=lambda name: report.lost[name])
+        if first in ADVICE:
+            console.print(f"  {ADVICE[first]}", highlight=False)
     if report.server in {"openai", "anthropic"}:
         console.print(
             f"  prompts cost {about}{report.cost / whole:.1%} of the price without a cache, writing included",
@@ -115,10 +118,11 @@ def show_cache(console: Console, report: "CacheReport") -> None:
             f"  a capacity of {size:,} tokens finds {report.curve[size]:.1%}", highlight=False
         )
     if report.points_off is not None:
+        more = "more" if report.points_off < 0 else "less"
         told = report.told_hit_tokens / report.told_of_tokens
         console.print(
             f"  the server told {told:.1%} for {report.told:,} requests: {report.equal:,} equal, "
-            f"all together {-report.points_off:+.1f} points",
+            f"of all tokens {abs(report.points_off):.1f} points {more}",
             highlight=False,
         )
         for name, count in sorted(report.differences.items(), key=lambda pair: -pair[1]):
