@@ -1,8 +1,7 @@
 """The order in which a request asks upstreams."""
 
 from quire.routing import Router, Target
-from quire_router.index import Held
-from quire_router.prefixes import Question
+from quire_router.prefixes import Known
 from quire_router.upstreams import Upstream
 
 
@@ -17,13 +16,13 @@ class Candidates:
         upstreams: list[Upstream],
         router: Router,
         homes: list[Upstream],
-        known: tuple[Held, str | None],
-        asked: Question | None,
+        known: Known,
+        session: str | None,
     ) -> None:
-        self.asked, self.is_fresh = asked, False
+        self.known, self.is_fresh = known, False
         self.stale: Upstream | None = None
         self._left, self._router, self._homes = [*upstreams], router, homes
-        self._held, self._session = known
+        self._session = session
 
     def next(self) -> Upstream | None:
         """Return the upstream to ask next; if none is well, one that may have come up."""
@@ -36,7 +35,7 @@ class Candidates:
         able = able or [each for each in left if each.is_well] or left
         if not able:
             return None
-        held = self._held
+        held = self.known.held
         targets = [Target(each.name, each.num_inflight, held.get(each.name, ())) for each in able]
         chosen = able[self._router(targets, self._session)]
         left.remove(chosen)

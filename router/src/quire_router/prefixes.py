@@ -16,6 +16,7 @@ from quire.exchange.wire import CacheEvent, EventBatch, StoredEvent
 from quire.observe.telling import is_divided, salt_key
 from quire.web.keys import scope_of
 from quire_router.index import ClusterIndex, Held
+from quire_router.numbers import Names
 
 if TYPE_CHECKING:
     from quire.observe.zmq import Subscriber
@@ -75,19 +76,26 @@ class Asker(NamedTuple):
     tenant: str | None = None
 
 
+class Known(NamedTuple):
+    """Tokens of a prompt that upstreams hold, and the keys of its blocks (None: not needed)."""
+
+    held: Held
+    keys: Names | None = None
+
+
 class Prefixes(Protocol):
     """Knows who holds how much of a prompt."""
 
     index: ClusterIndex
 
-    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:
         """Return the tokens of a request's prompt that upstreams hold, by name; none if it cannot be read.
 
         `tokens` has an upstream read the prompt: int32 [num_tokens], None where it cannot.
         """
         ...
 
-    def sent(self, asked: Question, who: Asker, name: str) -> None:
+    def sent(self, known: Known, name: str) -> None:
         """Note that an upstream answers a request."""
         ...
 
@@ -110,13 +118,15 @@ class SentPrefixes:
     def __init__(self, num_blocks: int) -> None:
         self.index = ClusterIndex(num_blocks, PIECE)
 
-    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
-        overlap = self.index.lookup(*_pieces(asked, who))
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:
+        keys = self.index.keys(*_pieces(asked, who))
+        overlap = self.index.found(keys)
         self.index.touch(overlap)
-        return overlap.held
+        return Known(overlap.held, keys)
 
-    def sent(self, asked: Question, who: Asker, name: str) -> None:
-        self.index.routed(name, *_pieces(asked, who))
+    def sent(self, known: Known, name: str) -> None:
+        if known.keys is not None:
+            self.index.routed(name, known.keys)
 
     def follow(self, name: str, endpoint: str) -> None:
         raise ConfigError(f"events of {name} are not followed here, got {endpoint!r}")
@@ -176,9 +186,11 @@ class ToldPrefixes:
         if name in self._followed:
             self._followed.pop(name)[1].set()
 
-    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Held:
+    async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:
         read = await tokens()
-        return {} if read is None else self.found(read, asked.cache_salt, who.tenant, asked.model)
+        if read is None:
+            return Known({})
+        return Known(self.found(read, asked.cache_salt, who.tenant, asked.model))
 
     def found(
         self, tokens: IntArray, cache_salt: str | None, tenant: str | None, model: Any = None
@@ -201,7 +213,7 @@ class ToldPrefixes:
                     held[name] = max(held.get(name, counts), counts, key=sum)
         return held
 
-    def sent(self, asked: Question, who: Asker, name: str) -> None:
+    def sent(self, known: Known, name: str) -> None:
         """Nothing: the upstream tells."""
 
     def close(self) -> None:

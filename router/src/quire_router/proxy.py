@@ -23,9 +23,8 @@ from quire_router.candidates import Candidates
 from quire_router.counts import ProxyCounts
 from quire_router.fleet import Fleet
 from quire_router.gateway import Broken, Gateway, Incoming, Passed, keys_of
-from quire_router.index import Held
 from quire_router.listing import UpstreamList
-from quire_router.prefixes import Prefixes
+from quire_router.prefixes import Known, Prefixes
 from quire_router.upstreams import PATIENCE_S, Slow, Upstream
 
 ELSEWHERE = frozenset({429, 502, 503})
@@ -197,8 +196,7 @@ class Proxy(Gateway):
                     break
                 continue
             if answer.status_code not in ELSEWHERE:
-                if choice.asked is not None:
-                    self.prefixes.sent(choice.asked, incoming.who, upstream.name)
+                self.prefixes.sent(choice.known, upstream.name)
                 return answer
             num_seen += 1
             refusal = answer
@@ -229,16 +227,17 @@ class Proxy(Gateway):
         if named is not None and not FOR_CLIENTS.fullmatch(path):
             able = [each for each in able if str(each.number) == named]
         homes = [each for each in able if each.home == incoming.home and each.is_well]
-        held: Held = {}
+        known = Known({})
         if asked is not None and self._router.sees_prefix and asked.has_prompt and not homes:
             read = asked
             self.counts.num_looked += 1
-            held = await self.prefixes.held(read, incoming.who, lambda: self.tokens(incoming, read))
-            self.counts.num_found += bool(held)
+            known = await self.prefixes.held(
+                read, incoming.who, lambda: self.tokens(incoming, read)
+            )
+            self.counts.num_found += bool(known.held)
         if session is None and asked is not None:
             session = asked.session
-        has_prompt = asked is not None and asked.has_prompt
-        return Candidates(able, self._router, homes, (held, session), asked if has_prompt else None)
+        return Candidates(able, self._router, homes, known, session)
 
     async def _ask(self, upstream: Upstream, incoming: Incoming, *, is_fresh: bool) -> Response:
         """Return an upstream's answer: whole, or a stream whose first piece has come. Raises `OriginError`."""

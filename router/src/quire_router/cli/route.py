@@ -1,5 +1,6 @@
 """`quire route`: one address for several servers that speak OpenAI's protocol."""
 
+import gc
 import signal
 import sys
 from itertools import repeat
@@ -123,6 +124,7 @@ def route(
     config = uvicorn.Config(with_cors(proxy.app(), known.origins), **UVICORN)
     for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn sends itself what ended it, at the end
         signal.signal(each, _end)
+    gc.freeze()  # collections pass over what stays until the end
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

@@ -1,0 +1,251 @@
+"""Requests through a proxy whose upstreams die, hang, restart, are added and removed, as drawn."""
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+
+import pytest
+import uvicorn
+
+import quire_router.fleet
+import quire_router.upstreams
+from quire.routing import PrefixAware
+from quire.web.clients import UVICORN
+from quire.web.keys import ApiKeys
+from quire_router.listing import UpstreamList
+from quire_router.prefixes import SentPrefixes
+from quire_router.proxy import Proxy, ProxyLimits
+
+BODY = b'{"choices": [{"text": "an answer"}]}'
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY  # fmt: skip
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = b'14\r\ndata: {"piece": 1}\n\n\r\n'
+DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+class FaultyServer:
+    """An upstream that can die, hang and restart; `seen` has each sight of a request, `begun` those it answered."""
+
+    def __init__(self, world):
+        self.world, self.port, self.server = world, 0, None
+        self.writers, self.going_on = set(), asyncio.Event()
+        self.going_on.set()
+
+    async def start(self):
+        self.server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    def die(self):
+        self.server.close()
+        for writer in [*self.writers]:
+            writer.transport.abort()
+
+    async def _connected(self, reader, writer):
+        self.writers.add(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+                body = await reader.readexactly(int(size or 0))
+                asked = json.loads(body) if body else None
+                if asked is not None:
+                    self.world.see(asked["user"], self.port)
+                await self.going_on.wait()
+                if writer.transport.is_closing():
+                    break
+                if asked is None:
+                    writer.write(WHOLE)
+                else:
+                    await self._answer(asked, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.writers.discard(writer)
+            writer.transport.abort()
+
+    async def _answer(self, asked, writer):
+        world, name = self.world, asked["user"]
+        if asked["prompt"].startswith("poison"):
+            self.die()
+            world.later(0.3, self.start)
+            raise ConnectionError
+        await asyncio.sleep(world.rng.choice((0, 0.001, 0.02)))
+        await self.going_on.wait()
+        if writer.transport.is_closing():
+            raise ConnectionError
+        world.begun[name] = True
+        if not asked["stream"]:
+            writer.write(WHOLE)
+            return
+        writer.write(STREAM + EVENT)
+        await asyncio.sleep(0.005)
+        await self.going_on.wait()
+        writer.write(DONE)
+        await writer.drain()
+
+
+class World:
+    """Machines, a proxy before them, clients, and what is wrong with what they saw."""
+
+    def __init__(self, seed, file):
+        self.rng, self.file = random.Random(seed), file
+        self.seen, self.begun = defaultdict(list), defaultdict(bool)
+        self.machines, self.faults, self.failures, self.tasks = [], [], [], set()
+        self.is_over = False
+
+    def later(self, seconds, what):
+        async def do():
+            await asyncio.sleep(seconds)
+            await what()
+
+        task = asyncio.ensure_future(do())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def see(self, name, port):
+        if self.begun[name]:
+            self.faults.append(f"{name} was sent again after its first byte")
+        self.seen[name].append(port)
+
+    def list(self, machines):
+        self.file.write_text("".join(f"http://127.0.0.1:{each.port}\n" for each in machines))
+
+    async def run(self, num_requests, *, one_at_a_time):
+        self.machines = [FaultyServer(self) for _ in range(3)]
+        for each in self.machines:
+            await each.start()
+        self.list(self.machines)
+        proxy = Proxy(
+            UpstreamList([], self.file),
+            PrefixAware(4.0),
+            SentPrefixes(1 << 12),
+            ApiKeys(),
+            ProxyLimits(hung_s=2.0),
+        )
+        server = uvicorn.Server(uvicorn.Config(proxy.app(), port=0, **UVICORN))
+        serving = asyncio.ensure_future(server.serve())
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        await self._well(proxy, 3)
+        breaking = asyncio.ensure_future(self._break(proxy, one_at_a_time=one_at_a_time))
+        numbers = iter(range(num_requests))
+        poison = 0 if one_at_a_time else 0.002
+        await asyncio.gather(*(self._client(port, numbers, poison) for _ in range(24)))
+        self.is_over = True
+        await breaking
+        await asyncio.gather(*self.tasks)
+        await self._well(proxy, 3)
+        idle = [each for each in proxy.upstreams if not each.num_inflight]
+        assert idle == proxy.upstreams
+        server.should_exit = True
+        await serving
+        proxy.prefixes.index.check()
+        for each in self.machines:
+            each.die()
+        for name, ports in self.seen.items():
+            if len(ports) > 2:
+                self.faults.append(f"{name} was sent {len(ports)} times")
+        assert len(self.seen) > 0.5 * num_requests
+
+    async def _well(self, proxy, count):
+        while sum(each.is_well for each in proxy.fleet.staying) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def _break(self, proxy, *, one_at_a_time):
+        """Break machines: one after another, each only once all are well again, or several at once."""
+        while not self.is_over:
+            machine = self.rng.choice(self.machines)
+            what = self.rng.choice(("die", "die", "hang", "remove", "replace"))
+            if what == "die" and machine.server.is_serving():
+                machine.die()
+                await asyncio.sleep(self.rng.uniform(0.05, 0.8))
+                if not machine.server.is_serving():
+                    await machine.start()
+            elif what == "hang":
+                machine.going_on.clear()
+                await asyncio.sleep(self.rng.uniform(0.2, 4.0))
+                machine.going_on.set()
+            elif what == "remove":
+                self.list(each for each in self.machines if each is not machine)
+                await asyncio.sleep(self.rng.uniform(0.1, 0.6))
+                self.list(self.machines)
+            elif what == "replace":
+                fresh = FaultyServer(self)
+                await fresh.start()
+                self.machines[self.machines.index(machine)] = fresh
+                self.list(self.machines)
+                await asyncio.sleep(1.0)  # its requests end
+                machine.die()
+            if one_at_a_time:
+                await asyncio.sleep(0.3)
+                await self._well(proxy, 3)
+                await asyncio.sleep(0.3)
+
+    async def _client(self, port, numbers, poison):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in numbers:
+            name, stream = f"request {number}", self.rng.random() < 0.4
+            prompt = "poison" if self.rng.random() < poison else "text " * 30 + str(number % 40)
+            asked = {"prompt": prompt, "user": name, "stream": stream}
+            body = json.dumps(asked).encode()
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)  # fmt: skip
+            async with asyncio.timeout(60):
+                head, said = await self._answer(reader)
+            self._judge(name, head, said, stream=stream)
+        writer.transport.abort()
+
+    async def _answer(self, reader):
+        head = await reader.readuntil(b"\r\n\r\n")
+        if size := head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]:
+            return head, await reader.readexactly(int(size))
+        said = b""
+        while not said.endswith(b"\r\n0\r\n\r\n"):
+            said += await reader.readuntil(b"\n")
+        return head, said
+
+    def _judge(self, name, head, said, *, stream):
+        status = int(head.split(b" ", 2)[1])
+        if status == 200:
+            is_right = said.startswith(EVENT) and b"[DONE]" in said if stream else said == BODY
+            if not is_right:
+                self.faults.append(f"{name}: {said!r}")
+        elif status in (502, 503, 504):
+            if not json.loads(said)["error"]["message"]:
+                self.faults.append(f"{name}: {status} without a reason")
+            self.failures.append((name, status, said, self.seen[name]))
+        else:
+            self.faults.append(f"{name}: {status}")
+
+
+def play(seed, num_requests, file, monkeypatch, *, one_at_a_time):
+    monkeypatch.setattr(quire_router.upstreams, "CHECK_S", 0.1)
+    monkeypatch.setattr(quire_router.upstreams, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(quire_router.fleet, "CHECK_S", 0.1)
+    world = World(seed, file)
+    asyncio.run(world.run(num_requests, one_at_a_time=one_at_a_time))
+    assert not world.faults
+    return world
+
+
+@pytest.mark.ci
+def test_no_request_fails_while_one_upstream_at_most_is_down(tmp_path, monkeypatch):
+    world = play(1, 3000, tmp_path / "list", monkeypatch, one_at_a_time=True)
+    assert not world.failures
+
+
+@pytest.mark.ci
+def test_each_request_is_answered_or_refused_with_a_reason_and_two_upstreams_see_it(
+    tmp_path, monkeypatch
+):
+    world = play(2, 3000, tmp_path / "list", monkeypatch, one_at_a_time=False)
+    assert len(world.failures) < 1500  # those of an outage are refused at once, so they are many
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("one_at_a_time", [True, False])
+def test_ten_thousand_requests(tmp_path, monkeypatch, seed, one_at_a_time):
+    world = play(seed, 10_000, tmp_path / "list", monkeypatch, one_at_a_time=one_at_a_time)
+    assert not (one_at_a_time and world.failures)
