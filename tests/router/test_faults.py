@@ -7,7 +7,7 @@ import pytest
 from upstream_help import FakeUpstream, routed, served, wait_for
 
 import plain_http
-from quire.routing import RoundRobin
+from quire.routing import RoundRobin, SessionAffinity
 from quire_router.breaker import AFTER, FIRST_S, LONGEST_S, UpstreamBreaker
 from quire_router.proxy import MADE_BY
 
@@ -216,3 +216,18 @@ def test_a_breaker_opens_after_failures_in_a_row_and_closes_with_an_answer():
     breaker.asked()
     breaker.answered()
     assert (breaker.state, breaker.allows) == ("closed", True)
+
+
+def test_headers_of_tracing_and_of_the_session_pass_and_the_session_decides(three):
+    router, fakes = three
+    router.proxy._router = SessionAffinity()
+    trace = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "baggage": "a=1"}
+    homes = {
+        router.ask(headers=trace | {"x-session-id": "mine"}).headers[MADE_BY] for _ in range(4)
+    }
+    assert len(homes) == 1
+    told = fakes[int(homes.pop())].asked[-1][2]
+    assert trace.items() <= told.items()
+    names = [str(number) for number in range(20)]
+    spread = {router.ask(headers={"x-session-id": name}).headers[MADE_BY] for name in names}
+    assert len(spread) == 3
