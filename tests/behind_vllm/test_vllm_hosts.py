@@ -36,6 +36,8 @@ def test_every_hit_of_a_burst_over_small_staging_is_loaded_or_counted(tmp_path):
     assert [each["cached"] for each in burst] == [whole(each) for each in burst]
     assert told["counts"]["vllm:quire_cut_blocks"] == 0
     assert "longer hits are cut" in told["said"]
+    assert told["counts"]["vllm:quire_tier_hits disk"] > 0
+    assert told["counts"]["vllm:quire_tier_in_service disk"] == 1
     gated = tiers | {"staging": SLOTS, "settings": {"busy_share": 1.0}}
     burst, told = run(tmp_path, demo_model(), BURST, SEATS, gated)
     assert differ(plain, burst) == (0, 0)

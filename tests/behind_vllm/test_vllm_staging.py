@@ -8,6 +8,7 @@ from sides_help import BLOCK, SmallEngine
 
 from quire.core import Scope
 from quire.engines.tiered.opening import ranked
+from quire.engines.vllm.figures import COUNTS, STATES
 from quire.engines.vllm.staging import StagingSize
 from quire.errors import ConfigError
 from quire.tiers import Disk, Host, StackSettings
@@ -177,4 +178,23 @@ def test_staging_is_sized_by_prompt_and_seats_and_warns_where_a_prompt_does_not_
         assert "holds 120 tokens, and a prompt has up to 100" in caplog.text
     with pytest.raises(ConfigError, match="size"):
         StagingSize(engine.parts, config(), "much")
+    engine.close()
+
+
+def test_figures_of_tiers_are_counts_since_the_last_time_and_states_now(tmp_path):
+    now = [0.0]
+    engine, (text,) = stored_prompts(tmp_path, 1, now=lambda: now[0])
+    first = engine.side.take_figures()["disk"]
+    assert (first["hits"], first["records"], first["in_service"]) == (0, WHOLE // BLOCK, 1)
+    assert engine.run(text)[0] == WHOLE
+    assert engine.side.take_figures() == {}, "within a second"
+    now[0] += 1
+    second = engine.side.take_figures()["disk"]
+    assert (second["hits"], second["misses"]) == (WHOLE // BLOCK, 0)
+    assert second["loaded_bytes"] > WHOLE // BLOCK * SLOT
+    assert second.keys() == {*COUNTS, *STATES}
+    engine.stack._levels[0].reading.open()
+    now[0] += 1
+    third = engine.side.take_figures()["disk"]
+    assert (third["hits"], third["in_service"]) == (0, 0)
     engine.close()

@@ -67,7 +67,7 @@ def ended(process, result, log):
     # What is printed is vLLM's own log, where it says why an engine died.
     printed, _ = process.communicate(timeout=900)
     assert result.exists(), log.read_text()[-3000:] + printed[-6000:]
-    return json.loads(result.read_text()), log.read_text()
+    return json.loads(result.read_text()), log.read_text() + printed
 
 
 def run(tmp_path, model, load, engine=None, options=None, *, faults=None):

@@ -141,7 +141,11 @@ def main():
     preemptions = sum(
         each.value for each in llm.get_metrics() if each.name == "vllm:num_preemptions"
     )
-    counts = {each.name: each.value for each in llm.get_metrics() if "quire" in each.name}
+    counts = {
+        " ".join([each.name, *filter(None, [each.labels.get("tier")])]): each.value
+        for each in llm.get_metrics()
+        if "quire" in each.name
+    }
     llm.llm_engine.engine_core.shutdown()
     told = {"requests": results, "preemptions": preemptions, "seconds": seconds, "counts": counts}
     Path(sys.argv[2]).write_text(json.dumps(told))

@@ -8,6 +8,7 @@ scheduling  the scheduler's side: it owns the tiers
 copying     the workers' side: between their KV caches and the arena
 staging     the size of the arena
 support     what of vLLM's KV is kept, and its name
+figures     what became of the tiers, for metrics
 metrics     what vLLM logs and exports
 connector   `QuireConnector`, by which vLLM calls all that
 

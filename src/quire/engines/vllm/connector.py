@@ -250,8 +250,12 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
     # Metrics
 
     def get_kv_connector_stats(self) -> QuireStats | None:
-        counts = self._side.take_counts() if self._side is not None else {}
-        return QuireStats(data=counts) if counts else None
+        if self._side is None:
+            return None
+        told: dict[str, Any] = dict(self._side.take_counts())
+        if tiers := self._side.take_figures():
+            told["tiers"] = tiers
+        return QuireStats(data=told) if told else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> QuireStats:

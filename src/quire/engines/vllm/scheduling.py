@@ -14,6 +14,7 @@ import numpy as np
 from quire.core import MediaItem, Scope
 from quire.engines.tiered.cost import PrefillCost
 from quire.engines.vllm.arena import ArenaPlace, SharedArena
+from quire.engines.vllm.figures import Figures, TierFigures
 from quire.engines.vllm.loading import Loading, PromptLoad
 from quire.engines.vllm.parts import GroupPart
 from quire.engines.vllm.prompts import PromptNames
@@ -106,6 +107,7 @@ class SchedulerSide:
         self._acknowledged: Counter[int] = Counter()
         self._num_steps = 0
         self._under_way: set[bytes] = set()
+        self._figures = TierFigures(stack, now)
         stack.feeding.engine_rests()
 
     # Requests
@@ -273,6 +275,10 @@ class SchedulerSide:
             return {}
         counts, self.counts = dict(self.counts), Counter()
         return counts
+
+    def take_figures(self) -> Figures:
+        """Return figures of the tiers since the last call that returned some."""
+        return self._figures.take()
 
     def close(self) -> None:
         """Write the queued records, within `close_timeout_s`, and close the tiers."""

@@ -16,6 +16,16 @@ OPTIONS = ("tiers", "settings", "staging", "weights")
 GROUPS = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
 """The layer groups of vLLM that quire keeps."""
 
+REFUSED = {
+    "MambaSpec": "its states are of one token, not of blocks of tokens, and vLLM keeps few of them",
+    "ChunkedLocalAttentionSpec": "quire has no form for what a hit needs of its chunks",
+    "SlidingWindowMLASpec": "its cache has another form than a window's or MLA's",
+    "SinkFullAttentionSpec": "its sinks are in no block",
+    "CrossAttentionSpec": "it depends on the input of an encoder, not on the tokens before",
+    "EncoderOnlyAttentionSpec": "it depends on all tokens, also those behind the block",
+}
+"""Why quire keeps no other groups."""
+
 
 def check_supported(config: Any, groups: Any, extra: dict[str, Any]) -> None:
     """Raise `ConfigError` for what quire cannot keep, and for options that it does not know."""
@@ -51,7 +61,10 @@ def check_supported(config: Any, groups: Any, extra: dict[str, Any]) -> None:
     for group in groups:
         kind = type(group.kv_cache_spec).__name__
         if kind not in GROUPS:
-            raise ConfigError(f"quire keeps {', '.join(GROUPS)}; this model has layers of {kind}")
+            why = REFUSED.get(kind, "quire does not know its caches")
+            raise ConfigError(
+                f"quire keeps {', '.join(GROUPS)}; this model has layers of {kind}: {why}. Serve it without quire"
+            )
     sizes = sorted({group.kv_cache_spec.block_size for group in groups})
     if len(sizes) > 1:
         raise ConfigError(
