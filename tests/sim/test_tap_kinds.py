@@ -2,9 +2,10 @@
 
 import pytest
 
+from quire_sim.lint.texts import common_prefix
 from quire_sim.logs.entries import request_of
 from quire_sim.logs.records import LogRecord
-from quire_sim.tap.kinds import RecentPrompts, num_equal
+from quire_sim.tap.kinds import RecentPrompts
 
 SYSTEM = "You are a careful assistant. " * 40
 
@@ -119,4 +120,4 @@ def test_old_prompts_are_forgotten():
 
 @pytest.mark.parametrize(("one", "other", "num"), [("", "", 0), ("a", "", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("xa", "ya", 0), ("a" * 99, "a" * 70 + "b", 70)])  # fmt: skip
 def test_equal_characters_are_counted(one, other, num):
-    assert num_equal(one, other) == num
+    assert common_prefix(one, other) == num

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from quire_sim.lint.texts import common_prefix, equal_behind
 from quire_sim.logs.rows import LoggedRequest, Section
 
 Kind: TypeAlias = Literal[
@@ -33,7 +34,7 @@ class Difference(NamedTuple):
 
     `path`, `at`        the section of this prompt, and the character in it
     `earlier`, `this`   the two texts from a little before there
-    `num_equal_behind`  characters behind it that both have: the end of that section, and whole sections
+    `num_equal_behind`  characters behind it that both have: pieces of that section, and whole sections
     """
 
     path: str
@@ -142,7 +143,7 @@ class RecentPrompts:
         section = this.sections[depth]
         start = max(0, chars - SHOWN // 3)
         other = earlier.sections[depth]
-        end = _same_end(other.text[chars:], section.text[chars:])
+        end = equal_behind(other.text, section.text, chars)
         difference = Difference(
             section.path, chars, other.text[start : start + SHOWN],
             section.text[start : start + SHOWN], behind + end,
@@ -215,25 +216,7 @@ def _same_start(earlier: _Prompt, this: _Prompt, depth: int) -> int:
     one, other = earlier.sections[depth], this.sections[depth]
     if (one.role, one.kind) != (other.role, other.kind) or one.media or other.media:
         return 0
-    return num_equal(one.text, other.text)
-
-
-def num_equal(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:  # halves are compared by memory, not by character
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _same_end(one: str, other: str) -> int:
-    return num_equal(one[::-1], other[::-1])
+    return common_prefix(one.text, other.text)
 
 
 def _behind(earlier: _Prompt, this: _Prompt, depth: int) -> int:
