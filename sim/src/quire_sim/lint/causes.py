@@ -12,9 +12,7 @@ from quire_sim.lint import patterns
 from quire_sim.lint.texts import PIECE, common_prefix, common_suffix, unnumbered
 from quire_sim.logs import Section
 
-_THOUGHT = re.compile(
-    r"\s*<(think|thinking|reasoning|thought)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE
-)
+_THOUGHT = re.compile(r"<(think|thinking|reasoning|thought)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE)
 _MARKS = ("\n\n", "\n---\n", "\n")
 
 
@@ -80,7 +78,7 @@ def _is_header(old: str, new: str, at: int) -> bool:
 def _is_of_user(old: str, new: str, at: int) -> bool:
     if patterns.both(patterns.EMAIL, old, new, at):
         return True
-    return bool(patterns.USER.search(patterns.line_before(new, at)))
+    return bool(patterns.USER.search(patterns.line_before(new, at)[-patterns.LABEL :]))
 
 
 def _has_names(old: str, new: str, at: int) -> bool:
@@ -136,7 +134,7 @@ def _is_key_order(old: str, new: str, at: int) -> bool:
 def _is_passage_order(old: str, new: str, at: int) -> bool:
     """Whether the passage at a place stands elsewhere in the other text, for both texts; or items of a list."""
     for mark in _MARKS:
-        before, after = passages(old, at, mark)[:1], passages(new, at, mark)[:1]
+        before, after = passages(old, at, mark, 1), passages(new, at, mark, 1)
         if (
             before
             and after
@@ -152,10 +150,11 @@ def _is_passage_order(old: str, new: str, at: int) -> bool:
     return len(first) > 2 and first != then and Counter(first) == Counter(then)
 
 
-def passages(text: str, at: int, mark: str) -> list[str]:
-    """Return the passages of a text from the one at a place on, without their numbers."""
+def passages(text: str, at: int, mark: str, most: int = -1) -> list[str]:
+    """Return the passages of a text from a place on, without their numbers; at most so many."""
     start = max(text.rfind(mark, 0, at), -len(mark)) + len(mark) if mark in text[:at] else 0
-    return [unnumbered(each).strip() for each in text[start:].split(mark)]
+    parts = text[start:].split(mark, most)
+    return [unnumbered(each).strip() for each in parts[: most if most > 0 else None]]
 
 
 def _is_message_order(parting: Parting) -> bool:
@@ -225,7 +224,7 @@ def _is_thinking(parting: Parting) -> bool:
 
 def plain(text: str) -> str:
     """Return a text without its reasoning."""
-    return _THOUGHT.sub("", text).strip() if "<" in text else text
+    return _THOUGHT.sub("", text).strip() if "</" in text else text
 
 
 def _is_moved(parting: Parting) -> bool:

@@ -45,12 +45,13 @@ class PromptDifference(NamedTuple):
     chars: int
 
 
-def differences(parting: Parting, least: int) -> Iterator[PromptDifference]:
-    """Yield the differences of two prompts in order, while at least `least` characters behind one stand in both."""
+def differences(parting: Parting, lost: int, least: int) -> Iterator[PromptDifference]:
+    """Yield the differences of two prompts in order, while at least `least` characters behind one stand in both.
+
+    `lost` is how many stand behind the first.
+    """
     sources = list(range(len(parting.later)))
     for _ in range(MOST):
-        found = alike(parting.earlier, parting.later)
-        lost = found.total - (0 if parting.place < 0 else found.begin)
         if lost < least:
             return
         cause = cause_of(parting)
@@ -61,6 +62,7 @@ def differences(parting: Parting, least: int) -> Iterator[PromptDifference]:
             return
         sources = _sources(parting.later, new, sources)
         then = alike(old, new)
+        lost = then.total - then.begin
         parting = Parting(old, new, then.place, then.at)
 
 

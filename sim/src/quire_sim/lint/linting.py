@@ -323,7 +323,7 @@ def _loss(
         found.at,
         other,
     )
-    chain = list(differences(parting, LEAST))
+    chain = list(differences(parting, found.lost, LEAST))
     first = (
         chain[0] if chain else PromptDifference(cause_of(parting), parting, found.place, found.lost)
     )

@@ -70,6 +70,12 @@ CLEARED = re.compile(
 VALUE_END = re.compile(r"[\n;|)\"<]|[.!?]\s|[.!?]$|\s[-\u2013]\s|$|\s+\w+\s*[=:]")
 """The end of a value in a text: of its line, clause or sentence, or where the next name begins."""
 
+LABEL = 90
+"""Characters before a value in which its name stands."""
+
+LINE = 300
+"""Characters of a line before a place that are looked at."""
+
 REACH = 48
 """Characters before and behind a place within which a pattern that covers it begins and ends."""
 
@@ -111,8 +117,8 @@ def tells_summary(text: str) -> bool:
 
 
 def line_before(text: str, at: int) -> str:
-    """Return the line of a place up to it."""
-    return text[text.rfind("\n", 0, at) + 1 : at]
+    """Return the line of a place up to it; of a long one its end."""
+    return text[max(text.rfind("\n", 0, at) + 1, at - LINE) : at]
 
 
 def line_at(text: str, at: int) -> str:

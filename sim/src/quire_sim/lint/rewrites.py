@@ -6,6 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -24,6 +25,9 @@ Change: TypeAlias = Callable[[str, str, str], str]
 MARKS = ("\n\n", "\n---\n", "\n")
 LONG_LINE = 300
 """Characters of a line of which the sentence is moved that changes, not all of it."""
+
+_IN_FRONT = re.compile(r"prompt$|(?:messages|input)\[[01]\]")
+"""Places of texts of users whose lines may move: the first message, which every request sends again."""
 
 _UNITS = re.compile(r".*?(?:\n|\Z)", re.DOTALL)
 _SENTENCES = re.compile(r".+?(?:[.!?]\s+|\Z)", re.DOTALL)
@@ -81,7 +85,11 @@ def move_lines(body: Body, api: Api, learned: ChangingParts) -> Body:
     """Move lines that change to the end of the prompt."""
     taken: list[str] = []
 
-    def change(text: str, role: str, _: str) -> str:
+    roles = {role for role, _ in learned.shapes | learned.labels}
+
+    def change(text: str, role: str, path: str) -> str:
+        if role not in roles or not (role == "system" or _IN_FRONT.match(path)):
+            return text
         kept: list[str] = []
         for unit in _units(text):
             if unit.strip() and _is_moving(unit, role, learned):
@@ -278,23 +286,25 @@ def _units(text: str) -> list[str]:
 
 
 def _unit(text: str, at: int) -> str:
-    start = 0
-    for unit in _units(text):
+    start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+    line = text[start : len(text) if end < 0 else end + 1]
+    for unit in _units(line):
         start += len(unit)
         if at < start:
             return unit
-    return ""
+    return line
 
 
 def _label(text: str, at: int) -> str:
     """Return how a line with data of a user begins; empty if that is too short to know it by."""
     line = patterns.line_before(text, at)
-    found = list(patterns.USER.finditer(line))
+    found = list(patterns.USER.finditer(line, max(len(line) - patterns.LABEL, 0)))
     label = line[: found[-1].end()] if found else ""
     words = re.match(r".*?\b(?:name|user|customer|client|account|tenant|company|e-?mail|phone|address|city|country|location|locale|language|zone|plan|helping|assisting|to|with|in|for)\b\W*", label, re.IGNORECASE)  # fmt: skip
     return words[0] if words and len(words[0].strip()) >= 4 else ""
 
 
+@lru_cache(1 << 16)
 def _shape(line: str) -> str:
     """Return a line with everything that may change left out."""
     for pattern in (patterns.TIME, patterns.EMAIL, patterns.IDENTIFIER, patterns.NUMBER):

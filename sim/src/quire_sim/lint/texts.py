@@ -13,6 +13,12 @@ PIECE = 32
 IN_ORDER = 8
 """Characters of such a run that stands in order between other equal ones."""
 
+SMALL = 6000
+"""Characters of a text up to which sentences are compared, however short its lines are."""
+
+LONG = 600
+"""Mean characters of lines beyond which sentences are compared."""
+
 MOST_PIECES = 1000
 """Pieces of a differing middle that are compared one by one; of a longer middle, lines are."""
 
@@ -75,6 +81,8 @@ def equal_behind(earlier: str, text: str, at: int) -> int:
     middle = (len(earlier) - tail - at, len(text) - tail - at)
     if min(middle) < PIECE or max(middle) < SHORT:
         return tail if tail >= PIECE else 0
+    if not _share_lines(earlier[at : len(earlier) - tail], text[at : len(text) - tail]):
+        return tail if tail >= PIECE else 0
     begun = _PIECES.findall(text[max(at - MOST_BEGUN, 0) : at])
     start = at - (len(begun[-1]) if begun and not _is_ended(begun[-1]) else 0)
     ended = _PIECES.match(text, len(text) - tail) if tail else None
@@ -101,18 +109,30 @@ def _keys_of(text: str) -> dict[str, None]:
     return dict.fromkeys(map(_key, _pieces(text)))
 
 
+def _share_lines(old: str, new: str) -> bool:
+    """Whether two texts have a line or sentence in common, or are too short to have one."""
+    if min(len(old), len(new)) < 4 * PIECE:
+        return True
+    lines, others = (set(each.replace(". ", "\n").split("\n")) for each in (old, new))
+    return (
+        any(len(each) >= PIECE // 2 for each in lines & others)
+        or len(lines) == 1
+        or len(others) == 1
+    )
+
+
 def _in_pieces(before: list[str], after: list[str]) -> int:
     """Return the characters of pieces that stand in others."""
-    gone, come = Counter(map(_key, before)), list[str]()
+    gone, come = Counter[str](), list[str]()
     found = 0
     for tag, low, high, start, end in _opcodes(before, after):
         if tag == "equal":
             size = sum(map(len, after[start:end]))
             found += size if size >= IN_ORDER else 0
-            gone.subtract(map(_key, before[low:high]))
             come.append("")
             continue
         come += after[start:end]
+        gone.update(map(_key, before[low:high]))
         if high - low == end - start == 1 and _key(before[low]) != _key(after[start]):
             found += _equal_ends(before[low], after[start], is_first=not low)
     return found + _moved(gone, come)
@@ -154,15 +174,18 @@ def _first_words(earlier: str, text: str, at: int, ends: tuple[int, int]) -> tup
 
 
 def _pieces(text: str) -> list[str]:
-    """Return a text in sentences and lines; in lines alone if there are too many."""
+    """Return a text in lines; in sentences where lines are long, if these are not too many."""
+    lines = text.splitlines(keepends=True)
+    if SMALL < len(text) <= LONG * max(len(lines), 1):
+        return lines
     found = _PIECES.findall(text)
-    return found if len(found) <= MOST_PIECES else text.splitlines(keepends=True)
+    return found if len(found) <= MOST_PIECES else lines
 
 
 def _opcodes(old: list[str], new: list[str]) -> list[tuple[str, int, int, int, int]]:
     if max(len(old), len(new)) > 4 * MOST_PIECES:
         return [("replace", 0, len(old), 0, len(new))]
-    return list(SequenceMatcher(None, old, new, autojunk=len(new) >= 400).get_opcodes())
+    return list(SequenceMatcher(str.isspace, old, new, autojunk=len(new) >= 400).get_opcodes())
 
 
 def _equal_ends(old: str, new: str, *, is_first: bool) -> int:
