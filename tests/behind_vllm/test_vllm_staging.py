@@ -131,6 +131,13 @@ def test_blocks_on_a_disk_below_small_memory_are_not_copied_out_again(tmp_path):
     engine.settle()
     engine.side.take_counts()
     assert [engine.run(text)[0] for text in texts] == [WHOLE] * 8
+    for text in texts:  # vLLM's own pool has it
+        engine.side.follow("r", text, Scope())
+        copies = engine.side.step(
+            {"r": (WHOLE, 2)}, lambda _, text=text: text, lambda _: [list(range(1, 9))]
+        )
+        engine.side.done(copies.step, 1, 0.0)
+        engine.side.ended("r")
     assert "saved_blocks" not in engine.side.take_counts()
     engine.close()
 
