@@ -7,6 +7,7 @@ from lint_help import clean, planted
 from log_help import chat, lines
 
 from quire_sim.lint import lint_log
+from quire_sim.lint.mends import MendedHits, MendGain, MendReport
 from quire_sim.lint.picture import LintPicture
 from quire_sim.logs import open_log
 from quire_sim.report.linted import lint_html
@@ -37,6 +38,15 @@ def test_the_page_loads_nothing_and_has_no_words_of_prompts_if_private(tmp_path)
     assert not re.search(r"(?:src|href)=|url\(|@import|<script", text)
     assert "secret" not in text
     assert "unshown" not in text
+
+
+def test_the_page_has_what_each_mend_is_worth(tmp_path):
+    report, picture, _ = page(tmp_path / "log", planted("time", 9))
+    gain = MendGain("move-lines", "move lines", True, 9, MendedHits(100, 90))
+    mending = MendReport(MendedHits(100, 20), MendedHits(100, 95), mends=[gain])
+    text = lint_html(report, picture, mending, private=False)
+    for words in ("20.0", "move lines (answers may change)", "90.0", "95.0"):
+        assert words in text
 
 
 def test_words_of_prompts_are_text_and_nothing_else(tmp_path):

@@ -225,7 +225,7 @@ def lint(
     if report_to is not None:
         from quire_sim.report.linted import lint_html
 
-        write_text(report_to, lint_html(report, picture, private=private))
+        write_text(report_to, lint_html(report, picture, saved, private=private))
         stderr().print(f"report written to {report_to}", markup=False, highlight=False)
     for sentence in report.unread:
         stderr().print(f"{log.name}: {sentence}", markup=False, highlight=False)

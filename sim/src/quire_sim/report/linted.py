@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from quire_sim.lint import CAUSES, LintReport, Loss
+from quire_sim.lint.mends import MendReport
 from quire_sim.lint.picture import DEPTHS, FIRST_DEPTH, LintPicture, Point, Talk
 from quire_sim.report.figures import short
 from quire_sim.report.templates import as_is, rendered
@@ -26,8 +27,10 @@ ROLE_NAMES = {
 }
 
 
-def lint_html(report: LintReport, picture: LintPicture, *, private: bool) -> str:
-    """Return a report and its picture as one HTML document; without words of prompts if it is private."""
+def lint_html(
+    report: LintReport, picture: LintPicture, mending: MendReport | None = None, *, private: bool
+) -> str:
+    """Return a report, its picture and its mends as one HTML document; without words of prompts if it is private."""
     factor = 1 / report.chars_per_token if report.is_estimated else 1.0
     whole = max(report.prompt_tokens, 1)
     return rendered(
@@ -39,6 +42,7 @@ def lint_html(report: LintReport, picture: LintPicture, *, private: bool) -> str
         mended=(report.hit_tokens + report.lost_tokens) / whole,
         new=1 - (report.hit_tokens + report.lost_tokens) / whole,
         causes=[_cause(share, private=private) for share in report.causes],
+        mends=[] if mending is None else _mends(mending),
         roles=_roles(picture),
         talks=_talks(picture, factor, private=private),
         num_talks=len(picture.talks),
@@ -65,6 +69,24 @@ def _cause(share: Any, *, private: bool) -> dict[str, Any]:
         "loss": share.example,
         "words": None if private or share.example is None else _words(share.example),
     }
+
+
+def _mends(mending: MendReport) -> list[dict[str, Any]]:
+    """Return the hits of the log as it is, with each mend alone, and with all together."""
+    rows = [("as it is", mending.before)]
+    rows += [
+        (each.title + (" (answers may change)" if each.changes_meaning else ""), each.after)
+        for each in mending.mends
+    ]
+    rows.append(("all that keep the meaning", mending.together))
+    return [
+        {
+            "title": title,
+            "tokens": hits.hit_tokens,
+            "rate": hits.hit_tokens / max(hits.prompt_tokens, 1),
+        }
+        for title, hits in rows
+    ]
 
 
 def _words(loss: Loss) -> dict[str, str] | None:
