@@ -51,30 +51,33 @@ class FaultyServer:
                 asked = json.loads(body) if body else None
                 if asked is not None:
                     self.world.see(asked["user"], self.port)
+                was_hung = not self.going_on.is_set()
                 await self.going_on.wait()
                 if writer.transport.is_closing():
                     break
                 if asked is None:
                     writer.write(WHOLE)
                 else:
-                    await self._answer(asked, writer)
+                    await self._answer(asked, writer, was_hung=was_hung)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             self.writers.discard(writer)
             writer.transport.abort()
 
-    async def _answer(self, asked, writer):
+    async def _answer(self, asked, writer, *, was_hung):
         world, name = self.world, asked["user"]
         if asked["prompt"].startswith("poison"):
             self.die()
             world.later(0.3, self.start)
             raise ConnectionError
         await asyncio.sleep(world.rng.choice((0, 0.001, 0.02)))
+        was_hung = was_hung or not self.going_on.is_set()
         await self.going_on.wait()
         if writer.transport.is_closing():
             raise ConnectionError
-        world.begun[name] = True
+        # The proxy may have given a hung server up at this very moment: no byte comes to it.
+        world.begun[name] |= not was_hung
         if not asked["stream"]:
             writer.write(WHOLE)
             return
@@ -123,7 +126,9 @@ class World:
             ApiKeys(),
             ProxyLimits(hung_s=2.0),
         )
-        server = uvicorn.Server(uvicorn.Config(proxy.app(), port=0, **UVICORN))
+        server = uvicorn.Server(
+            uvicorn.Config(proxy.app(), port=0, timeout_keep_alive=60, **UVICORN)
+        )
         serving = asyncio.ensure_future(server.serve())
         while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
