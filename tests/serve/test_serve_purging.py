@@ -109,14 +109,14 @@ def test_clients_and_strangers_may_not_purge(server):
 
 def test_the_command_purges_a_server_with_the_operators_key(server, tmp_path):
     cached(server, "key-of-ann")
-    ask = ("cache", "purge", "--server", server.url, "--tenant", "ann")
+    ask = ("cache", "purge", "--url", server.url, "--tenant", "ann")
     assert "401" in refusal(*ask)
     found = json.loads(shown(*ask, "--json", env={OPERATOR_ENV: "the-operators"}))
     assert (found["complete"], found["server"]) == (True, server.url)
     assert found["blocks"]["full"] > 0
     assert cached(server, "key-of-ann") == 0
-    assert "one of a tier's PLACE and --server" in refusal(*ask, str(tmp_path))
-    assert "http://" in refusal("cache", "purge", "--server", "file:///etc", "--tenant", "a")
+    assert "one of a tier's PLACE and --url" in refusal(*ask, str(tmp_path))
+    assert "http://" in refusal("cache", "purge", "--url", "file:///etc", "--tenant", "a")
     assert "cannot be asked" in refusal(
-        "cache", "purge", "--server", "http://127.0.0.1:9", "--tenant", "a"
+        "cache", "purge", "--url", "http://127.0.0.1:9", "--tenant", "a"
     )

@@ -57,7 +57,7 @@ def purge(
         str | None,
         typer.Option(help="Read the tenant from this file; -: from stdin.", show_default=False),
     ] = None,
-    server: Annotated[
+    url: Annotated[
         str | None,
         typer.Option(
             help="Purge this running server, http://host:port, and its tiers.", show_default=False
@@ -70,7 +70,7 @@ def purge(
 
     Exit code 1 if something of the tenant is left or may be; the reason is
     said. Nothing else may have a disk tier's directory open. A running server
-    keeps KV in its own memory: --server purges that, and its tiers, while it
+    keeps KV in its own memory: --url purges that, and its tiers, while it
     serves others. The operator's key is that of QUIRE_OPERATOR_KEY. A tier
     with a tier key that hides tenants needs --tier-key-file.
 
@@ -78,21 +78,19 @@ def purge(
 
       quire cache purge /var/cache/quire --tenant-file -
       quire cache purge redis://localhost:6379 --tenant acme --json
-      quire cache purge --server http://127.0.0.1:8000 --tenant acme
+      quire cache purge --url http://127.0.0.1:8000 --tenant acme
     """
     if (tenant is None) == (tenant_file is None):
         raise ConfigError("say whose records go: one of --tenant NAME and --tenant-file FILE")
-    if (place is None) == (server is None):
-        raise ConfigError("say where: one of a tier's PLACE and --server URL")
+    if (place is None) == (url is None):
+        raise ConfigError("say where: one of a tier's PLACE and --url URL")
     name = tenant if tenant is not None else _read_tenant(tenant_file or "-")
     if not name:
         raise ConfigError(
             "the tenant is empty; records of everybody go with quire cache evict --all"
         )
     found = (
-        _of_place(place, name, tier_key_file)
-        if place is not None
-        else _of_server(str(server), name)
+        _of_place(place, name, tier_key_file) if place is not None else _of_server(str(url), name)
     )
     answer(found, _show, as_json=as_json)
     if not found["complete"]:
@@ -142,7 +140,7 @@ def _of_server(url: str, name: str) -> dict[str, Any]:
     from quire.web.keys import OPERATOR_ENV
 
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-        raise ConfigError(f"--server is an address like http://127.0.0.1:8000, got {url!r}")
+        raise ConfigError(f"--url is an address like http://127.0.0.1:8000, got {url!r}")
     headers = {"Content-Type": "application/json"}
     if operator := os.environ.get(OPERATOR_ENV):
         headers["Authorization"] = f"Bearer {operator}"

@@ -27,14 +27,15 @@ def route(
     upstream: Annotated[
         list[str] | None,
         typer.Option(
-            help="A server, http://HOST:PORT; once for each. dns+http://HOST:PORT is every address of a name.",
+            help="A server, http://HOST:PORT; once for each.",
             show_default=False,
         ),
     ] = None,
     upstreams: Annotated[
         Path | None,
         typer.Option(
-            help="A file that is watched: a line for each server, URL or URL FOLLOW.",
+            "--watch",
+            help="A file that is read again each second: a line for each server, URL or URL FOLLOW.",
             show_default=False,
             metavar="FILE",
         ),
@@ -72,8 +73,9 @@ def route(
 
     Give --follow as often as --upstream, in the same order, and what is cached is known from the servers; else it is
     supposed from what they were sent. Servers may start later, and go: a request that one fails before it
-    answers goes to another, once. At /v1/upstreams is who is well, at /metrics how they do. Beyond loopback there have to be keys: from --keys, or
-    one in QUIRE_API_KEY; they are passed on.
+    answers goes to another, once. dns+http://HOST:PORT is every address of a name. At /v1/upstreams is who is well,
+    at /metrics how they do. Beyond loopback there have to be keys: from --keys, or one in QUIRE_API_KEY; they are
+    passed on.
 
     [bold]Examples[/bold]
 
@@ -99,9 +101,7 @@ def route(
             f"{len(follow)} --follow for {len(given)} upstreams; give one for each, or none"
         )
     if not given and upstreams is None:
-        raise ConfigError(
-            "no upstream is given; use --upstream http://HOST:PORT, or --upstreams FILE"
-        )
+        raise ConfigError("no upstream is given; use --upstream http://HOST:PORT, or --watch FILE")
     listing = UpstreamList([*map(Listed, given, follow or repeat(None))], upstreams)
     limit = parse_bytes(max_body)
     listening, url = listen(host, port, SLOW_S)

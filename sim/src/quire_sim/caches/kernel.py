@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from quire import Scope
+from quire import Scope, ops
 from quire.core import CacheManager, Sequence
 from quire.core.tokens import common_prefix
 from quire.errors import OutOfBlocks
-from quire.ops import fits
 from quire.scheduling import Limits
 from quire_sim.caches.asking import CacheHit
 from quire_sim.caches.prompts import CachePrompt
@@ -85,7 +84,7 @@ class KernelCache(TrackedCache):
 
     def _lacks(self, prompt: CachePrompt, scope: Scope) -> bool:
         """Whether a prompt has no room beside the blocks that an admission leaves free."""
-        fit = fits(self.manager, prompt.tokens, None, scope)
+        fit = ops.fits(self.manager, prompt.tokens, None, scope)
         spare = max(1, int(WATERMARK * self.manager.pools[0].num_blocks))
         promised = (
             self._prompts[number].size - seq.capacity for number, seq in self._opened.items()

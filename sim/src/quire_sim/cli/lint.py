@@ -49,7 +49,7 @@ def lint(
         str | None,
         typer.Option(
             "--model",
-            help="Count tokens exactly, by the tokenizer and chat template in this folder or GGUF file.",
+            help="A model: a local folder or file, or a name.",
             show_default="estimate",
         ),
     ] = None,
@@ -66,7 +66,11 @@ def lint(
     ] = None,
     report_to: Annotated[
         Path | None,
-        typer.Option("--report", help="Write an HTML page, for FILE.html.", show_default=False),
+        typer.Option(
+            "--report",
+            help="Write it as a page (.html) or picture (.svg), too, whichever the command has.",
+            show_default=False,
+        ),
     ] = None,
     server: Annotated[
         str | None,
@@ -81,10 +85,10 @@ def lint(
     ] = None,
     kv_memory: Annotated[
         str | None,
-        typer.Option(help="Memory for K and V of --model, instead.", show_default=False),
+        typer.Option(help="Memory for cached K and V.", show_default=False),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a block of it.", show_default="16")
+        int | None, typer.Option(min=1, help="Tokens per block.", show_default="16")
     ] = None,
     curve: Annotated[
         bool, typer.Option("--curve", help="Show the hit rates of half to 8 times the capacity.")
@@ -113,7 +117,10 @@ def lint(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Show seconds of prefill of --model on it: h100.", show_default=False),
+        typer.Option(
+            help="An accelerator: h100, mi300x, cpu, ...; or a .json file of yours.",
+            show_default=False,
+        ),
     ] = None,
     price: Annotated[
         float | None,
@@ -126,6 +133,7 @@ def lint(
 
     Reads bodies of OpenAI's and Anthropic's APIs, exports, sessions of coding agents, and others. Each
     prompt is compared with the nearest earlier one, as by a cache without limits. Nothing leaves the machine.
+    With --model, tokens are counted exactly, by its tokenizer and chat template, and --gpu tells seconds of prefill.
 
     [bold]Examples[/bold]
 

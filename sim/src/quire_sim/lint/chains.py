@@ -6,7 +6,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -216,10 +216,10 @@ def canonical(value: Any) -> Any:
     """Return a JSON value with sorted keys, and with the lists of schemas that are sets sorted."""
     if isinstance(value, dict):
         return {
-            str(key): sorted(inner)
+            key: sorted(inner)
             if key in {"required", "enum"} and _are_words(inner)
             else canonical(inner)
-            for key, inner in sorted(value.items())  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            for key, inner in sorted(cast("dict[str, Any]", value).items())
         }
     if isinstance(value, list):
         return [canonical(each) for each in value]  # pyright: ignore[reportUnknownVariableType]

@@ -12,6 +12,7 @@ import msgspec
 from quire.errors import TraceError
 from quire_sim.lint.linting import LintedRequest, LintReport, without_words
 from quire_sim.logs.hashed import KEY, LintedRow
+from quire_sim.logs.rows import Kind
 from quire_sim.trace.bodies import RequestLogTrace
 from quire_sim.trace.chunks import create_text
 from quire_sim.trace.saving import own_rows
@@ -28,7 +29,7 @@ class HashedRows:
     def add(self, seen: LintedRequest) -> None:
         """Add a request."""
         request, loss = seen.request, seen.loss
-        sections = [
+        sections: list[tuple[str, str, Kind, int]] = [
             (each.path, each.role, each.kind, max(len(each.text) + len(each.media), 1))
             for each in request.sections
         ]

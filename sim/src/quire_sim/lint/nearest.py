@@ -40,8 +40,8 @@ class EarlierPrompt(msgspec.Struct, eq=False):
 
 def scope_of(request: LoggedRequest) -> dict[str, str]:
     """Return the fields beside a prompt that divide caches, by name."""
-    beside = {} if request.api == "messages" else {"tool_choice", "parallel_tool_calls"}
-    names = sorted(set(request.parameters) - set(beside))
+    beside = () if request.api == "messages" else ("tool_choice", "parallel_tool_calls")
+    names = sorted({*request.parameters} - {*beside})
     scope = {name: request.parameters[name] for name in names}
     return {"model": request.model, "cache_salt": request.salt, **scope}
 

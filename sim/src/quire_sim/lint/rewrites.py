@@ -107,11 +107,11 @@ def sort_tools(body: Body, _: Api, __: ChangingParts) -> Body:
     found = dict(body)
     for name in ("tools", "functions"):
         given: Any = body.get(name)
-        if not isinstance(given, list) or not given:
+        tools = _objects(given)
+        if not tools:
             continue
-        tools = cast("list[Any]", given)
         order = sorted(range(len(tools)), key=lambda n: (tool_name(as_json(tools[n])), n))
-        controls = [each["cache_control"] for each in tools if isinstance(each, dict) and "cache_control" in each]  # fmt: skip
+        controls = [each["cache_control"] for each in tools if "cache_control" in each]  # fmt: skip
         if controls:
             bare = [{key: value for key, value in each.items() if key != "cache_control"} for each in tools]  # fmt: skip
             found[name] = [bare[n] for n in order]
@@ -187,7 +187,7 @@ def place_breakpoints(body: Body, api: Api, _: ChangingParts) -> Body:
     if messages:
         last = messages[-1]
         content: Any = last.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        parts = _parts(content, "text")
         if parts and parts[-1].get("type") != "thinking":
             parts[-1] = parts[-1] | mark
             found["messages"] = [*messages[:-1], last | {"content": parts}]
@@ -217,12 +217,12 @@ def with_texts(
         messages: list[Any] = list(cast("list[Any]", given))
         last = len(messages) - 1
         for place, message in enumerate(messages):
+            fields = cast("Body", message) if isinstance(message, dict) else {}
             is_last = place == last
-            is_system = isinstance(message, dict) and message.get("role") in {"system", "developer"}
+            is_system = fields.get("role") in {"system", "developer"}
             if (but_last and is_last and not is_system) or (only_last and not is_last):
                 continue
-            if isinstance(message, dict) and "content" in message:
-                fields = cast("Body", message)
+            if "content" in fields:
                 role = "system" if is_system else str(fields.get("role", "user"))
                 content = _content(fields["content"], role, f"{name}[{place}].content", change)
                 messages[place] = fields | {"content": content}
@@ -245,15 +245,16 @@ def append(body: Body, api: Api, text: str, *, apart: bool = False) -> Body:
         found[name] = f"{given}\n\n{text}"
         return found
     messages: list[Any] = list(given or [])
-    last: Any = messages[-1] if messages else {}
+    last: Body = {}
+    if messages and isinstance(messages[-1], dict):
+        last = cast("Body", messages[-1])
     kind = "input_text" if api == "responses" else "text"
-    if isinstance(last, dict) and last.get("role") == "user" and (not apart or api == "messages"):
+    if last.get("role") == "user" and (not apart or api == "messages"):
         content: Any = last.get("content")
         if isinstance(content, str) and not apart:
             content = f"{content}\n\n{text}"
         else:
-            parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
-            content = [*parts, {"type": kind, "text": text}]
+            content = [*_parts(content, kind), {"type": kind, "text": text}]
         messages[-1] = last | {"content": content}
     else:
         messages.append({"role": "user", "content": text})
@@ -268,13 +269,25 @@ def _content(content: Any, role: str, path: str, change: Change) -> Any:
         return content
     found: list[Any] = []
     for place, part in enumerate(cast("list[Any]", content)):
-        if isinstance(part, dict) and isinstance(part.get("text"), str):
-            text = change(part["text"], role, f"{path}[{place}]")
-            if text.strip() or not part["text"].strip():
-                found.append(cast("Body", part) | {"text": text})
+        fields = cast("Body", part) if isinstance(part, dict) else {}
+        if isinstance(before := fields.get("text"), str):
+            text = change(before, role, f"{path}[{place}]")
+            if text.strip() or not before.strip():
+                found.append(fields | {"text": text})
         else:
             found.append(part)
     return found
+
+
+def _objects(given: Any) -> list[Body]:
+    """Return a list of objects; empty for anything else."""
+    items = cast("list[Any]", given) if isinstance(given, list) else []
+    return items if all(isinstance(each, dict) for each in items) else []
+
+
+def _parts(content: Any, kind: str) -> list[Body]:
+    """Return a message's content as parts."""
+    return [{"type": kind, "text": content}] if isinstance(content, str) else [*_objects(content)]
 
 
 def _units(text: str) -> list[str]:
