@@ -108,6 +108,8 @@ class DiskMachine(RuleBasedStateMachine):
     @rule()
     def kill(self):
         assert self.disk.settle(60)
+        if not self.path.exists():  # others removed it, and nothing was stored since
+            return
         again = self.root / str(int(self.path.name) + 1)
         shutil.copytree(self.path, again)
         self.disk.close()
