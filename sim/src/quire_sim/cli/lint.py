@@ -1,7 +1,7 @@
 """`quire lint`: the lines of a request log's prompts that break the prefix cache."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -153,6 +153,7 @@ def lint(
     from quire_sim.caches import CacheOptions, cache_of
     from quire_sim.lint import lint_log
     from quire_sim.lint.hashing import HashedRows
+    from quire_sim.lint.linting import hide_words
     from quire_sim.lint.picture import LintPicture
     from quire_sim.lint.rewrites import ChangingParts
     from quire_sim.lint.texts import BYTES_PER_TOKEN
@@ -192,6 +193,8 @@ def lint(
             keep=lambda loss: request is None or loss.row == request,
             on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
         )
+    if private:
+        hide_words(report)
     cache = None
     if server is not None:
         cache = found_in(
@@ -217,7 +220,7 @@ def lint(
         told = {} if cache is None else {"cache": msgspec.to_builtins(cache)}
         if saved is not None:
             told["mending"] = msgspec.to_builtins(saved)
-        print_json(document(report, private=private) | told)
+        print_json(msgspec.to_builtins(report) | told)
     else:
         show(stdout(), report, private=private)
         if cache is not None:
@@ -256,17 +259,6 @@ def _renderer(model: str) -> "PromptRenderer":
     from quire_sim.rendering import PromptRenderer
 
     return PromptRenderer(load_tokenizer(model))
-
-
-def document(report: "LintReport", *, private: bool) -> dict[str, Any]:
-    """Return a report as plain data; without words of prompts if it is private."""
-    import msgspec
-
-    if private:
-        for loss in [*report.losses, *(share.example for share in report.causes if share.example)]:
-            for each in (loss, *loss.behind):
-                each.before, each.old, each.new = "", "", ""
-    return msgspec.to_builtins(report)
 
 
 def show(console: Console, report: "LintReport", *, private: bool) -> None:

@@ -31,6 +31,11 @@ REASON = 160
 LEAST_TEMPLATE = 16
 """Tokens that a chat template writes otherwise at least."""
 
+_IN_TOOL = re.compile(
+    r"(?:tools|functions)\[\d+\](?:\.(?:function|name|description|parameters|input_schema|type|strict)\b)*"
+)
+"""A place in a tool by names that all tools have."""
+
 _WORD_FIELDS = ("before", "old", "new")
 
 EVERY = 1000
@@ -273,8 +278,26 @@ def without_words(loss: Loss) -> dict[str, Any]:
     """Return a loss as plain data without words of prompts."""
     told = msgspec.to_builtins(loss)
     for each in (told, *told["behind"]):
-        each.update(dict.fromkeys(_WORD_FIELDS, ""))
+        each.update(dict.fromkeys(_WORD_FIELDS, ""), path=_without_names(each["path"]))
     return told
+
+
+def hide_words(report: LintReport) -> None:
+    """Take words of prompts, and names in schemas of tools, out of a report."""
+    for share in report.causes:
+        paths, share.paths = share.paths, {}
+        for path, requests in paths.items():
+            place = _without_names(path)
+            share.paths[place] = share.paths.get(place, 0) + requests
+        if share.example is not None:
+            share.example = msgspec.convert(without_words(share.example), Loss)
+    report.losses = [msgspec.convert(without_words(each), Loss) for each in report.losses]
+
+
+def _without_names(path: str) -> str:
+    """Return a place up to where names of a tool's own begin."""
+    found = _IN_TOOL.match(path)
+    return found[0] if found else path
 
 
 def _told(request: LoggedRequest, row: LintedRow) -> LintedRequest:

@@ -41,7 +41,7 @@ def lint_html(
         found=report.hit_tokens / whole,
         mended=(report.hit_tokens + report.lost_tokens) / whole,
         new=1 - (report.hit_tokens + report.lost_tokens) / whole,
-        causes=[_cause(share, private=private) for share in report.causes],
+        causes=[_cause(share, private=private) for share in report.causes if share.requests],
         mends=[] if mending is None else _mends(mending),
         roles=_roles(picture),
         talks=_talks(picture, factor, private=private),
