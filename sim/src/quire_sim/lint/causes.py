@@ -196,8 +196,10 @@ def _is_summary(parting: Parting) -> bool:
     if found is None:
         return False
     far, start = found
-    told = parting.later[parting.place].text
-    return start > far or (start == far and patterns.tells_summary(told))
+    goes_on = parting.place + far + 1 < len(parting.later)
+    if start > far and goes_on:
+        return True
+    return start >= far and patterns.tells_summary(parting.later[parting.place].text)
 
 
 def resumed(parting: Parting) -> tuple[int, int] | None:
@@ -218,8 +220,9 @@ def _is_thinking(parting: Parting) -> bool:
     old, new = pair
     if (old.kind == "thinking") != (new.kind == "thinking"):
         return True
-    first, then = (plain(each.text) for each in pair)
-    return old.role == "assistant" and first == then and {first, then} != {old.text, new.text}
+    first, then = (plain(each.text).strip() for each in pair)
+    has_thoughts = any(_THOUGHT.search(each.text) for each in pair if "</" in each.text)
+    return old.role == "assistant" and first == then and has_thoughts
 
 
 def plain(text: str) -> str:
@@ -233,7 +236,9 @@ def _is_moved(parting: Parting) -> bool:
     if parting.place < 0 or not old or not new:
         return False
     last = parting.later[-3:]
-    if old[0] not in new[:1] and old[0] in last and len(old[0].text) >= 20 and old[1:2] == new[:1]:
+    is_answered = len(old) == 1 and new[0].role == "assistant" != old[0].role
+    is_same = is_answered or old[1:2] == new[:1]
+    if old[0] not in new[:1] and old[0] in last and len(old[0].text) >= 20 and is_same:
         return True
     extra = moved_text(old[0], new[0])
     return len(extra) >= 20 and any(

@@ -19,9 +19,12 @@ _DAY = (
     r"lunes|martes|miércoles|jueves|viernes|sábado|domingo)\b"
 )
 _ZONE = r"(?:\s?(?:Z|UTC|GMT|[A-Z]{3,4}|[+-]\d\d:?\d\d)\b)?"
-_CLOCK = r"\d{1,2}[:h]\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp]\.?[Mm]\b\.?)?" + _ZONE
+_CLOCK = (
+    r"\d{1,2}(?:\.\d{2})? Uhr\b|\d{1,2}[時时点]\d{1,2}分(?:\d{1,2}秒)?|\b[a-z]{3,6} o['\u2019]clock\b"
+    r"|\d{1,2}(?:[:h]| h )\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp]\.?[Mm]\b\.?)?" + _ZONE
+)
 _DATE = (
-    r"(?<![\d.])\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?![\d.]*\d\.)|(?<![\d.])\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})(?![\d.])"
+    r"(?<![\d.])\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?![\d.]*\d\.)|(?<![\d.v])\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})(?![\d.])"
     rf"|(?i:\b{_MONTH} +\d{{1,2}}(?:st|nd|rd|th)?\b(?:,? +\d{{4}}\b)?)"
     rf"|(?i:\b\d{{1,2}}(?:st|nd|rd|th)?\.?[ -]+(?:de +|of +)?{_MONTH}(?:,?[ -]+(?:de +)?\d{{4}}\b)?)"
     r"|\d{4}年\d{1,2}月\d{1,2}日|\b20\d{6}(?:T?\d{4,6}Z?)?\b"
@@ -50,10 +53,10 @@ IDENTIFIED = re.compile(
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?%?")
 USER = re.compile(
     r"\b(?:user|customer|client|account|tenant|organi[sz]ation|company|e-?mail|phone|address|first|last|full)?[ _-]?"
-    r"(?:user ?name|name|user|customer|client|account|tenant|organi[sz]ation|company|e-?mail|phone|address|city|country|"
+    r"(?:user ?name|name|user(?:[ _-](?:profile|data|info|context|preferences?))?|customer|client|account|tenant|organi[sz]ation|company|e-?mail|(?:tele)?phone|mobile|address|city|country|"
     r"region|latitude|longitude|lat|lon|lng|coordinates|birth(?:day|date)|age|ip|"
-    r"location|locale|language|time ?zone|plan|tier|talking to|speaking with|assisting|helping|serving|hello|hi|dear|welcome)"
-    r"\b(?:[^\n.;]|\.(?=\d|$)){0,24}$",
+    r"location|locale|language|time ?zone|plan|tier|(?:talking|speaking|chatting|writing) (?:to|with)|assisting|helping|serving|hello|hi|dear|welcome)"
+    r"\b(?:[^\n.;]|\.(?=\d|$)){0,24}$|/(?:home|users)/[\w.-]*$",
     re.IGNORECASE,
 )
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+")
@@ -171,10 +174,10 @@ def objects_at(earlier: str, text: str, at: int) -> tuple[int, int, int] | None:
             return None
         try:
             (first, end), (then, other) = decode(earlier, start), decode(text, start)
-        except ValueError:
+            if end > at < other and unordered(first) == unordered(then):
+                return start, end, other
+        except (ValueError, RecursionError):
             continue
-        if end > at < other and unordered(first) == unordered(then):
-            return start, end, other
     return None
 
 

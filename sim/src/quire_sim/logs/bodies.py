@@ -81,8 +81,7 @@ def sections_of(body: Body, api: Api) -> tuple[Section, ...]:
         found += _input(body.get("input"))
     else:
         found += _content(body.get("system"), "system", "system")
-        messages = cast("list[Any]", body.get("messages") or [])
-        for place, message in enumerate(messages):
+        for place, message in enumerate(_items(body.get("messages"))):
             found += _message(message, f"messages[{place}]")
     return tuple(found)
 
@@ -112,9 +111,16 @@ def _objects(values: Any) -> Iterator[Body]:
         )
 
 
+def _items(values: Any) -> list[Any]:
+    """Return a list as it is; a value in the place of one as its only item."""
+    if isinstance(values, list):
+        return cast("list[Any]", values)
+    return [values] if values else []
+
+
 def _tools(body: Body) -> Iterator[Section]:
     for name in ("tools", "functions"):
-        for place, tool in enumerate(cast("list[Any]", body.get(name) or [])):
+        for place, tool in enumerate(_items(body.get(name))):
             found = (tool, 0)
             if isinstance(tool, dict):
                 found = _without_breakpoint(cast("Body", tool))
@@ -144,7 +150,7 @@ def _message(message: Any, path: str) -> Iterator[Section]:
             yield Section(f"{path}.{name}", role, "thinking", fields[name])
             break
     found = list(_content(fields.get("content"), f"{path}.content", role))
-    calls = cast("list[Any]", fields.get("tool_calls") or [])
+    calls = _items(fields.get("tool_calls"))
     if not found and not calls and "function_call" not in fields:
         found = [Section(f"{path}.content", role, "text", "")]
     yield from found
@@ -168,8 +174,8 @@ def _content(content: Any, path: str, role: str) -> Iterator[Section]:
 
 def _part(part: Any, path: str, role: str) -> Iterator[Section]:
     """Yield the sections of a part of a content; results of tools may have several."""
-    if isinstance(part, str):
-        yield Section(path, role, "text", part)
+    if not isinstance(part, dict):
+        yield Section(path, role, "text", part if isinstance(part, str) else as_json(part))
         return
     fields, ttl = _without_breakpoint(cast("Body", part))
     kind = fields.get("type", "text")
@@ -197,7 +203,7 @@ def _input(given: Any) -> Iterator[Section]:
     if isinstance(given, str):
         yield Section("input", "user", "text", given)
         return
-    for place, item in enumerate(cast("list[Any]", given or [])):
+    for place, item in enumerate(_items(given)):
         path = f"input[{place}]"
         fields = cast("Body", item) if isinstance(item, dict) else {}
         if "role" in fields or fields.get("type") == "message":

@@ -119,21 +119,27 @@ def _formats_of_text(head: bytes) -> set[str]:
         return {"vllm"}
     if plain.is_usage_table(text):
         return {"usage"}
-    return set() if _CONTROL.search(text) else {"prompts"}
+    if _CONTROL.search(text):
+        return set()
+    return {"prompts", *map(_format_of, _objects_of_lines(head))} - {"", _OPEN}
 
 
 def _first_objects(head: bytes) -> list[dict[str, Any]]:
     """Return the first objects of a file's first bytes."""
     if has_lines(head) and not head.startswith(b"["):
-        lines = [line for line in head.split(b"\n")[:HEAD_RECORDS] if line.strip()]
-        values: list[Any] = []
-        for line in lines:
-            try:
-                values.append(msgspec.json.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue
-        return [value for value in values if isinstance(value, dict)]
+        return _objects_of_lines(head)
     return [each.fields for each in objects_in(head.decode("utf-8", "replace"), HEAD_RECORDS)]
+
+
+def _objects_of_lines(head: bytes) -> list[dict[str, Any]]:
+    """Return the objects among the first lines."""
+    values: list[Any] = []
+    for line in head.split(b"\n")[:HEAD_RECORDS]:
+        try:
+            values.append(msgspec.json.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _format_of(fields: dict[str, Any]) -> str:
