@@ -90,7 +90,10 @@ class FollowedRun:
         return self.lives[-1]
 
     def restart(self):
-        """Begin another life; what was on its way comes first, or never."""
+        """Begin another life; what was on its way comes first, or never, or behind the break of the connection."""
+        is_told = bool(self.lives) and self.sees_breaks and self.chance.random() < 0.3
+        if is_told:
+            self.follower.doubt()
         while self.channel:
             if self.chance.random() < 0.3:
                 self.deliver()
@@ -100,8 +103,8 @@ class FollowedRun:
             self.chance, len(self.lives), tells_life=self.tells_life, kept=self.kept
         )
         self.lives.append(life)
-        self.is_told = len(self.lives) == 1  # of the break of the connection
-        if not self.is_told:
+        self.is_told = is_told or len(self.lives) == 1  # of the break of the connection
+        if len(self.lives) > 1:
             for _ in range(self.chance.choice([0, 0, 1, 3, 20])):
                 life.publish()  # nobody hears these
             if self.chance.random() < 0.2 and self.follower.next_number is not None:

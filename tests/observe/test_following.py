@@ -2,10 +2,13 @@
 
 import pytest
 
+from quire import CacheManager
 from quire.errors import RecordError
+from quire.exchange import EventLog
 from quire.exchange.wire import ClearedEvent, EventBatch, StoredEvent, encode_batch
-from quire.observe import Follower, Mirror
-from quire.observe.follower import LIFE_BITS
+from quire.observe import BatchStream, Follower, Mirror
+from quire.observe.follower import LIFE_BITS, life_of
+from quire.observe.stream import LAST_COUNT
 
 
 def message(number, *, at=None, events=None, life=0):
@@ -30,6 +33,16 @@ def held(following):
 def test_batches_in_order_are_followed():
     following = followed(0, 1, 2)
     assert (held(following), following.is_degraded, following.wish) == ([0, 1, 2], False, None)
+
+
+def test_a_first_batch_behind_a_broken_connection_may_be_another_publishers_than_the_second():
+    following = Follower(Mirror())
+    following.doubt()  # seen before what was on its way
+    for number in (0, 1):
+        following.receive(message(number))
+    assert following.is_degraded
+    following.refill(map(message, (0, 1)))
+    assert (held(following), following.is_degraded) == ([0, 1], False)
 
 
 def test_a_doubled_batch_is_taken_once():
@@ -185,6 +198,28 @@ def test_a_new_publisher_behind_a_gap_is_recognised_by_its_replay(replayed):
     following.refill(replayed)
     assert following.num_restarts == 1
     assert 0 not in held(following)
+
+
+def test_before_its_numbers_run_over_a_publisher_begins_another_life():
+    manager = CacheManager(8, 2, watchers=[EventLog()])
+    stream, following = BatchStream(manager, life=7), Follower(Mirror())
+
+    def publish(*tokens):
+        seq = manager.open(tokens)
+        manager.reserve(seq, len(tokens))
+        manager.commit(seq, tokens)
+        manager.close(seq)
+        for each in stream.take():
+            following.receive(each)
+
+    publish(1, 2)
+    assert not following.is_degraded
+    following.next_number = stream.next_number = stream.next_number + LAST_COUNT
+    publish(3, 4)
+    assert life_of(stream.next_number) != 7
+    assert following.is_degraded
+    following.restore(stream.next_number, [payload for _, payload in stream.snapshot()])
+    assert (len(following.consumer), following.is_degraded) == (2, False)
 
 
 def test_an_unreadable_batch_counts_as_lost():

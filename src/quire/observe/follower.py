@@ -174,6 +174,7 @@ class Follower:
     def doubt(self) -> None:
         """The connection broke: the publisher that is there now may have begun anew."""
         self.ahead = {number: each for number, each in self.ahead.items() if life_of(number)}
+        self._is_fresh = False  # what comes may be of several publishers
         if self.next_number is not None:
             self.unsure, self.wish = True, self.wish or "replay"
 

@@ -12,12 +12,15 @@ from quire.core import CacheManager
 from quire.errors import ConfigError
 from quire.exchange.events import EventLog
 from quire.exchange.wire import ClearedEvent, EventBatch, encode_batch
-from quire.observe.follower import LIFE_BITS, Message
+from quire.observe.follower import LIFE_BITS, Message, count_of
 from quire.observe.mirror import Mirror
 from quire.observe.telling import Telling
 
 MAX_EVENTS = 1000
 """Events in one batch."""
+
+LAST_COUNT = (1 << LIFE_BITS) - (1 << 20)
+"""Batches of one life, less than could come at once."""
 
 
 class BatchStream:
@@ -49,10 +52,14 @@ class BatchStream:
         self._num_dropped = 0
         self._is_whole, self._is_described = True, False
         self._last_s = 0.0
-        self.next_number = (life or 1 + secrets.randbelow((1 << 31) - 1)) << LIFE_BITS
+        self.next_number = (life or _new_life()) << LIFE_BITS
 
     def take(self) -> list[Message]:
         """Return the events since the last call. Where the log dropped events, a number is left out."""
+        if (
+            count_of(self.next_number) > LAST_COUNT
+        ):  # another life, whose first batch nobody gets: the cache is not empty
+            self.next_number = (_new_life() << LIFE_BITS) + 1
         events = self._telling.told(self._log.take())
         if events and not self._is_described:
             self._is_described = True
@@ -86,3 +93,7 @@ class BatchStream:
         starts = range(0, max(len(events), 1), MAX_EVENTS)
         parts = [EventBatch(self._last_s, events[at : at + MAX_EVENTS], 0) for at in starts]
         return [(self.next_number, encode_batch(part)) for part in parts]
+
+
+def _new_life() -> int:
+    return 1 + secrets.randbelow((1 << 31) - 1)
