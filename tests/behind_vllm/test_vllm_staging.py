@@ -1,5 +1,6 @@
 """Hits under bursts, small shared memory, roles and ranks: the scheduler's side with real tiers and without vLLM."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from quire.engines.vllm.figures import COUNTS, STATES
 from quire.engines.vllm.staging import StagingSize
 from quire.errors import ConfigError
 from quire.tiers import Disk, Host, StackSettings
+from quire.tiers.base import Outcome
 from quire.tiers.stack.gate import Choice
 
 
@@ -96,6 +98,66 @@ def test_a_hit_waits_for_room_as_long_as_the_gate_allows_and_then_takes_what_the
     assert engine.side.counts["cut_blocks"] == 4
     for name in ("holder", "waiter"):
         engine.side.ended(name)
+    engine.close()
+
+
+def test_a_hit_that_waited_for_a_seat_is_loaded_whole_when_there_is_room(tmp_path):
+    now = [0.0]
+    settings = StackSettings(busy_share=1.0)
+    engine, (holder, waiter) = stored_prompts(
+        tmp_path, 2, arena_bytes=10 * SLOT, settings=settings, now=lambda: now[0]
+    )
+    for _ in range(3):  # 29 tokens take 29 s
+        engine.side._cost.observe(0, 29, 29.0)
+    engine.side.follow("holder", holder, Scope())
+    assert engine.loaded("holder", holder) == WHOLE
+    engine.side.follow("waiter", waiter, Scope())
+    until = time.monotonic() + 20
+    while not engine.side._loading._waiting:
+        assert engine.side.matched("waiter", len(waiter), 0) is None
+        assert time.monotonic() < until
+    now[0] += 10 * WHOLE  # vLLM is full, and asks for nobody
+    waiting = engine.side._loading._waiting[0]
+    engine.side.ended("holder")
+    assert engine.side._loading._cut(waiting) == waiting, "slots came back meanwhile"
+    assert engine.loaded("waiter", waiter) == WHOLE
+    engine.side.ended("waiter")
+    assert not engine.side.take_counts().get("failed_blocks")
+    engine.close()
+
+
+def test_slots_of_loads_that_fail_or_had_not_begun_when_names_changed_are_given_back(tmp_path):
+    engine, texts = stored_prompts(tmp_path, 6)
+    engine.stack.load = None
+    assert engine.run(texts[0])[0] == 0
+    engine.side._arena.check()
+    loading, all_asked, may_load = engine.side._loading, threading.Event(), threading.Event()
+    search, free = loading._searched, engine.side._arena.num_free
+
+    def searched(load):
+        all_asked.wait(20)
+        return search(load)
+
+    def load(keys, *_, **__):
+        may_load.wait(20)
+        return [Outcome.ABSENT] * len(keys), [None] * len(keys)
+
+    loading._searched, engine.stack.load = searched, load
+    for name, text in enumerate(texts):
+        engine.side.follow(str(name), text, Scope())
+        assert engine.side.matched(str(name), len(text), 0) is None
+    all_asked.set()
+    until = time.monotonic() + 20
+    while engine.side._arena.num_free > free - 6 * 7:
+        assert time.monotonic() < until
+    engine.side.rename(engine.parts)
+    may_load.set()
+    while engine.side._arena.num_free < free:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    del engine.stack.load
+    for name in range(6):
+        engine.side.ended(str(name))
     engine.close()
 
 
@@ -186,6 +248,19 @@ def test_staging_is_sized_by_prompt_and_seats_and_warns_where_a_prompt_does_not_
     with pytest.raises(ConfigError, match="size"):
         StagingSize(engine.parts, config(), "much")
     engine.close()
+
+
+def test_figures_of_tiers_are_given_without_doing_what_waits_to_be_stored():
+    engine = SmallEngine([Host("1MiB")], settings=StackSettings(gate=False))
+    ran = []
+    engine.side.arrived("r")
+    assert engine.stack.feeding.has_room(1 << 20)
+    engine.stack.feeding.begin([bytes(32)], lambda: ran.append(1), 1)
+    assert engine.side.take_figures()["host"]["records"] == 0
+    assert not ran
+    engine.side.ended("r")
+    engine.close()
+    assert ran
 
 
 def test_figures_of_tiers_are_counts_since_the_last_time_and_states_now(tmp_path):

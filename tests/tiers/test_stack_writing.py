@@ -352,6 +352,22 @@ def test_a_tier_wants_what_one_below_has_and_does_not_give(why):
     Stacked("host", "disk", promote=why != "nothing is promoted").run(scenario)
 
 
+def test_memory_wants_what_is_not_read_from_below_as_computing_is_faster():
+    def scenario(stack, host, disk):
+        put(disk, TEN)
+        found = stack.find(KEYS[:10])
+        assert not any(wanted(stack, KEYS[:10]))
+        assert stack.choose(KEYS[:10], found, [SIZE] * 10, lambda n: (10 - n) * 1e-9) == 0
+        assert wanted(stack, KEYS[:10]) == [1] * 10
+        assert stack.choose(KEYS[:10], found, [SIZE] * 10, lambda n: 10.0 - n) == 10
+        assert not any(wanted(stack, KEYS[:10]))
+        stack._lookup._is_asked = lambda *_: False
+        assert stack.find(KEYS[:10]) == [-1] * 10
+        assert wanted(stack, KEYS[:10]) == [1] * 10
+
+    Stacked("host", "disk").run(scenario)
+
+
 def test_a_tier_that_lacks_the_head_of_a_prompt_wants_its_tail_too():
     def scenario(stack, host):
         put(host, TEN[8:])

@@ -46,7 +46,7 @@ class TierFigures:
             return {}
         self._asked_s = self._now()
         told: Figures = {}
-        for report in self._stack.stats().tiers:
+        for report in self._stack.stats(is_settled=False).tiers:
             counts = _counts(report)
             before = self._counted.get(report.tier.name, {})
             self._counted[report.tier.name] = counts

@@ -52,9 +52,9 @@ class PromptLoad:
         now_s: float = 0.0,
     ) -> None:
         self.first = self.end = first
-        self.began_s = self.since_s = now_s
+        self.since_s = now_s
         self.is_waiting = False
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(cut_blocks=0, refused_blocks=0)
         self.digests = digests
         self.num_tokens = num_tokens
         self.slots: dict[tuple[int, int], int] = {}
@@ -97,7 +97,10 @@ class WaitingLoad(NamedTuple):
     search: Search
     end: int
     saved_s: float
-    """Seconds that its hit saves; infinite without a gate, or where it is not known."""
+    """Seconds that its hit saves, less twice what asking took; infinite without a gate, or where it is not known."""
+    num_blocks: int
+    since_s: float
+    """When it began to wait."""
 
 
 class Loading:
@@ -151,29 +154,46 @@ class Loading:
     def give_room(self) -> None:
         """Give room that came to loads that wait for it, the oldest first."""
         while self._waiting:
-            with self._lock:
+            with (
+                self._lock
+            ):  # also for `submit`: behind `close` nothing is given that nobody takes back
                 given = self._given_room()
-            if given is None:
-                return
-            self._threads.submit(self._guarded, given[0].load, partial(self._fetch, *given))
+                if given is None:
+                    return
+                waiting, slots = given
+                work = partial(self._fetch, waiting, slots)
+                future = self._threads.submit(self._guarded, waiting.load, work, slots)
+            future.add_done_callback(
+                lambda future, slots=slots: self._arena.give_back(
+                    slots if future.cancelled() else ()
+                )
+            )
 
     def close(self) -> None:
         """Take no more; what has begun ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._waiting.clear()
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, load: PromptLoad) -> None:
         self._guarded(load, partial(self._begin, load))
 
-    def _guarded(self, load: PromptLoad, work: Callable[[], None]) -> None:
+    def _guarded(
+        self, load: PromptLoad, work: Callable[[], None], slots: Sequence[int] = ()
+    ) -> None:
+        """Do work that ends or queues a load; where it fails, the load ends without its slots."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - whatever fails here, the prompt is computed
+            self._arena.give_back(slots)
             load.causes[type(error).__name__] += 1
             load.finish(load.first, {})
 
     def _begin(self, load: PromptLoad) -> None:
         """Find what pays of a prompt, and load it, now or when there is room."""
+        began_s = self._now()
         search = self._searched(load)
+        asked_s = self._now() - began_s
         end = search.worth(self._stack, self._cost)
         load.counts["refused_blocks"] = search.end - end
         if search.end == load.first + self._most_blocks:
@@ -182,9 +202,13 @@ class Loading:
         if end <= load.first:
             load.finish(load.first, {})
             return
-        saved_s = self._saved_s(load, end) if self._stack.settings.gate else math.inf
+        saved_s = math.inf
+        if self._stack.settings.gate:
+            saved_s = self._saved_s(load, end) - 2 * asked_s
+        num_blocks = len(search.blocks(end))
         with self._lock:
-            self._waiting.append(WaitingLoad(load, search, end, saved_s))
+            waiting = WaitingLoad(load, search, end, saved_s, num_blocks, self._now())
+            self._waiting.append(waiting)
             load.is_waiting = True
         self.give_room()
 
@@ -193,16 +217,16 @@ class Loading:
         if not self._waiting:
             return None
         first = self._waiting[0]
-        load, num_blocks = first.load, len(first.search.blocks(first.end))
-        if num_blocks > self._arena.num_free and not load.is_closed:
-            until_s = load.began_s + first.saved_s * ROOM_SHARE
+        load = first.load
+        if first.num_blocks > self._arena.num_free and not load.is_closed:
+            until_s = first.since_s + first.saved_s * ROOM_SHARE
             if until_s == math.inf:
-                until_s = max(load.began_s, self._given_s) + self.deadline_s
+                until_s = max(first.since_s, self._given_s) + self.deadline_s
             if self._now() < until_s:
                 return None
             first = self._cut(first)
         self._waiting.popleft()
-        slots = [] if load.is_closed else self._arena.take(len(first.search.blocks(first.end)))
+        slots = [] if load.is_closed else self._arena.take(first.num_blocks)
         self._given_s = load.since_s = self._now()
         load.is_waiting = False
         return first, slots
@@ -211,16 +235,19 @@ class Loading:
         """Return a load lowered to what there is room for."""
         load, search, end = waiting.load, waiting.search, waiting.end
         per_block = len(search.blocks(end)) // (end - load.first)
-        fitting = self._arena.num_free // per_block if search.is_full else 0
-        load.counts["cut_blocks"] += end - load.first - fitting
-        return waiting._replace(end=load.first + fitting)
+        most = end - load.first  # others may have given slots back meanwhile
+        fitting = min(self._arena.num_free // per_block, most) if search.is_full else 0
+        load.counts["cut_blocks"] += most - fitting
+        end = load.first + fitting
+        return waiting._replace(end=end, num_blocks=len(search.blocks(end)))
 
     def _fetch(self, waiting: WaitingLoad, slots: list[int]) -> None:
         """Copy records into slots, verified.
 
-        Asking and loading together may wait in vain for half of what a hit saves, so what asking took is taken off.
+        Asking and loading together may wait in vain for half of what a hit saves, so what asking took is taken off, and
+        what waiting for room took, up to `ROOM_SHARE`: vLLM may have had no seat for the request for longer.
         """
-        load, search, end, saved_s = waiting
+        load, search, end, saved_s = waiting[:4]
         blocks = search.blocks(end)
         if len(slots) < len(blocks):  # a store was faster
             self._arena.give_back(slots)
@@ -230,7 +257,7 @@ class Loading:
             load.finish(load.first, {})
             return
         keys, levels, sizes = search.lacking(end)
-        saved_s -= 2 * (self._now() - load.began_s)
+        saved_s -= 2 * min(self._now() - waiting.since_s, ROOM_SHARE * saved_s)
         outcomes, records = self._stack.load(keys, sizes, found=levels, saved_s=saved_s)
         came: set[bytes] = set()
         for at, (_, group) in enumerate(blocks):

@@ -75,7 +75,7 @@ class TierLookup:
         found = [-1] * len(keys)
         if keys and self._shared.writes.is_barred(tag_of_key(keys[0])):
             return found  # what is being purged is not there
-        missing = list(range(len(keys)))
+        missing, is_passed_over = list(range(len(keys))), False
         most_s = min(self._shared.settings.lookup_timeout_s, patience_s(saved_s))
         deadline = Deadline(self._shared.lanes, most_s)
         for level in self._levels:
@@ -83,6 +83,7 @@ class TierLookup:
                 break
             windows = _windows(level, missing, contiguous=contiguous)
             if not self._is_asked(level, keys[:FIRST_WINDOW], len(windows), saved_s, num_bytes):
+                is_passed_over |= level.reading.allows
                 continue
             for window in windows:
                 wanted = keys if len(window) == len(keys) else [keys[at] for at in window]
@@ -95,6 +96,8 @@ class TierLookup:
             missing = [at for at in missing if found[at] < 0]
         if contiguous and missing:
             found[missing[0] :] = [-1] * (len(found) - missing[0])
+        if is_passed_over and missing:
+            self._shared.note_refused([keys[at] for at in missing])
         return found
 
     def surely_lacks(self, key: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import ConfigError
-from quire.tiers.base import Outcome, Tier, TierStats
+from quire.tiers.base import Keys, Outcome, Tier, TierStats
 from quire.tiers.format import PAGED_FROM, PRIVATE, prefer_huge_pages
 from quire.tiers.purging import Writes
 from quire.tiers.stack.asking import Asking, Breaker, Kind
@@ -31,6 +31,9 @@ PATIENCE_S = 0.02
 
 REMEMBERED_KEYS = 1 << 19
 """Keys whose whereabouts and uses are remembered: 9 bytes each."""
+
+REFUSED_KEYS = 1 << 16
+"""Keys that are remembered as not worth loading."""
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +126,8 @@ class Shared:
         self.pool = BufferPool(int(settings.queue_bytes))
         self.whereabouts = KeyTable(REMEMBERED_KEYS)
         """A bit per tier that had the key when it was last asked or written."""
+        self.refused = KeyTable(REFUSED_KEYS)
+        """Bit 0: requests computed the key lately, as its tier takes too long to give it."""
         self.uses = KeyTable(REMEMBERED_KEYS)
         self.deletions = Deletions(self.lock)
         self.writes = Writes()
@@ -144,6 +149,12 @@ class Shared:
         self.pool = BufferPool(self.pool.limit_bytes)
         self.writes = Writes()
         self.lender = None
+
+    def note_refused(self, refused: Keys, loaded: Keys = ()) -> None:
+        """Note the keys that are computed although a tier may have them, and those that are loaded."""
+        with self.lock:
+            self.refused.clear(loaded, 0)
+            self.refused.mark(refused, 0)
 
     def give_back(self, buffers: Sequence[memoryview | None]) -> None:
         """Take back buffers that are no longer in use."""

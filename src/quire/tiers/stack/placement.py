@@ -42,7 +42,8 @@ class Placer:
     def wanted(self, keys: Keys) -> Bits:
         """Return the tiers that would take each key now, a bit for each tier.
 
-        A tier above one that has the key does not: it gets the record when that is read.
+        A tier above one that has the key does not: it gets the record when that is read. Where reading it does not pay,
+        it does.
         """
         bits = np.zeros(len(keys), np.uint8)
         below = np.zeros(len(keys), np.bool_)
@@ -61,8 +62,9 @@ class Placer:
                         room = writer.room
                     lacks[np.flatnonzero(lacks)[room:]] = False
                 bits |= lacks.astype(np.uint8) << np.uint8(level.index)
-            if self._gives(level):
-                below |= has
+            if level.index and self._gives(level):
+                with self._shared.lock:
+                    below |= has & (self._shared.refused.get(keys) == 0)
         return bits
 
     def store(self, keys: Keys, records: Buffers, wanted: Bits | None = None) -> list[Outcome]:

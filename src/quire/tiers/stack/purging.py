@@ -83,6 +83,7 @@ class PurgeableStack:
                     told[level.name] += Purged(is_complete=False, reason="a write has not ended")
             with shared.lock:
                 shared.whereabouts.forget()
+                shared.refused.forget()
             shared.pool.wipe()
         for level in self._levels:
             path = getattr(level.tier, "path", None)

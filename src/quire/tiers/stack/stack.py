@@ -31,7 +31,6 @@ from quire.tiers.stack.writing import STORE_TIMEOUT_S, check_own
 from quire.tiers.threads import Signal
 
 MOST_TIERS = 8
-
 _log = logging.getLogger(__name__)
 
 
@@ -158,6 +157,7 @@ class TierStack(PurgeableStack):
             whole = list(found).index(-1) if -1 in found else len(found)
             return whole - whole % step
         choice = self.gate.choose(found, sizes, recompute_s, step)
+        self._shared.note_refused(keys[choice.num_keys : choice.num_found], keys[: choice.num_keys])
         if choice.refused:
             with self._shared.lock:
                 self._refused_keys += choice.num_found - choice.num_keys
@@ -350,13 +350,14 @@ class TierStack(PurgeableStack):
         self._shared.abandon()
         self.feeding.abandon()
 
-    def stats(self) -> StackStats:
-        """Return the counts of every tier."""
-        self.feeding.catch_up()
+    def stats(self, *, is_settled: bool = True) -> StackStats:
+        """Return the counts of every tier: after queued jobs are done, or (`is_settled` False) as they are now."""
+        if is_settled:
+            self.feeding.catch_up()
         with self._shared.lock:
             queued = [writer.waiting_bytes for writer in self._placing.writers]
             loads, refused = counted(self._loads), self._refused_keys
-        reports = [level.report(held) for level, held in zip(self._levels, queued, strict=True)]
+        reports = list(map(StackMember.report, self._levels, queued))
         return StackStats(reports, loads, refused, self.feeding.passed_over)
 
     def check(self) -> None:
