@@ -9,8 +9,11 @@ from upstream_help import FakeUpstream, routed, served, wait_for
 import plain_http
 from quire.errors import ConfigError
 from quire.routing import RoundRobin
+from quire_router.candidates import Candidates
 from quire_router.listing import RESOLVE_S, Listed, UpstreamList, listed
+from quire_router.prefixes import Known
 from quire_router.proxy import MADE_BY
+from quire_router.upstreams import Upstream
 
 
 def test_upstreams_come_and_go_with_the_file_and_running_requests_end(tmp_path):
@@ -45,7 +48,7 @@ def test_upstreams_come_and_go_with_the_file_and_running_requests_end(tmp_path):
         fakes[1].mood = "well"
         assert list(lines)[-2:] == ["data: [DONE]", ""]
         wait_for(lambda: [each["number"] for each in state()["upstreams"]] == [0, 2])
-        for wrong, said in (("http://x y z", "3 words"), ("nonsense", "upstream"), ("", "no upstream")):  # fmt: skip
+        for wrong, said in (("http://x y z", "3 words"), ("nonsense", "upstream"), ("http://[::1:80", "upstream"), ("", "no upstream")):  # fmt: skip
             file.write_text(wrong)
             wait_for(lambda said=said: said in state()["list_failure"])
             assert names() == {"one", "three"}
@@ -79,10 +82,11 @@ def test_a_name_stands_for_all_its_addresses_and_is_asked_from_time_to_time():
     both = ["http://10.0.0.1:8000/v1", "http://[fd00::1]:8000/v1"]
     assert urls() == urls() == both
     assert asked == [("servers", 8000)]
-    now[0] += RESOLVE_S
-    answers[0] = OSError("no such name")
-    assert urls() == both
-    assert "servers has no address" in made.failure
+    for error in (UnicodeError("no name"), OSError("no such name")):
+        now[0] += RESOLVE_S
+        answers[0] = error
+        assert urls() == both
+        assert f"servers has no address: {error}" in made.failure
     now[0] += RESOLVE_S
     answers[0] = ["10.0.0.2"]
     assert urls() == ["http://10.0.0.2:8000/v1"]
@@ -108,3 +112,13 @@ def test_lists_that_cannot_be_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=said):
             UpstreamList([], file)
     assert listed(b"\n# none\n", "x") == []
+
+
+def test_a_request_under_way_does_not_go_to_an_upstream_that_was_removed():
+    ones = [Upstream(f"http://127.0.0.1:{port}", port) for port in (1, 2, 3)]
+    choice = Candidates(ones, RoundRobin(), ones[1:2], Known({}), None)
+    ones[1].is_leaving = True
+    assert choice.next() in (ones[0], ones[2])
+    ones[0].is_leaving = ones[2].is_leaving = True
+    choice.stale = ones[1]
+    assert choice.next() is None

@@ -1,6 +1,9 @@
 """The reverse proxy: where requests go, and what clients see of servers that fail."""
 
+import asyncio
 import json
+import socket
+import time
 
 import msgspec
 import pytest
@@ -10,6 +13,7 @@ import plain_http
 from quire.errors import ConfigError
 from quire.routing import RoundRobin
 from quire.web.keys import ApiKeys
+from quire_router.gateway import _events
 from quire_router.prefixes import Question
 from quire_router.proxy import MADE_BY
 from quire_router.upstreams import Upstream
@@ -209,6 +213,61 @@ def test_keys_and_sizes_are_checked_before_anybody_is_asked():
         operator = {"authorization": "Bearer the-operators"}
         assert plain_http.get(f"{router.url}/v1/upstreams", headers=operator).status_code == 200
         assert len(fake.asked) == 1
+
+
+def test_paths_that_a_server_may_read_as_the_operators_need_the_operators_key():
+    fake, keys = FakeUpstream("one"), ApiKeys([("ann", "key-of-ann")], "the-operators")
+    ann, operator = (f"authorization: Bearer {key}" for key in ("key-of-ann", "the-operators"))
+    paths = ["/v1/cache", "/v1/CACHE", "/v1//cache", "/v1/./cache", "/v1/../metrics", "/V1/models"]
+    paths += ["/v1/%2e%2e/slots", "/v1/a%2F..%2fcache", "/v1/..;a/slots", "/v1/..%5cslots"]
+    with served(fake.app()) as url, routed([url], keys=keys) as router:
+        router.well(True)
+        for path in [*paths, "/v1/a/..", "//v1/models"]:
+            for target in (path, f"http://other{path}"):
+                statuses = [raw(router.url, f"GET {target} HTTP/1.1", key)[9:12] for key in (ann, operator)]  # fmt: skip
+                assert statuses == [b"401", b"200"], target
+        for path in ("/v1/models/a..b/.c/", "/v1/..a/b%2Fc", "/v1/caches"):
+            assert raw(router.url, f"GET {path} HTTP/1.1", ann)[9:12] == b"200", path
+
+
+def raw(url, *lines):
+    """Send the lines of a request as they are; return its answer."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        head = [*lines[:1], f"host: {host}", "connection: close", *lines[1:]]
+        connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n")
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_trailers_of_a_request_are_no_headers_at_the_server(two):
+    router, fakes = two
+    lines = ("POST /v1/completions HTTP/1.1", "transfer-encoding: chunked", "")
+    got = raw(router.url, *lines, "2", "{}", "0", "x-late: 1")
+    assert got.startswith(b"HTTP/1.1 200 ")
+    (told,) = [headers for each in fakes for *_, headers in each.asked]
+    assert (told["content-length"], "x-late" in told) == ("2", False)
+
+
+def test_metadata_that_are_no_text_are_for_the_server_to_refuse(two):
+    router, _ = two
+    body = b'{"prompt": "a", "metadata": {"user_id": "\xff"}}'
+    answer = plain_http.post(f"{router.url}/v1/completions", content=body)
+    assert answer.headers[MADE_BY] in ("0", "1")
+
+
+def test_a_long_line_of_a_stream_passes_in_time():
+    async def main():
+        async def pieces():
+            for _ in range(1 << 13):
+                yield b"x" * (1 << 11)
+            yield b"\nlast"
+
+        since = time.monotonic()
+        got = [piece async for piece in _events(pieces(), "/v1/completions")]
+        assert [len(piece) for piece in got] == [(1 << 24) + 1, 4]
+        assert time.monotonic() - since < 2
+
+    asyncio.run(main())
 
 
 def test_the_router_decides_which_pages_may_ask():

@@ -17,6 +17,7 @@ import plain_http
 from quire.routing import PrefixAware
 from quire.web.cors import with_cors
 from quire.web.keys import ApiKeys
+from quire.web.protocol import HttpProtocol
 from quire_router.listing import Listed, UpstreamList
 from quire_router.prefixes import SentPrefixes
 from quire_router.proxy import Proxy, ProxyLimits
@@ -26,7 +27,9 @@ from quire_router.proxy import Proxy, ProxyLimits
 def served(app, port=0):
     """Serve an application on a thread; yield its URL."""
     listening = socket.create_server(("127.0.0.1", port))
-    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, http=HttpProtocol, log_level="error", access_log=False, timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import socket
 import stat
 import threading
+import time
 
 import pytest
 
@@ -176,6 +178,28 @@ def test_a_body_in_chunks_passes_in_chunks():
     assert got.endswith(b"{}")
     assert server.came[0][1].count(b"\r\n") >= 4
     assert b"transfer-encoding: chunked" in server.came[0][0].lower()
+
+
+def test_a_body_passes_whole_to_a_server_that_begins_to_answer_before_it_has_all_of_it():
+    head = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with listening, tapped(url) as (relay, _), sent(relay, head + b"3\r\none\r\n") as client:
+        server, _ = listening.accept()
+        with server:
+            came = b""
+            while b"one" not in came:
+                came += server.recv(1 << 16)
+            server.sendall(OK + b"Content-Length: 2\r\n\r\n{")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            for piece in (b"two", b"three"):
+                client.sendall(b"".join(chunked(piece)))
+                time.sleep(0.05)
+            client.sendall(b"0\r\n\r\n")
+            while b"0\r\n\r\n" not in came:
+                came += server.recv(1 << 16)
+            server.sendall(b"}")
+    assert b"three" in came
 
 
 def test_bodies_that_are_no_json_pass_and_are_recorded_as_text(file):

@@ -247,3 +247,99 @@ def test_a_server_that_is_not_there_is_unreached_and_an_address_that_is_none_is_
 def test_headers_of_the_connection_are_those_that_it_names_and_the_known_ones():
     given = [(b"connection", b"x-own, close"), (b"x-own", b"1"), (b"te", b"a"), (b"b", b"2")]
     assert passed(given) == [(b"b", b"2")]
+
+
+def test_an_answer_that_nothing_asked_for_is_no_part_of_the_one_before():
+    async def main():
+        both = [b"".join(sized(b"1") + sized(b"of another", b"x-other: 1"))]
+        async with served(both, sized(b"2")) as (origin, _, connections):
+            for body in (b"1", b"2"):
+                said = await origin.ask(GET)
+                assert await said.read() == body
+                assert said.headers == [(b"content-length", b"1")]
+                said.close()
+            assert len(connections) == 2
+
+    run(main())
+
+
+def test_trailers_and_lengths_of_bodies_that_do_not_come_are_no_headers_of_an_answer():
+    late = [OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\nX-Late: 1\r\n\r\n"]
+    unchanged = [b"HTTP/1.1 304 Not Modified\r\nEtag: a\r\nContent-Length: 9\r\n\r\n"]
+
+    async def main():
+        async with served(late, unchanged) as (origin, _, connections):
+            said = await origin.ask(GET)
+            assert await said.read() == b"ab"
+            assert said.headers == [(b"transfer-encoding", b"chunked")]
+            said.close()
+            said = await origin.ask(GET)
+            assert (said.status, await said.read()) == (304, b"")
+            assert said.headers == [(b"etag", b"a")]
+            said.close()
+            assert len(connections) == 1
+
+    run(main())
+
+
+def test_a_connection_whose_server_answers_before_it_takes_the_body_is_not_kept():
+    async def main():
+        done = asyncio.Event()
+
+        async def wait(*_):
+            await done.wait()
+
+        async with served([*sized(b"early"), wait]) as (origin, _, _):
+            said = await origin.ask(OriginRequest("POST", b"/", [], b"x" * (32 << 20)))
+            assert await said.read() == b"early"
+            said.close()
+            assert not origin.idle
+            done.set()
+
+        async def body():
+            yield b"half"
+            await done.wait()
+            raise ConnectionError
+
+        done.clear()
+        async with served(sized(b"early"), [wait]) as (origin, _, _):
+            said = await origin.ask(OriginRequest("POST", b"/", [(b"content-length", b"8")], body()))  # fmt: skip
+            assert await said.read() == b"early"
+            done.set()
+            await said.upload
+            said.close()
+            assert not origin.idle
+
+    run(main())
+
+
+def test_a_request_that_ends_while_its_server_takes_no_more_ends_in_silence():
+    async def main():
+        errors, done = [], asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+        async def body():
+            while True:
+                yield b"x" * (1 << 20)
+
+        async def wait(*_):
+            await done.wait()
+
+        async with served([wait]) as (origin, _, _):
+            task = asyncio.ensure_future(origin.ask(OriginRequest("POST", b"/", [], body())))
+            await asyncio.sleep(0.3)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(0.05)
+            assert not errors
+            done.set()
+
+    run(main())
+
+
+def test_a_name_that_cannot_be_is_unreached_and_a_broken_address_is_refused():
+    with pytest.raises(Unreached):
+        run(OriginClient(f"http://{'a' * 70}").ask(GET))
+    with pytest.raises(ConfigError):
+        OriginClient("http://[::1:80")

@@ -26,10 +26,11 @@ class Candidates:
 
     def next(self) -> Upstream | None:
         """Return the upstream to ask next; if none is well, one that may have come up."""
-        left, homes = self._left, self._homes
+        left = self._left = [each for each in self._left if not each.is_leaving]
+        homes = [each for each in self._homes if not each.is_leaving]
         able = homes or [each for each in left if each.is_well and each.breaker.allows]
         self.is_fresh = False
-        if not able and self.stale is not None:
+        if not able and self.stale is not None and not self.stale.is_leaving:
             chosen, self.stale, self.is_fresh = self.stale, None, True
             return chosen
         able = able or [each for each in left if each.is_well] or left

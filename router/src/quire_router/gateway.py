@@ -209,17 +209,19 @@ def keys_of(request: Request) -> dict[str, str]:
 
 async def _events(pieces: AsyncIterator[bytes], path: str) -> AsyncGenerator[bytes]:
     """Yield a path's stream by whole lines; one that is `Broken` off ends with an error."""
-    line = b""
+    line: list[bytes] = []  # its pieces: a long one is joined once
     try:
         async for piece in pieces:
-            whole, end, line = (line + piece).rpartition(b"\n")
+            whole, end, rest = piece.rpartition(b"\n")
             if end:
-                yield whole + end
+                yield b"".join([*line, whole, end])
+                line = []
+            line.append(rest)
     except Broken:
         error = ApiError(502, "the server that answered broke off; ask again", code="broken_off")
         is_message = path.startswith(MESSAGES)
         head, end = (b"\n\nevent: error\n", b"") if is_message else (b"\n", DONE)
         yield head + sse(error_document(path, error)) + end
     else:
-        if line:
-            yield line
+        if last := b"".join(line):
+            yield last

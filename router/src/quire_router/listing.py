@@ -129,7 +129,7 @@ class UpstreamList:
         if now - asked_s >= RESOLVE_S or not addresses:
             try:
                 addresses = await self._resolve(host, port)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 failures.append(f"{host} has no address: {error}")
             self._resolved[each.url] = now, addresses
         path = parts.path.rstrip("/")

@@ -282,7 +282,7 @@ def _user_in(metadata: msgspec.Raw) -> str | None:
     """Return the user that a request's metadata name, if they are as they should be."""
     try:
         return msgspec.json.decode(metadata, type=_Metadata).user_id
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return None
 
 

@@ -37,10 +37,11 @@ MOST_WHOLE = 1 << 20
 """Bytes of an answer that is passed on only once it is whole, so that one that breaks off is a 502."""
 
 FOR_CLIENTS = re.compile(
-    r"/(v1/(?!cache\b|upstreams\b|replicas\b|(un)?load_lora_adapter\b).*|v2/rerank|rerank|score|pooling|classify"
+    r"(?!.*[/\\](\.\.?(;[^/\\]*)?([/\\]|$)|[/\\]))"
+    r"/(v1/(?!(?i:cache|upstreams|replicas|(un)?load_lora_adapter)\b).*|v2/rerank|rerank|score|pooling|classify"
     r"|embeddings?|generate|completions?|chat/completions|infill|apply-template|tokenize|detokenize|version|ping)"
 )
-"""Paths for everybody who has a key; all others are the operator's."""
+"""Paths for everybody who has a key; all others are the operator's, and those that a server may read as others."""
 
 TO_ALL = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Paths of requests that each upstream gets."""

@@ -65,14 +65,14 @@ class OriginClient:
     def __init__(
         self, url: str, *, what: str = "--upstream", idle_s: float = 0.0, connect_s: float = 10.0
     ) -> None:
-        parts = urlsplit(url)
+        wrong = ConfigError(f"{what} is http://HOST:PORT or https://HOST, got {url!r}")
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = -1
-        is_sound = parts.scheme in ("http", "https") and parts.hostname and port != -1
-        if not is_sound or parts.query:
-            raise ConfigError(f"{what} is http://HOST:PORT or https://HOST, got {url!r}")
+            raise wrong from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise wrong
         if parts.username is not None:
             raise ConfigError(f"{what} has no user: clients send their keys themselves")
         self.url = url.rstrip("/")
@@ -102,6 +102,7 @@ class OriginClient:
                 connection.transport.write(head + body)
             else:
                 connection.transport.write(head)
+                answer.is_sent = False
                 is_chunked = not any(name == b"content-length" for name, _ in asked.headers)
                 answer.upload = asyncio.ensure_future(
                     _uploaded(connection, answer, body, is_chunked=is_chunked)
@@ -156,7 +157,7 @@ class OriginClient:
                 )
         except TimeoutError:
             raise Unreached(f"no connection within {self._connect_s:g} s") from None
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second for a name that DNS cannot have
             raise Unreached(str(error) or type(error).__name__) from error
         return connection
 
@@ -199,7 +200,8 @@ class _Connection(asyncio.Protocol):
         self._origin.answers.discard(answer)
         if self.transport.is_closing():
             return
-        if is_clean and self._keeps_alive:
+        is_sent = not self.transport.get_write_buffer_size()  # else the server has not read it all
+        if is_clean and is_sent and self._keeps_alive:
             if answer.is_full:
                 self.transport.resume_reading()
             self._origin.keep(self)
@@ -244,21 +246,27 @@ class _Connection(asyncio.Protocol):
         self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        if self._writable is not None:
-            self._writable.set_result(None)
-            self._writable = None
+        waiting, self._writable = self._writable, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
     # -- the parser's protocol -------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._answer is not None and self._answer.is_whole:  # nothing was asked
+            self._keeps_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status, answer = self._parser.get_status_code(), self._answer
-        if 100 <= status < 200 or answer is None:  # the answer itself follows
-            self._headers = []
+        headers, self._headers = self._headers, []  # trailers are none
+        if 100 <= status < 200 or answer is None or answer.is_whole:  # the answer itself follows
             return
-        answer.headers, answer.status = self._headers, status
+        if status in (204, 304):  # the length is that of another answer's body
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        answer.headers, answer.status = headers, status
         if self._is_head:
             answer.is_whole = True
         elif status not in (204, 304):
@@ -267,13 +275,13 @@ class _Connection(asyncio.Protocol):
         answer.wake()
 
     def on_body(self, piece: bytes) -> None:
-        if self._answer is not None and not self._is_head:
+        if self._answer is not None and not self._answer.is_whole:
             self._answer.add(piece)
 
     def on_message_complete(self) -> None:
-        if self._answer is not None and self._answer.status:
+        if self._answer is not None and self._answer.status and not self._answer.is_whole:
             self._answer.is_whole = True
-            self._keeps_alive = not self._is_head and self._parser.should_keep_alive()
+            self._keeps_alive = self._parser.should_keep_alive()
             self._answer.wake()
 
 
@@ -292,6 +300,7 @@ async def _uploaded(
                 await connection.writable()
         if is_chunked:
             connection.transport.write(b"0\r\n\r\n")
+        answer.is_sent = True
     except Exception as error:  # noqa: BLE001 - the reader of the answer gets it
         with suppress(RuntimeError):
             answer.give_up(error)

@@ -39,6 +39,7 @@ class OriginAnswer:
     `status`, `headers`  its head, names in lower case
     `has_begun`   whether a byte of the body has come
     `is_whole`    whether all of it has come
+    `is_sent`     whether the whole body of the request was sent
     `heard_s`     the loop's time at which its connection last brought something, or the request was sent
     Reading raises `OriginError`. `close` ends it at any time: the connection is kept if the answer was whole.
     """
@@ -47,6 +48,7 @@ class OriginAnswer:
         self.status = 0
         self.headers: Headers = []
         self.has_begun = self.is_whole = False
+        self.is_sent = True
         self.connection = connection
         self.upload: asyncio.Future[None] | None = None
         self._pieces: deque[bytes] = deque()
@@ -95,10 +97,10 @@ class OriginAnswer:
 
     def close(self) -> None:
         """Let the connection go."""
-        if self.upload is not None and not self.upload.done():
+        if self.upload is not None:
             self.upload.cancel()
-            self.is_whole = False  # the server still waits for the rest
-        self.connection.release(is_clean=self.is_whole and self._error is None)
+        # A server that was not sent the whole body still waits for the rest.
+        self.connection.release(is_clean=self.is_whole and self.is_sent and self._error is None)
 
     @property
     def is_full(self) -> bool:

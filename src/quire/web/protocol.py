@@ -87,6 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._num_read = 0
         super().on_headers_complete()
+        self.scope["headers"] = [*self.headers]  # uvicorn would append the trailers of the body
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         if self.cycle is not None:

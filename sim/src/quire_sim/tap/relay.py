@@ -159,7 +159,6 @@ class Relay:
         asked = OriginRequest(scope["method"], target_of(scope), passed(scope["headers"]), body)
         answer = await self._origin.ask(asked)
         try:
-            upload.done.set()  # it may have answered before it had all of the body
             exchange.status = answer.status
             exchange.said = passed(answer.headers)
             head = {"status": exchange.status, "headers": exchange.said}
