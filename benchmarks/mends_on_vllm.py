@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 
 import httpx
+from lint_beside_servers import VLLM_BLOCK, WORDS
 
 from quire.cli.models import load_tokenizer
 from quire.cli.server_process import ServerProcess
@@ -29,22 +30,6 @@ from quire_sim.lint.rewrites import ChangingParts
 from quire_sim.logs import open_log
 from quire_sim.rendering import PromptRenderer
 
-WORDS = [
-    "lighthouse",
-    "keeper",
-    "shelf",
-    "rules",
-    "harbour",
-    "answer",
-    "short",
-    "river",
-    "stone",
-    "letter",
-    "winter",
-    "boat",
-    "lamp",
-]
-VLLM_BLOCK = 32
 NAMES = ("Ann Reed", "Bob Stone", "Cleo Hill", "Dan Wood", "Eve Lake", "Finn Moor")
 
 

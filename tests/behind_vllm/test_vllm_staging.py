@@ -74,15 +74,14 @@ def test_a_burst_of_hits_is_loaded_as_room_comes(tmp_path):
     engine.close()
 
 
-def test_a_hit_waits_for_room_as_long_as_the_gate_allows_and_then_takes_what_there_is(tmp_path):
-    now = [0.0]
-    settings = StackSettings(busy_share=1.0)
-    engine, texts = stored_prompts(
-        tmp_path, 2, arena_bytes=10 * SLOT, settings=settings, now=lambda: now[0]
-    )
+def waiting_for_room(tmp_path, now):
+    """Return an engine where "holder" has seven of ten slots and "waiter" waits for them, and the waiter's text."""
+    engine, (holder, waiter) = stored_prompts(
+        tmp_path, 2, arena_bytes=10 * SLOT, settings=StackSettings(busy_share=1.0),
+        now=lambda: now[0],
+    )  # fmt: skip
     for _ in range(3):  # 29 tokens take 29 s
         engine.side._cost.observe(0, 29, 29.0)
-    holder, waiter = texts
     engine.side.follow("holder", holder, Scope())
     assert engine.loaded("holder", holder) == WHOLE
     engine.side.follow("waiter", waiter, Scope())
@@ -90,6 +89,12 @@ def test_a_hit_waits_for_room_as_long_as_the_gate_allows_and_then_takes_what_the
     while not engine.side._loading._waiting:
         assert engine.side.matched("waiter", len(waiter), 0) is None
         assert time.monotonic() < until
+    return engine, waiter
+
+
+def test_a_hit_waits_for_room_as_long_as_the_gate_allows_and_then_takes_what_there_is(tmp_path):
+    now = [0.0]
+    engine, waiter = waiting_for_room(tmp_path, now)
     now[0] += 0.2 * WHOLE
     assert engine.side.matched("waiter", len(waiter), 0) is None
     now[0] += 0.1 * WHOLE
@@ -103,19 +108,7 @@ def test_a_hit_waits_for_room_as_long_as_the_gate_allows_and_then_takes_what_the
 
 def test_a_hit_that_waited_for_a_seat_is_loaded_whole_when_there_is_room(tmp_path):
     now = [0.0]
-    settings = StackSettings(busy_share=1.0)
-    engine, (holder, waiter) = stored_prompts(
-        tmp_path, 2, arena_bytes=10 * SLOT, settings=settings, now=lambda: now[0]
-    )
-    for _ in range(3):  # 29 tokens take 29 s
-        engine.side._cost.observe(0, 29, 29.0)
-    engine.side.follow("holder", holder, Scope())
-    assert engine.loaded("holder", holder) == WHOLE
-    engine.side.follow("waiter", waiter, Scope())
-    until = time.monotonic() + 20
-    while not engine.side._loading._waiting:
-        assert engine.side.matched("waiter", len(waiter), 0) is None
-        assert time.monotonic() < until
+    engine, waiter = waiting_for_room(tmp_path, now)
     now[0] += 10 * WHOLE  # vLLM is full, and asks for nobody
     waiting = engine.side._loading._waiting[0]
     engine.side.ended("holder")

@@ -19,7 +19,7 @@ DIFFERENCES = {
     "more": "more found: another version, block size or capacity",
     "estimated": "within what an estimate of tokens leaves open",
 }
-"""How a hit that a log tells may differ from the predicted one."""
+"""Reasons why a hit that a log tells differs from the predicted one."""
 
 NEAR = 0.03
 """Share of a prompt's tokens below which a difference is put down to estimated tokens."""

@@ -22,7 +22,7 @@ _DEPTH = 5
 def write_mended(log: LogFile, path: Path, mends: Sequence[Mend], learned: ChangingParts) -> int:
     """Write a log with mends to a file, and return how many of its records differ.
 
-    Records without a body are written as they are. Raises `ConfigError` for a log whose format has no bodies.
+    Records without a body are written as they are; lines that are no JSON objects are left out. Raises `ConfigError` for a log whose format has no bodies.
     """
     if log.format != "requests":
         raise ConfigError(

@@ -13,7 +13,8 @@ from quire_sim.lint.texts import PIECE, common_prefix, common_suffix, unnumbered
 from quire_sim.logs import Section
 
 _THOUGHT = re.compile(r"<(think|thinking|reasoning|thought)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE)
-_MARKS = ("\n\n", "\n---\n", "\n")
+MARKS = ("\n\n", "\n---\n", "\n")
+"""Ends of passages in a text, the rarest first."""
 
 
 class Parting(NamedTuple):
@@ -133,7 +134,7 @@ def _is_key_order(old: str, new: str, at: int) -> bool:
 
 def _is_passage_order(old: str, new: str, at: int) -> bool:
     """Whether the passage at a place stands elsewhere in the other text, for both texts; or items of a list."""
-    for mark in _MARKS:
+    for mark in MARKS:
         before, after = passages(old, at, mark, 1), passages(new, at, mark, 1)
         if (
             before

@@ -336,4 +336,4 @@ _WITHOUT: dict[str, Callable[[Parting], Pair]] = {
     "passage-order": _with_passages,
     "user-data": _without_user_data,
 }
-"""How a difference is taken out of both prompts, by its cause; the others are cut."""
+"""Functions that take a difference out of both prompts, by its cause; for other causes it is cut."""

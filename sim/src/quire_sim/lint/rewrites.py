@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from quire_sim.lint import patterns
-from quire_sim.lint.causes import moved_text, passages, tool_name
+from quire_sim.lint.causes import MARKS, moved_text, passages, tool_name
 from quire_sim.lint.chains import PromptDifference, canonical
 from quire_sim.lint.texts import NUMBERED
 from quire_sim.logs import Api
@@ -22,7 +22,6 @@ Body: TypeAlias = dict[str, Any]
 Change: TypeAlias = Callable[[str, str, str], str]
 """A new text for a text, its role, and its place in the body."""
 
-MARKS = ("\n\n", "\n---\n", "\n")
 LONG_LINE = 300
 """Characters of a line of which the sentence is moved that changes, not all of it."""
 
