@@ -104,10 +104,14 @@ class GgufForward:
                 step.jobs, starts, step.lengths.tolist(), ends.tolist(), strict=True
             )
         ]
+        order = sorted(range(len(parts)), key=lambda at: self._prefix(parts[at]))
         self.residents.begin_step()
         if self.before_forward is not None:
             self.before_forward()
-        return torch.from_numpy(np.concatenate(self._computed(parts)))  # pyright: ignore[reportUnknownMemberType]
+        logits = np.concatenate(self._computed([parts[at] for at in order]))
+        jobs = np.searchsorted(ends, step.logit_rows, side="right")
+        rows = np.argsort(np.argsort(np.argsort(order)[jobs], kind="stable"))
+        return torch.from_numpy(logits[rows])  # pyright: ignore[reportUnknownMemberType]
 
     def reset(self) -> None:
         """Do nothing: a step leaves only what the next one cuts off."""
@@ -130,6 +134,11 @@ class GgufForward:
         for job, start in zip(step.jobs, step.starts.tolist(), strict=True):
             if (resident := self.residents.by_owner.get(job.open_seq)) is not None:
                 self.residents.cut(resident, start)
+
+    def _prefix(self, part: _Part) -> bytes | bytearray:
+        """Return the tokens before a part: by them parts are sorted, as attention reads once what neighbours share."""
+        resident = self.residents.by_owner.get(part.job.open_seq)
+        return part.job.known(0, part.start).tobytes() if resident is None else resident.key
 
     def _computed(self, parts: list[_Part]) -> list[npt.NDArray[np.float32]]:
         """Compute parts of a step; where the context has no room for all of them, one half after the other."""

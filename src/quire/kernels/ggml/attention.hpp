@@ -2,8 +2,9 @@
 //
 // llama.cpp's own reads K and V once for each token and head. This one reads a tile of cells once for all rows of an
 // item, a row being a token and a head; rows are the lanes of vectors, so that nothing is transposed or summed across
-// lanes. Few rows, as of one request that decodes, have dimensions and cells as lanes instead. Tiles that no row of an
-// item sees are skipped: other sequences' cells cost a look at the mask. All sums are in float32.
+// lanes. Few rows, as of one request that decodes, have dimensions and cells as lanes instead. A tile is of cells that
+// the same vectors see, wherever they lie: sequences that decode together have their cells in turn, and others' cells
+// cost a look at the mask alone. All sums are in float32.
 
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -89,21 +91,30 @@ struct FewRows {
     alignas(64) float query[FEW][LONGEST], values[FEW][LONGEST], weights[FEW][TILE];
 };
 
+// Cells, and of each the vectors all whose rows see it without a bias, as bits.
+struct Cells {
+    std::vector<int> at;
+    std::vector<uint8_t> plain;
+};
+
 struct Scratch {
+    Cells seen[1 << GROUPS];  // by the vectors that see them, as bits
     Lanes query[LONGEST][GROUPS];
     Lanes weights[TILE][GROUPS];
     alignas(64) float cells[TILE][LONGEST];
     FewRows few;
 };
 
-void read_cells(const ggml_tensor * from, ggml_to_float_t to_float, int head, int begin, int num, int width,
-                float (*into)[LONGEST]) {
+// Read `num` cells, of `left` that are read next.
+void read_cells(const ggml_tensor * from, ggml_to_float_t to_float, int head, const int * cells, int num, int left,
+                int width, float (*into)[LONGEST]) {
     const char * data = (const char *) from->data + head * from->nb[2];
     const size_t row_bytes = ggml_row_size(from->type, width);
     for (int c = 0; c < num; c++) {
-        const char * row = data + (size_t) (begin + c) * from->nb[1];
+        const char * row = data + (size_t) cells[c] * from->nb[1];
+        const char * next = data + (size_t) cells[std::min(c + AHEAD, left - 1)] * from->nb[1];
         for (size_t at = 0; at < row_bytes; at += 64) {
-            __builtin_prefetch(row + AHEAD * from->nb[1] + at);
+            __builtin_prefetch(next + at);
         }
         int d = 0;
         if (from->type == GGML_TYPE_F16) {
@@ -174,39 +185,95 @@ const ggml_fp16_t * mask_of(const Op & op, int row) {
     return (const ggml_fp16_t *) ((const char *) op.mask->data + (size_t) (row / op.heads_per_kv) * op.mask->nb[1]);
 }
 
-// Whether the tokens of a vector of rows see some cell of a tile, and whether they see all without a bias.
-bool sees(const Op & op, int row, int end, int begin, int num, bool & all_plain) {
-    bool some = false;
-    all_plain = true;
-    for (int t = row / op.heads_per_kv; t <= (end - 1) / op.heads_per_kv; t++) {
-        const ggml_fp16_t * mask = mask_of(op, t * op.heads_per_kv) + begin;
-        uint16_t hidden = 0, other = 0;
-        for (int c = 0; c < num; c++) {
-            hidden |= mask[c] != HIDDEN;
-            other |= mask[c];
-        }
-        some |= hidden != 0;
-        all_plain &= other == 0;
+// Sort cells `[begin, end)` by the vectors that see them; `row` is the first of all, and `width` rows are a vector.
+void find_cells(const Op & op, Scratch & own, int row, int groups, int width, int begin, int end) {
+    for (Cells & each : own.seen) {
+        each.at.clear();
+        each.plain.clear();
     }
-    return some;
+    for (int at = begin; at < end; at += TILE) {
+        const int num = std::min(TILE, end - at);
+        uint16_t seen[GROUPS][TILE] = {}, biased[GROUPS][TILE] = {}, any_seen = 0, any_biased = 0;
+        for (int g = 0; g < groups; g++) {
+            const int first = row + g * width, last = std::min(first + width, op.rows) - 1;
+            for (int t = first / op.heads_per_kv; t <= last / op.heads_per_kv; t++) {
+                const ggml_fp16_t * mask = mask_of(op, t * op.heads_per_kv) + at;
+                for (int c = 0; c < num; c++) {
+                    seen[g][c] |= mask[c] ^ HIDDEN;
+                    biased[g][c] |= mask[c];
+                }
+            }
+            for (int c = 0; c < num; c++) {
+                any_seen |= seen[g][c];
+                any_biased |= biased[g][c];
+            }
+        }
+        if (!any_seen) {
+            continue;
+        }
+        if (!any_biased) {
+            Cells & all = own.seen[(1 << groups) - 1];
+            for (int c = 0; c < num; c++) {
+                all.at.push_back(at + c);
+            }
+            all.plain.insert(all.plain.end(), num, 0xFF);
+            continue;
+        }
+        for (int c = 0; c < num; c++) {
+            int by = 0, plain = 0;
+            for (int g = 0; g < groups; g++) {
+                by |= (seen[g][c] != 0) << g;
+                plain |= (biased[g][c] == 0) << g;
+            }
+            if (by) {
+                own.seen[by].at.push_back(at + c);
+                own.seen[by].plain.push_back(plain);
+            }
+        }
+    }
 }
 
-// Weights of a tile for one vector of rows: masked, against the greatest score, which may rise.
-void weigh(const Op & op, Scratch & own, State & state, int row, int g, int begin, int num, bool is_plain) {
-    if (!is_plain) {
-        const ggml_fp16_t * masks[W];
-        for (int i = 0; i < W; i++) {
-            masks[i] = mask_of(op, std::min(row + i, op.rows - 1)) + begin;
-        }
+// A tile of cells of one set: `left` are to come, these included.
+struct Tile {
+    const int * cells;
+    int num, left, plain;
+
+    Tile(const Cells & from, int begin)
+        : cells(&from.at[begin]), num(std::min(TILE, (int) from.at.size() - begin)),
+          left((int) from.at.size() - begin), plain(0xFF) {
         for (int c = 0; c < num; c++) {
-            Lanes bias;
-            for (int i = 0; i < W; i++) {
-                const ggml_fp16_t at = masks[i][c];
-                bias[i] = at == HIDDEN ? -INFINITY : at == 0 ? 0.0f : ggml_fp16_to_fp32(at);
-            }
-            own.weights[c][g] += bias;
+            plain &= from.plain[begin + c];
         }
     }
+};
+
+// Hide cells of a tile from those rows of a vector that do not see them, and add biases.
+void add_mask(const Op & op, Scratch & own, int row, int g, const Tile & tile) {
+    const ggml_fp16_t * masks[W];
+    Ints lanes[W] = {};
+    const int first = row / op.heads_per_kv;
+    for (int i = 0; i < W; i++) {
+        const int at = std::min(row + i, op.rows - 1);
+        masks[at / op.heads_per_kv - first] = mask_of(op, at);
+        lanes[at / op.heads_per_kv - first][i] = -1;
+    }
+    const int num_tokens = (std::min(row + W, op.rows) - 1) / op.heads_per_kv - first + 1;
+    for (int c = 0; c < tile.num; c++) {
+        Ints hidden{};
+        Lanes bias{};
+        for (int t = 0; t < num_tokens; t++) {
+            const ggml_fp16_t at = masks[t][tile.cells[c]];
+            hidden |= lanes[t] & -(int32_t) (at == HIDDEN);
+            if (at != HIDDEN && at != 0) {
+                bias = lanes[t] ? all(ggml_fp16_to_fp32(at)) : bias;
+            }
+        }
+        own.weights[c][g] = hidden ? all(-INFINITY) : own.weights[c][g] + bias;
+    }
+}
+
+// Weights of a tile for one vector of rows: against the greatest score, which may rise.
+void weigh(const Op & op, Scratch & own, State & state, int g, int num) {
     Lanes most = state.most[g];
     for (int c = 0; c < num; c++) {
         most = larger(most, own.weights[c][g]);
@@ -224,10 +291,10 @@ void weigh(const Op & op, Scratch & own, State & state, int row, int g, int begi
     }
 }
 
-// Call with each run of neighbouring vectors that see a tile: how many, and the first.
-template <class Call> void for_runs(const bool * seen, int groups, Call call) {
+// Call with each run of neighbouring vectors of a set: how many, and the first.
+template <class Call> void for_runs(int set, int groups, Call call) {
     for (int g = 0, n; g < groups; g += std::max(n, 1)) {
-        for (n = 0; g + n < groups && seen[g + n];) {
+        for (n = 0; g + n < groups && set >> (g + n) & 1;) {
             n++;
         }
         n == 3   ? call(std::integral_constant<int, GROUPS>(), g)
@@ -253,25 +320,24 @@ void attend(const Op & op, Scratch & own, State & state, int head, int row, int 
         state.sum[i / W][i % W] = sink > NONE ? 1.0f : 0.0f;
     }
     memset((void *) state.values, 0, op.dv * sizeof(state.values[0]));
-    for (int at = begin; at < end; at += TILE) {
-        const int num = std::min(TILE, end - at), padded = (num + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
-        bool seen[GROUPS] = {}, is_plain[GROUPS] = {}, some = false;
-        for (int g = 0; g < groups; g++) {
-            const int last = std::min(row + (g + 1) * W, op.rows);
-            some |= seen[g] = sees(op, row + g * W, last, at, num, is_plain[g]);
-        }
-        if (!some) {
-            continue;
-        }
-        read_cells(op.k, op.k_to_float, head, at, num, op.dk, own.cells);
-        for_runs(seen, groups, [&](auto n, int g) { score<n>(own, g, padded, op.dk); });
-        for (int g = 0; g < groups; g++) {
-            if (seen[g]) {
-                weigh(op, own, state, row + g * W, g, at, num, is_plain[g]);
+    find_cells(op, own, row, groups, W, begin, end);
+    for (int set = 1; set < 1 << groups; set++) {
+        for (int at = 0; at < (int) own.seen[set].at.size(); at += TILE) {
+            const Tile tile(own.seen[set], at);
+            const int padded = (tile.num + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+            read_cells(op.k, op.k_to_float, head, tile.cells, tile.num, tile.left, op.dk, own.cells);
+            for_runs(set, groups, [&](auto n, int g) { score<n>(own, g, padded, op.dk); });
+            for (int g = 0; g < groups; g++) {
+                if (set >> g & 1) {
+                    if (!(tile.plain >> g & 1)) {
+                        add_mask(op, own, row + g * W, g, tile);
+                    }
+                    weigh(op, own, state, g, tile.num);
+                }
             }
+            read_cells(op.v, op.v_to_float, head, tile.cells, tile.num, tile.left, op.dv, own.cells);
+            for_runs(set, groups, [&](auto n, int g) { add_values<n>(own, state, g, tile.num, op.dv); });
         }
-        read_cells(op.v, op.v_to_float, head, at, num, op.dv, own.cells);
-        for_runs(seen, groups, [&](auto n, int g) { add_values<n>(own, state, g, num, op.dv); });
     }
 }
 
@@ -322,19 +388,18 @@ template <int R> void attend_few(const Op & op, Scratch & own, State & state, in
         sum[r] = most[r] > NONE ? 1.0f : 0.0f;
         memset(few.values[r], 0, op.dv * sizeof(float));
     }
-    for (int at = begin; at < end; at += TILE) {
-        const int num = std::min(TILE, end - at);
-        bool is_plain;
-        if (!sees(op, 0, R, at, num, is_plain)) {
-            continue;
-        }
-        read_cells(op.k, op.k_to_float, head, at, num, op.dk, own.cells);
+    find_cells(op, own, 0, 1, R, begin, end);
+    for (int at = 0; at < (int) own.seen[1].at.size(); at += TILE) {
+        const Tile tile(own.seen[1], at);
+        const int num = tile.num;
+        read_cells(op.k, op.k_to_float, head, tile.cells, num, tile.left, op.dk, own.cells);
         few_scores<R>(own, num, op.dk);
         float shrunk[R];
         for (int r = 0; r < R; r++) {
-            const ggml_fp16_t * mask = mask_of(op, r) + at;
-            for (int c = 0; c < num && !is_plain; c++) {
-                few.weights[r][c] += mask[c] == HIDDEN ? -INFINITY : ggml_fp16_to_fp32(mask[c]);
+            const ggml_fp16_t * mask = mask_of(op, r);
+            for (int c = 0; c < num && !(tile.plain & 1); c++) {
+                const ggml_fp16_t bias = mask[tile.cells[c]];
+                few.weights[r][c] += bias == HIDDEN ? -INFINITY : ggml_fp16_to_fp32(bias);
             }
             for (int c = num; c < TILE; c++) {
                 few.weights[r][c] = -INFINITY;
@@ -352,7 +417,7 @@ template <int R> void attend_few(const Op & op, Scratch & own, State & state, in
             }
             sum[r] = sum[r] * shrunk[r] + sum_of(total);
         }
-        read_cells(op.v, op.v_to_float, head, at, num, op.dv, own.cells);
+        read_cells(op.v, op.v_to_float, head, tile.cells, num, tile.left, op.dv, own.cells);
         few_values<R>(own, shrunk, num, op.dv);
     }
     for (int r = 0; r < R; r++) {
