@@ -89,6 +89,7 @@ struct State {
 // The same for few rows, whose lanes are dimensions or cells.
 struct FewRows {
     alignas(64) float query[FEW][LONGEST], values[FEW][LONGEST], weights[FEW][TILE];
+    float most[FEW], sum[FEW];
 };
 
 // Cells, and of each the vectors all whose rows see it without a bias, as bits.
@@ -102,17 +103,31 @@ struct Scratch {
     Lanes query[LONGEST][GROUPS];
     Lanes weights[TILE][GROUPS];
     alignas(64) float cells[TILE][LONGEST];
-    FewRows few;
+    std::vector<FewRows> few;  // by head of K
 };
 
-// Read `num` cells, of `left` that are read next.
-void read_cells(const ggml_tensor * from, ggml_to_float_t to_float, int head, const int * cells, int num, int left,
-                int width, float (*into)[LONGEST]) {
+// A tile of cells of one set: `left` are to come, these included.
+struct Tile {
+    const int * cells;
+    int num, left, plain;
+
+    Tile(const Cells & from, int begin)
+        : cells(&from.at[begin]), num(std::min(TILE, (int) from.at.size() - begin)),
+          left((int) from.at.size() - begin), plain(0xFF) {
+        for (int c = 0; c < num; c++) {
+            plain &= from.plain[begin + c];
+        }
+    }
+};
+
+// Read the cells of a tile, and have those of the next one fetched.
+void read_cells(const ggml_tensor * from, ggml_to_float_t to_float, int head, const Tile & tile, int width,
+                float (*into)[LONGEST]) {
     const char * data = (const char *) from->data + head * from->nb[2];
     const size_t row_bytes = ggml_row_size(from->type, width);
-    for (int c = 0; c < num; c++) {
-        const char * row = data + (size_t) cells[c] * from->nb[1];
-        const char * next = data + (size_t) cells[std::min(c + AHEAD, left - 1)] * from->nb[1];
+    for (int c = 0; c < tile.num; c++) {
+        const char * row = data + (size_t) tile.cells[c] * from->nb[1];
+        const char * next = data + (size_t) tile.cells[std::min(c + AHEAD, tile.left - 1)] * from->nb[1];
         for (size_t at = 0; at < row_bytes; at += 64) {
             __builtin_prefetch(next + at);
         }
@@ -233,20 +248,6 @@ void find_cells(const Op & op, Scratch & own, int row, int groups, int width, in
     }
 }
 
-// A tile of cells of one set: `left` are to come, these included.
-struct Tile {
-    const int * cells;
-    int num, left, plain;
-
-    Tile(const Cells & from, int begin)
-        : cells(&from.at[begin]), num(std::min(TILE, (int) from.at.size() - begin)),
-          left((int) from.at.size() - begin), plain(0xFF) {
-        for (int c = 0; c < num; c++) {
-            plain &= from.plain[begin + c];
-        }
-    }
-};
-
 // Hide cells of a tile from those rows of a vector that do not see them, and add biases.
 void add_mask(const Op & op, Scratch & own, int row, int g, const Tile & tile) {
     const ggml_fp16_t * masks[W];
@@ -325,7 +326,7 @@ void attend(const Op & op, Scratch & own, State & state, int head, int row, int 
         for (int at = 0; at < (int) own.seen[set].at.size(); at += TILE) {
             const Tile tile(own.seen[set], at);
             const int padded = (tile.num + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
-            read_cells(op.k, op.k_to_float, head, tile.cells, tile.num, tile.left, op.dk, own.cells);
+            read_cells(op.k, op.k_to_float, head, tile, op.dk, own.cells);
             for_runs(set, groups, [&](auto n, int g) { score<n>(own, g, padded, op.dk); });
             for (int g = 0; g < groups; g++) {
                 if (set >> g & 1) {
@@ -335,96 +336,119 @@ void attend(const Op & op, Scratch & own, State & state, int head, int row, int 
                     weigh(op, own, state, g, tile.num);
                 }
             }
-            read_cells(op.v, op.v_to_float, head, tile.cells, tile.num, tile.left, op.dv, own.cells);
+            read_cells(op.v, op.v_to_float, head, tile, op.dv, own.cells);
             for_runs(set, groups, [&](auto n, int g) { add_values<n>(own, state, g, tile.num, op.dv); });
         }
     }
 }
 
-template <int R> void few_scores(Scratch & own, int num, int dk) {
+template <int R> void few_scores(const Scratch & own, FewRows & few, int num, int dk) {
     for (int c = 0; c < num; c++) {
         Lanes found[R] = {};
         for (int d = 0; d < dk; d += W) {
             const Lanes cell = load(own.cells[c] + d);
             for (int r = 0; r < R; r++) {
-                found[r] += cell * load(own.few.query[r] + d);
+                found[r] += cell * load(few.query[r] + d);
             }
         }
         for (int r = 0; r < R; r++) {
-            own.few.weights[r][c] = sum_of(found[r]);
+            few.weights[r][c] = sum_of(found[r]);
         }
     }
 }
 
-template <int R> void few_values(Scratch & own, const float * shrunk, int num, int dv) {
+template <int R> void few_values(const Scratch & own, FewRows & few, const float * shrunk, int num, int dv) {
     for (int d = 0; d < dv; d += W) {
         Lanes found[R];
         for (int r = 0; r < R; r++) {
-            found[r] = load(own.few.values[r] + d) * shrunk[r];
+            found[r] = load(few.values[r] + d) * shrunk[r];
         }
         for (int c = 0; c < num; c++) {
             const Lanes cell = load(own.cells[c] + d);
             for (int r = 0; r < R; r++) {
-                found[r] += cell * own.few.weights[r][c];
+                found[r] += cell * few.weights[r][c];
             }
         }
         for (int r = 0; r < R; r++) {
-            memcpy(own.few.values[r] + d, &found[r], sizeof(Lanes));
+            memcpy(few.values[r] + d, &found[r], sizeof(Lanes));
         }
     }
 }
 
-// All of R rows of one head of K, over cells `[begin, end)`: few of them, as where one request decodes.
-template <int R> void attend_few(const Op & op, Scratch & own, State & state, int head, int begin, int end) {
-    FewRows & few = own.few;
-    float most[R], sum[R];
-    for (int r = 0; r < R; r++) {
+// Where rows of one head begin: queries, and nothing seen.
+void begin_few(const Op & op, FewRows & few, int head, int begin) {
+    for (int r = 0; r < op.rows; r++) {
         const int q_head = head * op.heads_per_kv + r % op.heads_per_kv;
         const char * from = (const char *) op.q->data + r / op.heads_per_kv * op.q->nb[1] + q_head * op.q->nb[2];
         for (int d = 0; d < op.dk; d++) {
             few.query[r][d] = ((const float *) from)[d] * op.scale;
         }
-        most[r] = op.sinks && begin == 0 ? ((const float *) op.sinks->data)[q_head] : NONE;
-        sum[r] = most[r] > NONE ? 1.0f : 0.0f;
+        few.most[r] = op.sinks && begin == 0 ? ((const float *) op.sinks->data)[q_head] : NONE;
+        few.sum[r] = few.most[r] > NONE ? 1.0f : 0.0f;
         memset(few.values[r], 0, op.dv * sizeof(float));
     }
-    find_cells(op, own, 0, 1, R, begin, end);
+}
+
+// A tile of cells for R rows of one head.
+template <int R> void add_few(const Op & op, Scratch & own, FewRows & few, int head, const Tile & tile) {
+    const int num = tile.num;
+    read_cells(op.k, op.k_to_float, head, tile, op.dk, own.cells);
+    few_scores<R>(own, few, num, op.dk);
+    float shrunk[R];
+    for (int r = 0; r < R; r++) {
+        const ggml_fp16_t * mask = mask_of(op, r);
+        for (int c = 0; c < num && !(tile.plain & 1); c++) {
+            const ggml_fp16_t bias = mask[tile.cells[c]];
+            few.weights[r][c] += bias == HIDDEN ? -INFINITY : ggml_fp16_to_fp32(bias);
+        }
+        for (int c = num; c < TILE; c++) {
+            few.weights[r][c] = -INFINITY;
+        }
+        const float before = few.most[r];
+        for (int c = 0; c < num; c++) {
+            few.most[r] = std::max(few.most[r], few.weights[r][c]);
+        }
+        shrunk[r] = std::exp(before - few.most[r]);
+        Lanes total{};
+        for (int c = 0; c < TILE; c += W) {
+            const Lanes found = exp_of(load(few.weights[r] + c) - few.most[r]);
+            memcpy(few.weights[r] + c, &found, sizeof(found));
+            total += found;
+        }
+        few.sum[r] = few.sum[r] * shrunk[r] + sum_of(total);
+    }
+    read_cells(op.v, op.v_to_float, head, tile, op.dv, own.cells);
+    few_values<R>(own, few, shrunk, num, op.dv);
+}
+
+// All of few rows, as where one request decodes, over cells `[begin, end)`: tile by tile for all heads of K, which lie
+// beside one another. States of heads are `stride` apart.
+void attend_few(const Op & op, Scratch & own, State * states, int stride, int begin, int end) {
+    const int heads = (int) op.k->ne[2];
+    own.few.resize(std::max(own.few.size(), (size_t) heads));
+    for (int head = 0; head < heads; head++) {
+        begin_few(op, own.few[head], head, begin);
+    }
+    find_cells(op, own, 0, 1, op.rows, begin, end);
     for (int at = 0; at < (int) own.seen[1].at.size(); at += TILE) {
         const Tile tile(own.seen[1], at);
-        const int num = tile.num;
-        read_cells(op.k, op.k_to_float, head, tile.cells, num, tile.left, op.dk, own.cells);
-        few_scores<R>(own, num, op.dk);
-        float shrunk[R];
-        for (int r = 0; r < R; r++) {
-            const ggml_fp16_t * mask = mask_of(op, r);
-            for (int c = 0; c < num && !(tile.plain & 1); c++) {
-                const ggml_fp16_t bias = mask[tile.cells[c]];
-                few.weights[r][c] += bias == HIDDEN ? -INFINITY : ggml_fp16_to_fp32(bias);
-            }
-            for (int c = num; c < TILE; c++) {
-                few.weights[r][c] = -INFINITY;
-            }
-            const float before = most[r];
-            for (int c = 0; c < num; c++) {
-                most[r] = std::max(most[r], few.weights[r][c]);
-            }
-            shrunk[r] = std::exp(before - most[r]);
-            Lanes total{};
-            for (int c = 0; c < TILE; c += W) {
-                const Lanes found = exp_of(load(few.weights[r] + c) - most[r]);
-                memcpy(few.weights[r] + c, &found, sizeof(found));
-                total += found;
-            }
-            sum[r] = sum[r] * shrunk[r] + sum_of(total);
+        for (int head = 0; head < heads; head++) {
+            FewRows & few = own.few[head];
+            op.rows == 1   ? add_few<1>(op, own, few, head, tile)
+            : op.rows == 2 ? add_few<2>(op, own, few, head, tile)
+            : op.rows == 3 ? add_few<3>(op, own, few, head, tile)
+                           : add_few<4>(op, own, few, head, tile);
         }
-        read_cells(op.v, op.v_to_float, head, tile.cells, num, tile.left, op.dv, own.cells);
-        few_values<R>(own, shrunk, num, op.dv);
     }
-    for (int r = 0; r < R; r++) {
-        state.most[0][r] = most[r];
-        state.sum[0][r] = sum[r];
-        for (int d = 0; d < op.dv; d++) {
-            state.values[d][0][r] = few.values[r][d];
+    for (int head = 0; head < heads; head++) {
+        const FewRows & few = own.few[head];
+        State & state = states[head * stride];
+        for (int r = 0; r < op.rows; r++) {
+            state.most[0][r] = few.most[r];
+            state.sum[0][r] = few.sum[r];
+            for (int d = 0; d < op.dv; d++) {
+                state.values[d][0][r] = few.values[r][d];
+            }
         }
     }
 }
@@ -460,13 +484,6 @@ void write(const Op & op, State * states, int num, int head, int row) {
     }
 }
 
-void attend_rows(const Op & op, Scratch & own, State & state, int head, int row, int begin, int end) {
-    const bool wide = op.rows > FEW || op.dk % W || op.dv % W;
-    wide ? attend(op, own, state, head, row, begin, end)
-        : op.rows == 1 ? attend_few<1>(op, own, state, head, begin, end)
-        : op.rows == 2 ? attend_few<2>(op, own, state, head, begin, end)
-        : op.rows == 3 ? attend_few<3>(op, own, state, head, begin, end)
-        : attend_few<4>(op, own, state, head, begin, end);
-}
+bool is_few(const Op & op) { return op.rows <= FEW && op.dk % W == 0 && op.dv % W == 0; }
 
 }  // namespace

@@ -27,26 +27,32 @@ void compute(Backend & backend, ggml_tensor * dst) {
 
     const int heads = (int) op.k->ne[2], parts = (op.rows + ROWS - 1) / ROWS, tiles = (op.cells + TILE - 1) / TILE;
     const int wanted = backend.threads > 1 ? backend.threads * ITEMS_PER_THREAD : 1;
-    const int pieces = std::max(1, std::min((wanted + heads * parts - 1) / (heads * parts), tiles / LEAST_TILES));
-    const int step = (tiles + pieces - 1) / pieces * TILE, items = heads * parts * pieces;
-    if (pieces > 1 && backend.states.size() < (size_t) items) {
-        backend.states.resize(items);
+    const int wholes = is_few(op) ? 1 : heads * parts;  // items if cells were not split
+    const int pieces = std::max(1, std::min((wanted + wholes - 1) / wholes, tiles / LEAST_TILES));
+    const int step = (tiles + pieces - 1) / pieces * TILE;
+    const bool kept = pieces > 1 || is_few(op);
+    if (kept && backend.states.size() < (size_t) heads * parts * pieces) {
+        backend.states.resize(heads * parts * pieces);
     }
     #pragma omp parallel num_threads(backend.threads)
     {
         static thread_local std::vector<Scratch> scratch(1);
         static thread_local std::vector<State> one(1);
         #pragma omp for schedule(dynamic, 1)
-        for (int item = 0; item < items; item++) {
+        for (int item = 0; item < wholes * pieces; item++) {
             const int piece = item % pieces, part = item / pieces % parts, head = item / pieces / parts;
-            State & state = pieces > 1 ? backend.states[item] : one[0];
-            const int begin = piece * step, end = std::min(begin + step, op.cells);
-            attend_rows(op, scratch[0], state, head, part * ROWS, begin, std::max(begin, end));
-            if (pieces == 1) {
+            State & state = kept ? backend.states[item] : one[0];
+            const int begin = std::min(piece * step, op.cells), end = std::min(begin + step, op.cells);
+            if (is_few(op)) {
+                attend_few(op, scratch[0], &state, pieces, begin, end);
+            } else {
+                attend(op, scratch[0], state, head, part * ROWS, begin, end);
+            }
+            if (!kept) {
                 write(op, &state, 1, head, part * ROWS);
             }
         }
-        if (pieces > 1) {
+        if (kept) {
             #pragma omp for schedule(static)
             for (int item = 0; item < heads * parts; item++) {
                 write(op, &backend.states[item * pieces], pieces, item / parts, item % parts * ROWS);
