@@ -20,25 +20,56 @@ def times(model="llama-3.1-8b", gpu="h100", *devices, **settings):
     return EngineTimes(model_named(model), accelerator_named(gpu), *devices, **settings)
 
 
-def test_the_time_of_a_decode_step_equals_a_sum_by_hand():
-    stream, layers = 1.008e12 * 0.92, 32
-    body, head, peak = 6_979_588_096, 128_256 * 4096, 165.2e12
+def by_hand(device, rows, sampled):
+    """Seconds of a step of Llama-3.1-8B beside its attention, on a card whose products reach `rate`."""
+    stream, rate, layers = device["bandwidth"] * 0.94, device["rate"], 32
+    body, head = 6_979_588_096, 128_256 * 4096
     products = sum(
-        ((2 * 64 * params / peak) ** 3 + (2 * params / stream) ** 3) ** (1 / 3)
-        for params in (body, head)
+        ((2 * (each + 32) * params / rate) ** 2 + (2 * params / stream) ** 2) ** 0.5
+        for params, each in ((body, max(rows, 32)), (head, max(sampled, 32)))
     )
-    activations = 2 * (8 * 4096 * layers + body / 4096) / stream
-    logits = 128_256 * 4 * 6 / stream
-    cached = 1001 * 131_072 / (1.008e12 * 0.65)
-    expected = products + activations + logits + cached + 0.4e-3 + layers * 20e-6
+    activations = rows * 2 * (8 * 4096 * layers + body / 4096) * 0.65 / stream
+    logits = sampled * 128_256 * 4 * 2 / stream
+    return products + activations + logits + 0.2e-3 + layers * 30e-6
+
+
+CARD = {"bandwidth": 1.008e12, "rate": 165.2e12}
+
+
+def test_the_time_of_a_decode_step_equals_a_sum_by_hand():
+    cached = 1001 * 131_072 / (1.008e12 * 0.85)
+    expected = by_hand(CARD, 1, 1) + cached
     assert times(gpu="rtx-4090").decode_s([1000]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_beside_a_prompt_decoding_sequences_read_their_cache_for_each_query_head():
+    prompt = 1000 * 1001 / 2 * 524_288 / (165.2e12 * 0.5)
+    tiles = 64 * 1001 * 524_288 / (165.2e12 * 0.5)
+    reads = 4 * 1001 * 131_072 / (1.008e12 * 1.5)
+    assert tiles > reads
+    expected = by_hand(CARD, 1001, 2) + prompt + tiles
+    found = times(gpu="rtx-4090").step_s([(1000, 0)], np.array([1000]))
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_sharing_heads_or_having_one_latent_saves_that_time():
+    contexts = np.full(64, 4096, np.int64)
+    card = msgspec.structs.replace(accelerator_named("h100"), packs_heads=False)
+    packed = times().step_s([(512, 0)], contexts)
+    apart = EngineTimes(LLAMA, card).step_s([(512, 0)], contexts)
+    assert apart > packed + 5e-3
+    latent = model_named("deepseek-v3")
+    assert latent.num_kv_heads == 1
+    assert EngineTimes(latent, card, 8).step_s([(512, 0)], contexts) == EngineTimes(
+        latent, accelerator_named("h100"), 8
+    ).step_s([(512, 0)], contexts)
 
 
 def test_a_consumer_card_reaches_its_halved_peak_and_others_a_share_of_theirs():
     assert times(gpu="rtx-4090").matrix_rate == 165.2e12
-    assert times(gpu="h100").matrix_rate == pytest.approx(0.8 * 989.5e12)
+    assert times(gpu="h100").matrix_rate == pytest.approx(0.75 * 989.5e12)
     small = LLAMA.stored_as(weights="fp8")
-    for gpu, rate in (("h100", 0.8 * 1979e12), ("a100", 0.8 * 312e12)):
+    for gpu, rate in (("h100", 0.75 * 1979e12), ("a100", 0.75 * 312e12)):
         assert EngineTimes(small, accelerator_named(gpu)).matrix_rate == pytest.approx(rate)
 
 
@@ -90,7 +121,7 @@ def test_a_sum_over_devices_is_twice_the_work_of_a_gather_and_nothing_for_one():
         assert all_reduce_s(device, 4, 1e9) - small == pytest.approx(
             2 * (gather_s(device, 4, 1e9) - small)
         )
-    assert all_reduce_s(card, 2, 1e9) == pytest.approx(80e-6 + 1e9 / (64e9 * 0.24))
+    assert all_reduce_s(card, 2, 1e9) == pytest.approx(20e-6 + 1e9 / (64e9 * 0.25))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +147,18 @@ def test_groups_that_share_experts_read_them_once_together():
     assert together.decode_s(batch * 2) < apart.decode_s(batch)
     dense = EngineTimes(LLAMA, accelerator_named("h100"), 1, 2)
     assert dense.decode_s(batch * 2) == pytest.approx(times().decode_s(batch), rel=1e-9)
+
+
+def test_ranks_that_step_together_wait_for_the_one_that_comes_last():
+    two = times("qwen3-30b-a3b", "rtx-pro-6000", 1, 2)
+    decodes, prompt = ((), np.full(8, 500, np.int64)), ([(2048, 0)], CONTEXTS[:0])
+    both = two.ranks_s([decodes, prompt], 1)
+    assert both == two.ranks_s([prompt, decodes], 1)
+    assert both > two.ranks_s([decodes, ((), CONTEXTS[:0])], 1)
+    assert both < two.ranks_s([prompt, prompt], 1) < 2 * both
+    even = two.step_s([(2048, 0)], np.full(8, 500, np.int64))
+    assert both > even
+    assert two.ranks_s([decodes, decodes], 3).shape == (3,)
 
 
 def test_a_window_bounds_what_a_sequence_reads():

@@ -171,7 +171,7 @@ def test_a_saved_calibration_replaces_its_profile(profile, tmp_path):
     by_profile = shown(*words, "--measured", profile)
     assert shown(*words, "--measured", timing) == by_profile
     found = json.loads(by_profile)
-    assert found["times_off_by"] == read_calibration(timing).error
+    assert found["times_off_by"] == {"step": read_calibration(timing).error}
     assert found["times_by"] == "costs found from 200 measured steps"
 
 

@@ -3,14 +3,13 @@
 import gzip
 import json
 
-import msgspec
 import pytest
 from trace_help import write
 
 from cli_help import refusal, shown, told
 from quire.errors import ConfigError, TraceError
 from quire_sim.hardware import model_named
-from quire_sim.hardware.engine_times import KNOWN_ERROR
+from quire_sim.hardware.left_out import FIGURES, errors_like, left_out_runs
 from quire_sim.plan import budget
 from quire_sim.serving.recorded import Figures, RecordedRun
 from quire_sim.trace import open_trace
@@ -18,7 +17,8 @@ from traces import HEADS
 
 RTX_4090 = HEADS / "serving_rtx4090_llama8b.jsonl.gz"
 TWO_CARDS = HEADS / "serving_rtxpro6000_tp2_qwen32b.jsonl.gz"
-BOTH = pytest.mark.parametrize("path", [RTX_4090, TWO_CARDS], ids=lambda path: path.name)
+ONE_CARD = HEADS / "serving_rtxpro6000_llama8b.jsonl.gz"
+EACH = pytest.mark.parametrize("path", [RTX_4090, ONE_CARD, TWO_CARDS], ids=lambda path: path.name)
 
 
 def row(number, **changes):
@@ -40,10 +40,50 @@ def recorded(tmp_path, rows=None, **header):
 
 
 @pytest.mark.cases(1)
-@BOTH
-def test_a_recorded_run_is_met_within_ten_percent_and_within_what_is_printed(path):
-    errors = msgspec.structs.astuple(RecordedRun(path).compare().errors)
-    assert max(map(abs, errors)) <= KNOWN_ERROR <= 0.1
+@EACH
+def test_a_recorded_run_is_met_within_what_runs_left_out_were_off_by(path):
+    run = RecordedRun(path)
+    errors, known = run.compare().errors, run.settings.timing.figure_errors()
+    assert known.runs >= 1
+    for name in FIGURES:
+        assert abs(getattr(errors, name)) <= max(getattr(known, name), 0.03)
+
+
+def test_every_run_was_left_out_and_met_within_the_bounds():
+    assert {each.run for each in left_out_runs()} == {
+        path.name.removesuffix(".jsonl.gz") for path in (RTX_4090, ONE_CARD, TWO_CARDS)
+    }
+    for each in left_out_runs():
+        assert abs(each.ttft_mean) <= 0.25
+        assert abs(each.ttft_p99) <= 0.25
+        assert abs(each.tpot_mean) <= 0.1
+        assert abs(each.makespan) <= 0.1
+
+
+def test_errors_are_those_of_the_runs_most_like_the_model_and_the_device():
+    card = errors_like("rtx-pro-6000", experts=False)
+    assert (card.runs, card.basis) == (2, "dense models on rtx-pro-6000")
+    other = errors_like("h100", experts=False)
+    assert (other.runs, other.basis) == (3, "dense models, none of them on h100")
+    assert other.tpot_mean == max(abs(each.tpot_mean) for each in left_out_runs())
+    routed = errors_like("rtx-4090", experts=True)
+    assert (routed.runs, routed.basis) == (3, "other kinds, none of models with routed experts")
+    assert routed.largest == max(getattr(routed, name) for name in FIGURES)
+
+
+@pytest.mark.parametrize("path", [RTX_4090, ONE_CARD], ids=lambda path: path.name)
+def test_requests_that_come_before_any_queue_wait_as_long_as_measured(path):
+    """Prompts alone with a few decoding sequences: where the engine had warmed up, before requests wait."""
+    run = RecordedRun(path)
+    served = run.served()
+    pairs = [
+        (mine.first_token_s - mine.queued_s, row.ttft_s)
+        for mine, row in zip(served, run.rows, strict=True)
+        if 1.2 < row.timestamp < 3.5
+    ]
+    assert len(pairs) >= 25
+    ratios = sorted(mine / real for mine, real in pairs)
+    assert ratios[len(ratios) // 2] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.cases(1)
@@ -55,7 +95,7 @@ def test_a_run_on_a_cpu_is_met_within_ten_percent_after_calibration(name):
     )
     assert found["requests"] > 100
     assert max(map(abs, found["errors"].values())) <= 0.1
-    assert found["times_off_by"] == pytest.approx(0.16, abs=0.06)
+    assert found["times_off_by"] == {"step": pytest.approx(0.16, abs=0.06)}
     uncalibrated = told("simulate", "--recorded", path)
     assert max(map(abs, uncalibrated["errors"].values())) > 0.1
 
@@ -84,7 +124,7 @@ def test_a_plan_for_the_recorded_settings_has_the_blocks_of_the_simulation():
 # -- reading -------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 def test_a_recorded_run_can_be_read_as_a_trace(path):
     trace = open_trace(path)
     requests = list(trace)
@@ -267,16 +307,16 @@ def test_without_prefix_caching_nothing_is_found_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "replicas", "factor"), [("llama-3.1-8b", 2, 1), ("qwen3-30b-a3b", 1, 2)]
+    ("model", "replicas", "ranks"), [("llama-3.1-8b", 2, 1), ("qwen3-30b-a3b", 1, 2)]
 )
-def test_groups_that_share_experts_are_one_replica_and_others_are_apart(
-    tmp_path, model, replicas, factor
+def test_groups_that_share_experts_are_ranks_of_one_replica_and_others_are_apart(
+    tmp_path, model, replicas, ranks
 ):
     told = {"model": model, "data_parallel_size": 2, "max_num_seqs": 64}
     run = RecordedRun(recorded(tmp_path, **told))
     cluster = run.settings.cluster(1000, run.settings.timing)
-    assert cluster.num_replicas == replicas
-    assert (cluster.limits.num_blocks, cluster.limits.max_sequences) == (1000 * factor, 64 * factor)
+    assert (cluster.num_replicas, cluster.num_ranks) == (replicas, ranks)
+    assert (cluster.limits.num_blocks, cluster.limits.max_sequences) == (1000, 64)
     assert run.compare().blocks.simulated > 10_000
 
 
@@ -287,7 +327,8 @@ def test_the_json_has_the_errors_and_the_blocks():
     assert found["errors"]["makespan"] == pytest.approx(
         found["simulated"]["makespan"] / found["measured"]["makespan"] - 1
     )
-    assert found["times_off_by"] == KNOWN_ERROR
+    assert set(found["times_off_by"]) == {*FIGURES, "runs", "basis"}
+    assert found["times_off_by"]["ttft_mean"] == errors_like("rtx-4090", experts=False).ttft_mean
     assert json.dumps(found, allow_nan=False)
 
 
@@ -295,7 +336,7 @@ def test_the_table_has_both_and_by_how_much_they_differ():
     text = shown("simulate", "--recorded", RTX_4090)
     for part in ("simulated", "measured", "off by", "2,588", "first token, p99"):
         assert part in text
-    assert "off by 4% where that was found" in " ".join(text.split())
+    assert "left out: dense models on rtx-4090" in " ".join(text.split())
 
 
 def test_a_recorded_run_brings_its_own_settings():

@@ -8,7 +8,7 @@ import msgspec
 from quire.cli.output import milliseconds, print_json, stdout
 from quire.cli.tables import facts_table, plain_table
 from quire.errors import ConfigError
-from quire_sim.cli.timing import timing_of, within
+from quire_sim.cli.timing import basis_of, off_by, timing_of, within
 
 NAMES = {
     "ttft_mean": "first token, mean",
@@ -34,7 +34,7 @@ def compare(path: Path, measured: str | None, *, as_json: bool) -> None:
         "data_parallel": settings.data_parallel,
         "requests": len(run.requests),
         "times_by": timing.basis,
-        "times_off_by": timing.known_error(),
+        "times_off_by": off_by(timing),
         **msgspec.to_builtins(found),
     }
     if as_json:
@@ -42,16 +42,17 @@ def compare(path: Path, measured: str | None, *, as_json: bool) -> None:
         return
     console = stdout()
     devices = settings.tensor_parallel * settings.data_parallel
+    expected = off_by(timing)
     console.print(
         f"\n[bold]{settings.model.name}[/bold] on {devices} x {settings.device.name}, "
-        f"{len(run.requests):,} requests; times by {timing.basis}, off by "
-        f"{within(timing.known_error())} where that was found\n"
+        f"{len(run.requests):,} requests; times by {timing.basis}; {basis_of(expected)}\n"
     )
-    table = plain_table("seconds", "simulated", "measured", "off by")
+    table = plain_table("seconds", "simulated", "measured", "off by", "left out")
     for name, said in NAMES.items():
         simulated, real = getattr(found.simulated, name), getattr(found.measured, name)
         error = f"{getattr(found.errors, name):+.1%}"
-        table.add_row(said, duration(simulated), duration(real), error)
+        known = expected and expected.get(name, expected.get("step"))
+        table.add_row(said, duration(simulated), duration(real), error, within(known))
     console.print(table)
     engine = found.blocks.engine
     said = "the engine does not say" if engine is None else f"the engine had {engine:,}"

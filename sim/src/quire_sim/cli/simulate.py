@@ -16,7 +16,7 @@ from quire.cli.tables import facts_table, plain_table
 from quire.errors import ConfigError
 from quire_sim.cli.inputs import blocks_that_hold, opened
 from quire_sim.cli.recorded import check_alone, compare, duration
-from quire_sim.cli.timing import timing_of, within
+from quire_sim.cli.timing import basis_of, off_by, timing_of, within
 
 if TYPE_CHECKING:
     from quire_sim.serving import Cluster, Load, Objective, Served, ServingResult
@@ -173,7 +173,7 @@ def simulate(
         "num_blocks": num_blocks,
         "block_size": size,
         "times_by": timing.basis,
-        "times_off_by": timing.known_error(),
+        "times_off_by": off_by(timing),
     }
     if as_json:
         print_json(settings | msgspec.to_builtins(result))
@@ -208,7 +208,8 @@ def _show(settings: dict[str, Any], result: "ServingResult") -> None:
     console.print(
         f"\n[bold]{settings['model']}[/bold] on {devices}, KV for {kv:,} tokens "
         f"each; {settings['arrivals']}, router {settings['router']}, policy {settings['policy']}, "
-        f"scheduler {settings['scheduler']}; times by {settings['times_by']}\n"
+        f"scheduler {settings['scheduler']}; times by {settings['times_by']}; "
+        f"{basis_of(settings['times_off_by'])}\n"
     )
     if not result.num_requests:
         console.print("No requests, so nothing to report.\n")
@@ -221,19 +222,20 @@ def _show(settings: dict[str, Any], result: "ServingResult") -> None:
         console.print(f"[yellow]{result.overloaded}[/yellow]\n")
 
 
-def durations(result: "ServingResult", error: float | None) -> Any:
-    """Return the table of users' waiting times, with the error of the model where it is known."""
+def durations(result: "ServingResult", errors: dict[str, Any] | None) -> Any:
+    """Return the table of users' waiting times, with the errors of their means where they are known."""
+    known = errors or {}
     heads = ("mean", "p50", "p90", "p99", "max")
     table = plain_table(Column("seen by users", no_wrap=True), *heads, "off by")
-    for name, spread in (
-        ("first token, TTFT", result.ttft_s),
-        ("of it in the queue", result.waited_s),
-        ("further tokens, TPOT", result.tpot_s),
-        ("whole request, E2E", result.e2e_s),
+    for name, spread, figure in (
+        ("first token, TTFT", result.ttft_s, "ttft_mean"),
+        ("of it in the queue", result.waited_s, "ttft_mean"),
+        ("further tokens, TPOT", result.tpot_s, "tpot_mean"),
+        ("whole request, E2E", result.e2e_s, "makespan"),
     ):
         if spread is not None:
             cells = (duration(getattr(spread, head)) for head in heads)
-            table.add_row(name, *cells, within(error))
+            table.add_row(name, *cells, within(known.get(figure, known.get("step"))))
     return table
 
 

@@ -1,7 +1,9 @@
 """Where the durations of a simulation come from: data sheets, a share of the peak, or measurements."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from quire.errors import ConfigError
 
@@ -37,6 +39,25 @@ def timing_of(
         )
     roofline = Roofline(base.model, base.accelerator, base.num_gpus)
     return calibrate(roofline, parse_points(measured))
+
+
+def off_by(timing: "ModelTimes") -> dict[str, Any] | None:
+    """Return the known errors by figure, on recorded runs left out; else that of a step, or None."""
+    errors = timing.figure_errors()
+    if errors is not None:
+        return msgspec.to_builtins(errors)
+    error = timing.known_error()
+    return None if error is None else {"step": error}
+
+
+def basis_of(errors: dict[str, Any] | None) -> str:
+    """Return the runs or steps that errors were found on, for people."""
+    if errors is None:
+        return "the error is unknown"
+    if "step" in errors:
+        return f"a step is off by {within(errors['step'])}"
+    runs = errors["runs"]
+    return f"errors of {runs} recorded run{'s' * (runs > 1)} left out: {errors['basis']}"
 
 
 def within(error: float | None) -> str:

@@ -29,6 +29,8 @@ class Accelerator(msgspec.Struct, frozen=True):
     `unit_flops`        what its matrix units could compute: above the peak where 32-bit sums are
                         held to half of their rate, as on consumer cards; 0 is the peak
     `fp8_flops`         dense 8-bit FLOPs per second; 0 where it computes with 16 bits at least
+    `packs_heads`       its attention kernels share K and V among the query heads of a KV head in steps
+                        with prompts too: FlashAttention 3 and later, and AMD's; FlashAttention 2 does not
     """
 
     name: str
@@ -39,6 +41,7 @@ class Accelerator(msgspec.Struct, frozen=True):
     peer_bandwidth: float
     unit_flops: float = 0.0
     fp8_flops: float = 0.0
+    packs_heads: bool = False
 
     def __post_init__(self) -> None:
         for field in (
@@ -97,7 +100,8 @@ _TABLE: dict[str, DataSheet] = {
     "rtx-a5000": DataSheet(111.1, 0.768, 23.6, 32, 32),
     "rtx-a6000": DataSheet(154.8, 0.768, 47.5, 32, 32),
     "rtx-6000-ada": DataSheet(364.2, 0.96, 47.5, 32, 32, 728),
-    "rtx-pro-6000": DataSheet(503.8, 1.792, 95.0, 64, 64, 1007),
+    "rtx-pro-6000": DataSheet(503.8, 1.597, 95.0, 64, 64, 1007),
+    "rtx-pro-6000-workstation": DataSheet(503.8, 1.792, 95.0, 64, 64, 1007),
     "rtx-3090": DataSheet(71, 0.936, 23.7, 32, 32, 0, 142),
     "rtx-4080": DataSheet(97.5, 0.717, 15.6, 32, 32, 195, 195),
     "rtx-4090": DataSheet(165.2, 1.008, 23.52, 32, 32, 330.3, 330.3),
@@ -112,8 +116,10 @@ _OTHER_NAMES = {
     "a100-sxm4-40gb": "a100-40gb", "a100-pcie-40gb": "a100-40gb", "a100-80gb-pcie": "a100-pcie",
     "rtx-6000": "rtx-6000-ada", "rtx-6000-ada-generation": "rtx-6000-ada",
     "rtx-pro-6000-blackwell": "rtx-pro-6000", "a6000": "rtx-a6000", "a5000": "rtx-a5000",
-    "gh200-480gb": "gh200",
+    "gh200-480gb": "gh200", "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000-workstation",
+    "rtx-pro-6000-blackwell-max-q-workstation-edition": "rtx-pro-6000-workstation",
 }  # fmt: skip
+_PACKING = ("h100", "h200", "h20", "gh200", "b200", "gb200", "mi")
 _BRANDS = ("nvidia-", "amd-", "instinct-", "geforce-", "tesla-")
 _ENDINGS = re.compile(
     r"-(sxm\d*|hbm\d*e?|\d+gb?|tensor-core-gpu|gpu|server-edition|max-q-workstation-edition|"
@@ -152,6 +158,7 @@ def accelerator_named(name: str) -> Accelerator:
         row.peer * GB,
         row.units * TB,
         row.fp8 * TB,
+        wanted.startswith(_PACKING),
     )
 
 

@@ -6,11 +6,11 @@ from math import log2
 
 from quire_sim.hardware.accelerators import Accelerator
 
-DIRECT_SHARE, HOST_SHARE = 0.7, 0.24
+DIRECT_SHARE, HOST_SHARE = 0.7, 0.25
 """Shares of a link's bandwidth that collectives reach: peers with a link of their own, and messages
 that pass through the host's memory, written and read there by both sides at once."""
 
-DIRECT_HOP_S, HOST_HOP_S = 5e-6, 40e-6
+DIRECT_HOP_S, HOST_HOP_S = 5e-6, 10e-6
 """Seconds of a message however small, for each doubling of the devices and once more."""
 
 

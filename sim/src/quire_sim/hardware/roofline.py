@@ -15,6 +15,7 @@ from quire_sim.distributions import check_positive
 from quire_sim.hardware.accelerators import Accelerator
 from quire_sim.hardware.collectives import all_reduce_s
 from quire_sim.hardware.facts import ModelFacts
+from quire_sim.hardware.left_out import FigureErrors
 from quire_sim.hardware.tiers import MemoryTier
 
 BYTES_PER_ACTIVATION = 2
@@ -26,6 +27,9 @@ Seconds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 Chunk: TypeAlias = tuple[int, int]
 """A part of a prompt to compute: (new tokens, tokens before them that have KV)."""
+
+RankWork: TypeAlias = tuple[Sequence[Chunk], Contexts]
+"""The work of one of several groups in a step: parts of prompts, and sequences that decode."""
 
 NOBODY: Contexts = np.empty(0, np.int64)
 
@@ -63,6 +67,10 @@ class ModelTimes(msgspec.Struct, frozen=True):
         """Return by which share times were off where they were calibrated; None where they were not."""
         raise NotImplementedError
 
+    def figure_errors(self) -> FigureErrors | None:
+        """Return by which share figures were off on recorded runs left out; None where that was not tried."""
+        return None
+
     def step_s(self, work: Iterable[Chunk], contexts: Contexts = NOBODY) -> float:
         """Return the seconds of one step over parts of prompts, and one token for each decoding sequence.
 
@@ -83,6 +91,10 @@ class ModelTimes(msgspec.Struct, frozen=True):
     def steps_s(self, chunks: Sequence[Chunk], contexts: Contexts, num_steps: int) -> Seconds:
         """Return the seconds of steps that decode these sequences, [num_steps], each with these parts of prompts."""
         raise NotImplementedError
+
+    def ranks_s(self, ranks: Sequence[RankWork], num_steps: int) -> Seconds:
+        """Return the seconds of steps that several groups do together, each its own work, [num_steps]."""
+        return np.max([self.steps_s(*work, num_steps) for work in ranks], axis=0)
 
     @property
     def kv_copies(self) -> float:

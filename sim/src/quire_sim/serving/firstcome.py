@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
 from quire import ops
 from quire.core.terms import NO_HINT
 from quire.core.tokens import INT32
-from quire_sim.hardware.roofline import Chunk
+from quire_sim.hardware.roofline import Chunk, Contexts, Seconds
 from quire_sim.replay import manager_of, tell_sizes
 from quire_sim.serving.decoding import Decoding
 from quire_sim.serving.replica import Replica, ReplicaLimits, Timing
@@ -23,6 +24,15 @@ MAX_RUN = 1024
 
 FIRST_NAME = 1 << 30
 """The first name of a block that only its own request can find: no trace has so many."""
+
+
+class RunPlan(NamedTuple):
+    """A decided run: parts of prompts, contexts of decoding sequences, its steps, seconds of fetching."""
+
+    chunks: list[Chunk]
+    contexts: Contexts
+    num_steps: int
+    fetch_s: float
 
 
 class FirstCome(Replica):
@@ -113,6 +123,18 @@ class FirstCome(Replica):
         return finished
 
     def plan(self, now: float) -> None:
+        work = self.decide(now)
+        if work is None:
+            return
+        if work.chunks:
+            step_s = self._timing.step_s(work.chunks, work.contexts)
+            self.begin(np.array([now + max(step_s, work.fetch_s)]))
+        else:
+            steps_s = self._timing.decode_run_s(work.contexts, work.num_steps)
+            self.begin(ends_of(now, steps_s))
+
+    def decide(self, now: float) -> RunPlan | None:
+        """Admit, preempt and cut prompts for the next run; None: nothing runs."""
         self.now = now
         decoding = self._decoding
         preempted = False
@@ -127,19 +149,20 @@ class FirstCome(Replica):
             self._close_leaving()
         fetch_s = 0.0 if preempted else self._admit(known_s)
         if self._is_idle(now):
-            return
+            return None
         self._began = now
         self._chunks = self._cut_prompts()
         if self._chunks:
             chunks: list[Chunk] = [(num, request.computed) for request, num in self._chunks]
-            step_s = self._timing.step_s(chunks, decoding.contexts)
-            self._ends = np.array([now + max(step_s, fetch_s)])
-        else:
-            comes = self.waiting and self.waiting[0].account.queued_s > known_s
-            longest = 1 if comes or self._leaving else MAX_RUN
-            num_steps = self._affordable(min(decoding.steps_left, longest))
-            steps_s = self._timing.decode_run_s(decoding.contexts, num_steps)
-            self._ends = np.cumsum(np.concatenate(((now,), steps_s)))[1:]
+            return RunPlan(chunks, decoding.contexts, 1, fetch_s)
+        comes = self.waiting and self.waiting[0].account.queued_s > known_s
+        longest = 1 if comes or self._leaving else MAX_RUN
+        num_steps = self._affordable(min(decoding.steps_left, longest))
+        return RunPlan([], decoding.contexts, num_steps, 0.0)
+
+    def begin(self, ends: Seconds) -> None:
+        """Begin the decided run: at most its steps, which end at these times."""
+        self._ends = ends
 
     # -- admission -------------------------------------------------------------------------
 
@@ -297,6 +320,11 @@ class FirstCome(Replica):
         own += (next(self._names) for _ in range(full - named - len(own)))
         names = [*request.key[:named].tolist(), *own]
         self.manager.commit(seq, np.array(names[seq.computed : full], INT32))
+
+
+def ends_of(now: float, steps_s: Seconds) -> Seconds:
+    """Return the times at which steps end that begin now."""
+    return np.cumsum(np.concatenate(((now,), steps_s)))[1:]
 
 
 def _order(request: LiveRequest) -> int:

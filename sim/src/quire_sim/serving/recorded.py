@@ -95,14 +95,19 @@ class RecordedSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the service: groups that share experts step together, and are one replica."""
         together = self._step_together
         limits = ReplicaLimits(
-            num_blocks * together,
+            num_blocks,
             self.block_size,
-            max_step_tokens=self.max_step_tokens * together,
-            max_sequences=self.max_sequences * together,
+            max_step_tokens=self.max_step_tokens,
+            max_sequences=self.max_sequences,
             plans_ahead=int(self.plans_ahead),
         )
-        replicas = self.data_parallel // together
-        return Cluster(limits, timing, num_replicas=replicas, scheduler=self.scheduler)
+        return Cluster(
+            limits,
+            timing,
+            num_replicas=self.data_parallel // together,
+            scheduler=self.scheduler,
+            num_ranks=together,
+        )
 
     @property
     def _step_together(self) -> int:
@@ -163,12 +168,12 @@ class RecordedRun:
             raise type(error)(f"{self.path}, first line: {error}") from error
         self.requests: list[TraceRequest] = list(self.trace)
         rows: list[MeasuredRow] = list(decode_lines(self.path, lines, MeasuredRow))
-        self._rows = [row for row in rows if row.input_length]
+        self.rows = [row for row in rows if row.input_length]
 
     @property
     def measured(self) -> Figures:
         """The measures that the engine's users saw."""
-        rows = self._rows
+        rows = self.rows
         further = [row for row in rows if row.output_length > 1]
         return Figures.of(
             [row.ttft_s for row in rows],
@@ -178,21 +183,24 @@ class RecordedRun:
 
     def compare(self, timing: Timing | None = None) -> Comparison:
         """Simulate the same requests and put both beside each other; times are by the data sheets."""
-        settings = self.settings
-        num_blocks = settings.fitting_blocks
-        requests = self.requests
-        if not settings.prefix_caching:
-            requests = [msgspec.structs.replace(each, runs=NO_RUNS) for each in requests]
-        served: list[Served] = []
-        cluster = settings.cluster(num_blocks, timing or settings.timing)
-        simulate(cluster, Load(requests), LeastLoaded(), observers=[served.append])
+        served = self.served(timing)
         simulated = Figures.of(
             [each.first_token_s - each.queued_s for each in served],
             [each.tpot_s for each in served if each.tpot_s is not None],
             max(each.finished_s for each in served),
         )
-        blocks = Blocks(num_blocks, settings.num_blocks)
+        blocks = Blocks(self.settings.fitting_blocks, self.settings.num_blocks)
         return Comparison(simulated.off(self.measured), blocks, simulated, self.measured)
+
+    def served(self, timing: Timing | None = None) -> list[Served]:
+        """Simulate the same requests and return their accounts, in the order of the rows."""
+        settings, requests = self.settings, self.requests
+        if not settings.prefix_caching:
+            requests = [msgspec.structs.replace(each, runs=NO_RUNS) for each in requests]
+        served: list[Served] = []
+        cluster = settings.cluster(settings.fitting_blocks, timing or settings.timing)
+        simulate(cluster, Load(requests), LeastLoaded(), observers=[served.append])
+        return sorted(served, key=lambda each: each.number)
 
 
 def _settings(header: Any, block_size: int) -> RecordedSettings:

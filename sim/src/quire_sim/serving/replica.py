@@ -12,7 +12,7 @@ import numpy as np
 from quire.config import check_count
 from quire.core import CacheManager
 from quire.errors import ConfigError, OutOfBlocks
-from quire_sim.hardware.roofline import Chunk, Contexts, Seconds
+from quire_sim.hardware.roofline import Chunk, Contexts, RankWork, Seconds
 from quire_sim.serving.requests import LiveRequest
 from quire_sim.serving.tiers import Tiers
 from quire_sim.trace.rows import TraceRequest
@@ -34,6 +34,10 @@ class Timing(Protocol):
 
         Contexts grow by one token a step. Equals `step_s` called for each step, to the bit.
         """
+        ...
+
+    def ranks_s(self, ranks: Sequence[RankWork], num_steps: int) -> Seconds:
+        """Steps that several data-parallel ranks do together, [num_steps]; asked where a cluster has ranks."""
         ...
 
 

@@ -17,6 +17,7 @@ from quire_sim.names import unknown
 from quire_sim.serving.arrivals import Arrivals, TraceArrivals
 from quire_sim.serving.firstcome import FirstCome
 from quire_sim.serving.metrics import Collector, Objective, ServingResult
+from quire_sim.serving.ranks import Ranks
 from quire_sim.serving.replica import Replica, ReplicaLimits, Timing
 from quire_sim.serving.requests import LiveRequest, Served, arriving
 from quire_sim.serving.scheduled import Scheduled
@@ -36,6 +37,8 @@ class Cluster(msgspec.Struct, frozen=True):
 
     `block_bytes`  bytes of KV in one block, needed where there are tiers
     `scheduler`    "first-come", or "quire": the engine's own
+    `num_ranks`    of each replica: groups of devices that step together, with a queue and blocks each; `limits`
+                   are those of one
     """
 
     limits: ReplicaLimits
@@ -44,6 +47,7 @@ class Cluster(msgspec.Struct, frozen=True):
     tiers: tuple[MemoryTier, ...] = ()
     block_bytes: int = 0
     scheduler: str = "first-come"
+    num_ranks: int = 1
 
     def __post_init__(self) -> None:
         check_count("num_replicas", self.num_replicas)
@@ -51,12 +55,21 @@ class Cluster(msgspec.Struct, frozen=True):
             raise ConfigError(f"tiers need the bytes of a block, got {self.block_bytes}")
         if self.scheduler not in SCHEDULERS:
             raise unknown("scheduler", self.scheduler, SCHEDULERS)
+        check_count("num_ranks", self.num_ranks)
+        if self.num_ranks > 1 and (self.tiers or self.scheduler != "first-come"):
+            raise ConfigError(
+                f"{self.num_ranks} ranks step together by the scheduler first-come and without tiers; "
+                "leave out the tiers and other schedulers, or simulate 1 rank"
+            )
 
     def replicas(self) -> list[Replica]:
         """Make the replicas, empty."""
         made: list[Replica] = []
         for number in range(self.num_replicas):
             tiers = Tiers(self.tiers, self.block_bytes) if self.tiers else None
+            if self.num_ranks > 1:
+                made.append(Ranks(number, self.limits, self.timing, self.num_ranks))
+                continue
             made.append(SCHEDULERS[self.scheduler](number, self.limits, self.timing, tiers))
         return made
 
