@@ -113,6 +113,65 @@ def read_bytes(path: Path) -> bytes:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process may use: the machine's, or less where its control groups have a limit.
+
+    `root`  the folder that has `proc` and `sys`
+    """
+    return min([_machine_bytes(), *(limit for limit, _ in _group_limits(root))])
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return the bytes that programs may still take, here and in each control group; None where the system is silent."""
+    said = _read_text(root / "proc/meminfo")
+    kib = re.search(r"^MemAvailable: *(\d+)", said, re.MULTILINE)
+    left = [max(0, limit - used) for limit, used in _group_limits(root)]
+    return min([int(kib[1]) * 1024, *left]) if kib else None
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_limits(root: Path) -> list[tuple[int, int]]:
+    """Return limit and use of the control groups of this process that limit memory, of either version of Linux's."""
+    found: list[tuple[int, int]] = []
+    mounted = root / "sys/fs/cgroup"
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = mounted, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top = mounted / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        own = top / path.strip("/")
+        for folder in (own, *own.parents):  # a container sees its own group as the topmost one
+            if folder != top and top not in folder.parents:
+                break
+            limit, used = (_read_text(folder / name).strip() for name in names)
+            if limit.isdigit():
+                file = re.search(
+                    r"^(?:total_)?inactive_file (\d+)",
+                    _read_text(folder / "memory.stat"),
+                    re.MULTILINE,
+                )
+                held = int(used or 0) - (
+                    int(file[1]) if file else 0
+                )  # files that are dropped at need
+                found.append((int(limit), max(0, held)))
+    return found
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file of the system; empty where it cannot be read."""
+    try:
+        return path.read_text("ascii", "replace")
+    except OSError:
+        return ""
+
+
 def user_cache() -> Path:
     """Return quire's directory in the user's cache directory, which is there or not.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.engines.sglang.records import PageRecords, PageStack, pieces
+from quire.engines.tiered.pages import PageRecords, PageStack, pieces
+from quire.tiers import Outcome
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = Path(os.environ.get("QUIRE_PEERS", REPOSITORY / ".venv-peers"))
@@ -52,7 +53,7 @@ def test_pages_are_found_by_name_and_by_what_their_kv_is_of(tmp_path):
         got.extend(None if each is None else bytes(each) for each in came)
 
     stack = PageStack([f"disk:{tmp_path}?capacity=1MiB"], {"close_timeout_s": 60})
-    assert stack.store(records(), "abc", write) == [True] * 3
+    assert stack.store(records(), "abc", write) == [Outcome.STORED] * 3
     stack.close()
     stack = PageStack(
         [f"disk:{tmp_path}?capacity=1MiB"], {"load_timeout_s": 30, "lookup_timeout_s": 30}

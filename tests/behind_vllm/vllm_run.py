@@ -102,6 +102,8 @@ def make_engine(job):
             "kv_role": job.get("role", "kv_both"),
             "kv_connector_extra_config": job["extra"],
         }
+        if "secondary_tiers" in job["extra"]:  # vLLM's own offloading
+            ours |= {"kv_connector": "OffloadingConnector", "kv_connector_module_path": None}
         if job.get("beside"):
             other = {
                 "kv_connector": "ForeignConnector",
@@ -144,7 +146,7 @@ def main():
     counts = {
         " ".join([each.name, *filter(None, [each.labels.get("tier")])]): each.value
         for each in llm.get_metrics()
-        if "quire" in each.name
+        if "quire" in each.name or ("tiering" in each.name and hasattr(each, "value"))
     }
     llm.llm_engine.engine_core.shutdown()
     told = {"requests": results, "preemptions": preemptions, "seconds": seconds, "counts": counts}

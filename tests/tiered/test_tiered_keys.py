@@ -44,7 +44,7 @@ def test_an_engine_reads_nothing_that_its_tier_key_did_not_sign(tmp_path):
 
 def test_pages_and_groups_of_other_engines_are_signed(tmp_path):
     """Records of SGLang's storage and vLLM's scheduler, with settings in the form of their options."""
-    from quire.engines.sglang.records import PageRecords, PageStack
+    from quire.engines.tiered.pages import PageRecords, PageStack
     from quire.engines.vllm.parts import GroupPart, GroupShape
 
     file = tmp_path / "tier.key"
@@ -57,7 +57,7 @@ def test_pages_and_groups_of_other_engines_are_signed(tmp_path):
         for payload in payloads:
             payload[:] = b"p" * 1000
 
-    assert stack.store(pages, ["a", "b"], fill) == [True, True]
+    assert stack.store(pages, ["a", "b"], fill) == ["stored", "stored"]
     stack.close()
     part = GroupPart(0, GroupShape(("l",), 1, (4,), "float32", 4, "x"), "m", 4, 1)
     record = memoryview(bytearray(part.record_bytes))

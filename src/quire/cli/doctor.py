@@ -3,10 +3,8 @@
 import importlib.util
 import os
 import platform
-import re
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
-from pathlib import Path
 from typing import Any
 
 from rich.table import Column
@@ -16,7 +14,7 @@ from quire._version import __version__
 from quire.cli.options import AsJson
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
-from quire.config import format_bytes
+from quire.config import available_bytes, format_bytes, memory_bytes
 from quire.extras import COMMANDS, DISTRIBUTION, DISTRIBUTIONS, EXTRAS, install
 
 BASE = ("numpy", "msgspec")
@@ -115,19 +113,8 @@ def _cpu_cores() -> int:
 
 
 def _memory_bytes() -> dict[str, int | None]:
-    """Total memory, and what is available where the system says."""
-    total = None
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"total": total, "available": available_memory()}
-
-
-def available_memory() -> int | None:
-    """Bytes that programs may still take; None where the system does not say."""
-    meminfo = Path("/proc/meminfo")
-    said = meminfo.read_text("ascii", "replace") if meminfo.is_file() else ""
-    kib = re.search(r"^MemAvailable: *(\d+)", said, re.MULTILINE)
-    return int(kib[1]) * 1024 if kib else None
+    """Total memory that this process may use, and what is available where the system says."""
+    return {"total": memory_bytes(), "available": available_bytes()}
 
 
 def _devices() -> dict[str, Any]:

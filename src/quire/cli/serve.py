@@ -13,10 +13,9 @@ import typer
 from quire.chat.conversation import check_template
 from quire.chat.reasoning import check_parser
 from quire.cli import options, output
-from quire.cli.doctor import available_memory
 from quire.cli.models import TINY, adapters_of, load_engine_model, name_of, source_of
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
-from quire.config import format_bytes, parse_bytes, read_bytes
+from quire.config import available_bytes, format_bytes, parse_bytes, read_bytes
 from quire.errors import ConfigError
 from quire.extras import lacking_package, require
 from quire.plugins import load_offered
@@ -235,7 +234,7 @@ def serve(
             "adapters": adapters,
         },
     )
-    free, most = available_memory(), max(replicas or 1, max_replicas or 1)
+    free, most = available_bytes(), max(replicas or 1, max_replicas or 1)
     if free is not None and whole * most > free:
         each = f", {most:,} times," if most > 1 else ""
         raise ConfigError(

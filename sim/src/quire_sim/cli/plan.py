@@ -174,6 +174,7 @@ def _memory(memory: "Budget") -> Any:
     alone = f"the longest alone: {memory.longest_tokens:,} tokens"
     facts.append(("users", f"{memory.users:,} with {each} ({user})"))
     facts.append(("", f"{', '.join(counts)}; {alone}"))
+    facts.append(("staging", f"{format_bytes(memory.staging_bytes)} beside vLLM, for tiers"))
     if not memory.users:
         facts.append(("", Text(f"none fits; it takes --num-gpus {memory.num_gpus_needed}", "red")))
     if memory.kv_copies > 1:

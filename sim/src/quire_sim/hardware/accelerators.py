@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from quire.config import read_bytes
+from quire.config import memory_bytes, read_bytes
 from quire.errors import ConfigError
 from quire_sim.distributions import check_positive
 from quire_sim.names import plain, unknown
@@ -131,8 +131,7 @@ _COMPACT = re.compile(r"^(?P<head>rtx-?(?:pro-?)?a?)(?P<number>\d{4})")
 def cpu() -> Accelerator:
     """Return a guess at this machine's CPU: 20 GFLOP/s a core and 10 GB/s. Calibrate before believing it."""
     cores = os.cpu_count() or 1
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Accelerator("cpu", cores * 20 * GB, 10 * GB, memory_bytes, 10 * GB, 10 * GB)
+    return Accelerator("cpu", cores * 20 * GB, 10 * GB, memory_bytes(), 10 * GB, 10 * GB)
 
 
 def accelerator_named(name: str) -> Accelerator:

@@ -24,6 +24,9 @@ GRAPH_BYTES, PEER_BYTES = 560 << 20, 300 << 20
 """Bytes of graphs, workspaces and what libraries keep on each device, and of messages to peers.
 The first is what is left of what vLLM 0.19 set aside on an RTX 4090, where the terms above are known."""
 
+STAGED = 4
+"""Requests whose blocks are in transit at once behind vLLM."""
+
 CONTEXTS = (2048, 8192, 32768, 131072, 1048576)
 """Contexts for which users are counted, up to what the model was made for."""
 
@@ -101,6 +104,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         """Sequences of `context` tokens that fit at once."""
         return max(0, self.free_bytes) // max(1, self.sequence_bytes(context))
 
+    def staging_bytes(self, context: int) -> int:
+        """Bytes of `staging` behind vLLM: two prompts of `context` tokens for each of up to 4 requests.
+
+        `quire.engines.vllm.staging` takes as much, with `max_model_len` for the context.
+        """
+        return 2 * self.sequence_bytes(context) * min(self.max_sequences, STAGED)
+
     def gpus_needed(self, context: int) -> int:
         """The least power of two of devices on which one sequence of `context` tokens fits.
 
@@ -124,6 +134,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     `users`         sequences of `context` tokens that fit at once
     `users_by_context`  the same for other contexts: (tokens, users)
     `longest_tokens`    the longest sequence that fits alone
+    `staging_bytes`     memory of blocks in transit behind vLLM, for prompts of `context` tokens
     `num_gpus_needed`   devices, a power of two, on which one sequence of `context` tokens fits
     """
 
@@ -140,6 +151,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     users: int
     users_by_context: list[tuple[int, int]]
     longest_tokens: int
+    staging_bytes: int
     num_gpus_needed: int
 
 
@@ -169,6 +181,7 @@ def budget(placement: Placement, context: int) -> Budget:
         users=users,
         users_by_context=[(tokens, placement.users(tokens)) for tokens in contexts],
         longest_tokens=longest,
+        staging_bytes=placement.staging_bytes(context),
         num_gpus_needed=placement.num_gpus if users else placement.gpus_needed(context),
     )
 

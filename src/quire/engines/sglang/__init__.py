@@ -1,7 +1,6 @@
 """quire behind SGLang: a storage backend of its HiCache. `docs/sglang.md` says how to use it.
 
 pages    where the bytes of a page of a host pool lie
-records  records of pages, and the tiers that have them
 storage  `QuireStorage`, by which SGLang calls
 
 Only `storage` imports SGLang.

@@ -24,8 +24,8 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from quire.engines.models.weights import FileDigests, default_kept_at, weight_files
 from quire.engines.sglang.pages import HostPages
-from quire.engines.sglang.records import PageRecords, PageStack, pieces
 from quire.engines.tiered.opening import ranked
+from quire.engines.tiered.pages import GOOD, PageRecords, PageStack, pieces
 from quire.errors import ConfigError
 
 OURS = ("tiers", "settings", "weights")
@@ -260,7 +260,7 @@ class QuireStorage(HiCacheStorage):
         def fill(chosen: Sequence[int], payloads: list[memoryview]) -> None:
             pages.read(slots[list(chosen)].flatten(), payloads)
 
-        return self._stack.store(records, keys, fill)
+        return [each in GOOD for each in self._stack.store(records, keys, fill)]
 
     # Plain tensors, which the controller asks for without `interface_v1`
 

@@ -3,6 +3,7 @@
 opening    a stack of tiers from what people write
 weights    what KV is of: contents of weights and adapters, never their names
 record_form  keys, seals and headers of records, of other engines too
+pages      records that an engine names by hashes, and the tiers that have them
 parts      which bytes of a block go into one record
 search     which of a prompt's blocks the tiers have, and how much of it is of use; of other engines too
 cost       what computing a prompt takes, learned from what it took

@@ -1,4 +1,4 @@
-"""quire behind vLLM: a KV connector whose blocks lie in quire's tiers. `docs/vllm.md` says how to use it.
+"""quire behind vLLM: blocks that lie in quire's tiers. `docs/vllm.md` says how to use it.
 
 arena       memory that vLLM's scheduler and workers share, for payloads on their way
 parts       which layer groups there are, and the records of their blocks
@@ -11,22 +11,25 @@ support     what of vLLM's KV is kept, and its name
 figures     what became of the tiers, for metrics
 metrics     what vLLM logs and exports
 connector   `QuireConnector`, by which vLLM calls all that
+tier        `QuireTier`, a secondary tier of vLLM's own offloading, which needs none of it
 
-Only `connector`, `support` and `metrics` import vLLM, and only `copying` torch.
+Only `connector`, `tier`, `support` and `metrics` import vLLM, and only `copying` torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.engines.vllm.connector import QuireConnector
+    from quire.engines.vllm.tier import QuireTier
 
-__all__ = ["QuireConnector"]
+__all__ = ["QuireConnector", "QuireTier"]
+
+_MODULES = {"QuireConnector": "connector", "QuireTier": "tier"}
 
 
 def __getattr__(name: str) -> object:
-    """Load the connector, and vLLM with it, when it is asked for."""
-    if name != "QuireConnector":
+    """Load the class that vLLM asks for, and vLLM with it."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'quire.engines.vllm' has no attribute {name!r}")
-    from quire.engines.vllm.connector import QuireConnector  # noqa: PLC0415 - it needs vLLM
-
-    return QuireConnector
+    return getattr(import_module(f"quire.engines.vllm.{_MODULES[name]}"), name)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
-from quire.config import format_bytes, parse_bytes
+from quire.config import format_bytes, memory_bytes, parse_bytes
 from quire.engines.vllm.arena import ALIGNED
 from quire.engines.vllm.loading import THREADS
 from quire.engines.vllm.parts import GroupPart
 from quire.tiers.stack.stack import TierStack
 
 SHARE_OF_MEMORY = 1 / 8
-"""The most of the machine's memory that `staging` takes where its size is not given."""
+"""Share of the memory that the process may use, which `staging` takes at most where its size is not given."""
 
 _log = logging.getLogger("vllm.quire")
 
@@ -38,17 +37,12 @@ class StagingSize:
         self._slots_bytes = slot_bytes * sum(not part.window for part in parts)
         self.prompt_bytes = slot_bytes * sum(len(part.needed(num_blocks)) for part in parts)
         num_seqs = min(int(config.scheduler_config.max_num_seqs), THREADS)
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        usual = min(2 * self.prompt_bytes * num_seqs, int(memory * SHARE_OF_MEMORY))
+        usual = min(2 * self.prompt_bytes * num_seqs, int(memory_bytes() * SHARE_OF_MEMORY))
         self.num_bytes = max(usual, slot_bytes) if given is None else parse_bytes(given)
 
     def say(self, stack: TierStack) -> None:
         """Log what fits into each tier and into `staging`; warn where a prompt does not fit twice."""
-        sizes = [(each.tier.name, each.tier.capacity_bytes) for each in stack.stats().tiers]
-        fits = [
-            f"{name} " + (f"{int(size / self._token_bytes):,} tokens" if size > 0 else "unlimited")
-            for name, size in [*sizes, ("staging", self.num_bytes)]
-        ]
+        fits = fitting(stack, self._token_bytes, staging=self.num_bytes)
         _log.info(
             "quire keeps %s a token: %s", format_bytes(int(self._token_bytes)), ", ".join(fits)
         )
@@ -62,3 +56,12 @@ class StagingSize:
                 f"{self._max_tokens:,}",
                 format_bytes(2 * self.prompt_bytes),
             )
+
+
+def fitting(stack: TierStack, token_bytes: float, **more: int) -> list[str]:
+    """Return the tokens that fit into each tier, and into more memory by name, as text."""
+    sizes = {each.tier.name: each.tier.capacity_bytes for each in stack.stats().tiers} | more
+    return [
+        f"{name} " + (f"{int(size / token_bytes):,} tokens" if size > 0 else "unlimited")
+        for name, size in sizes.items()
+    ]

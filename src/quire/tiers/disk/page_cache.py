@@ -7,9 +7,10 @@ wait to be written, not the machine's memory.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
+
+from quire.config import memory_bytes
 
 _MOST_BYTES = 256 << 20
 _SHARE_OF_MEMORY = 64
@@ -80,6 +81,5 @@ class PageCache:
 
 
 def limit_here() -> int:
-    """Return how much may wait on this machine: a small share of its memory, and 256 MiB at most."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(_MOST_BYTES, memory // _SHARE_OF_MEMORY)
+    """Return how much may wait here: a small share of memory, and 256 MiB at most."""
+    return min(_MOST_BYTES, memory_bytes() // _SHARE_OF_MEMORY)

@@ -1,4 +1,4 @@
-"""Records of pages, and the tiers that have them."""
+"""Records of pages that an engine names by a hash of their tokens, and the tiers that have them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from quire.exchange.hashing import NO_TENANT
 from quire.tiers.base import Outcome
 from quire.tiers.format import Namespace, new_buffer, record_key
 from quire.tiers.opening import Spec
+from quire.tiers.stack.stack import TierStack
 
 AT_ONCE_BYTES = 64 << 20
 """Pages are copied in pieces of so many bytes, so that a batch takes no more memory."""
@@ -23,26 +24,31 @@ class PageRecords(RecordForm):
     """The records of one host pool, or of plain tensors.
 
     `facts`  all beside the pool's own shape that decides what its bytes mean, the rank included where ranks differ
+
+    `engine` names the pages: a subclass for each engine, as their hashes differ.
     """
+
+    engine = "sglang"
 
     def __init__(
         self, name: str, num_bytes: int, page_size: int, dtype: str, facts: Mapping[str, object]
     ) -> None:
         self._name = name.encode() + b"\0"
-        # SGLang names a page by a hash of its tokens, so what is behind it is not verified: a namespace of its own.
+        # The tokens behind a hash are not verified: a namespace of its own.
         space = Namespace(
             model=fingerprint(facts),
             dtype=dtype,
             block_size=page_size,
-            layout=f"sglang pages named by hash, pool {name}",
+            layout=f"{self.engine} pages named by hash, pool {name}",
             layers=(),
             heads=(0, 0),
         )
         super().__init__(space, num_bytes, page_size, dtype=dtype)
 
-    def page_key(self, page: str) -> bytes:
-        """Return the key of the page that SGLang calls so."""
-        return record_key(self._digest, self._name + page.encode(), NO_TENANT)
+    def page_key(self, page: str | bytes) -> bytes:
+        """Return the key of the page that the engine calls so."""
+        name = page.encode() if isinstance(page, str) else page
+        return record_key(self._digest, self._name + name, NO_TENANT)
 
 
 class PageStack:
@@ -51,13 +57,20 @@ class PageStack:
     def __init__(self, tiers: Sequence[Spec], settings: Mapping[str, object] | None) -> None:
         self._stack = open_free(tiers, settings)
 
+    @property
+    def open_stack(self) -> TierStack | None:
+        """The stack while it is open and has a tier."""
+        return self._stack
+
     def close(self) -> None:
         """Write what is to be written, as long as the settings allow, and close the tiers; twice does nothing."""
         if self._stack is not None:
             self._stack.close()
             self._stack = None
 
-    def found(self, records: PageRecords, keys: Sequence[str], *, contiguous: bool) -> list[bool]:
+    def found(
+        self, records: PageRecords, keys: Sequence[str | bytes], *, contiguous: bool
+    ) -> list[bool]:
         """Return which pages seem to be there; with `contiguous` none behind the first that is not."""
         if self._stack is None or not keys:
             return [False] * len(keys)
@@ -67,7 +80,7 @@ class PageStack:
     def load(
         self,
         records: PageRecords,
-        keys: Sequence[str],
+        keys: Sequence[str | bytes],
         fill: Callable[[Sequence[memoryview | None]], None],
     ) -> list[bool]:
         """Hand verified payloads to `fill`, None for missing ones; return which came."""
@@ -89,12 +102,15 @@ class PageStack:
     def store(
         self,
         records: PageRecords,
-        keys: Sequence[str],
+        keys: Sequence[str | bytes],
         fill: Callable[[Sequence[int], list[memoryview]], None],
-    ) -> list[bool]:
-        """Have `fill` write the payloads of those pages that are wanted, by place; return which did not fail. Never waits."""
-        done = [True] * len(keys)
-        if self._stack is None:
+    ) -> list[Outcome]:
+        """Have `fill` write the payloads of those pages that are wanted, by place. Never waits.
+
+        Returns what became of each: what was not wanted is `SKIPPED`, and what is none of `GOOD` failed.
+        """
+        done = [Outcome.SKIPPED] * len(keys)
+        if self._stack is None or not keys:
             return done
         names = [records.page_key(each) for each in keys]
         wanted = self._stack.wanted(names)
@@ -107,7 +123,7 @@ class PageStack:
             records.seal(record, key, self._stack.settings.key)
         outcomes = self._stack.store(taken, made, wanted[chosen])
         for at, outcome in zip(chosen, outcomes, strict=True):
-            done[at] = outcome in GOOD
+            done[at] = outcome
         return done
 
 
