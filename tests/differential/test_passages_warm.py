@@ -52,6 +52,16 @@ def turned(segments):
     return Segments(segments.head, segments.passages[::-1], segments.question)
 
 
+def test_captures_of_a_scope_without_names_are_not_those_of_all(model, segments, tmp_path):
+    """A cache that shares captures finds none of one that shares none, and the other way round."""
+    for shares in (False, True):
+        here = tmp_path / str(shares)
+        asked(cache_of(model, here, share_isolated=shares), segments)
+        for other in (not shares, shares):
+            _, report = asked(cache_of(model, here, share_isolated=other), segments, store_until=0)
+            assert (report.fallback is None) is (other is shares)
+
+
 def records(folder):
     return sorted(folder.rglob("*.quire"))
 

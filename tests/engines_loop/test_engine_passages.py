@@ -197,6 +197,33 @@ def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
     assert 0 < engine._companions[-1].passages.store.stats.variants < len(segments.passages)
 
 
+def test_passages_are_captured_while_requests_wait_and_few_prompts_are_kept_pending(model):
+    """An engine whose queue is never empty: captures take their share of its rows, and what waits is bounded."""
+    passages = Passages("64MiB", AllRows(), **{**FREE, "share": 0.2})
+    engine = Engine(model, num_blocks=400, passages=passages, max_running=1)
+    own, num_answers = engine._companions[-1], 0
+    counted, captured = own._earned.spend, []
+    own._earned.spend = lambda rows: captured.append(rows) or counted(rows)
+    source = iter(range(1000))
+
+    def add():
+        segments = prompt(seed=next(source), sizes=(8, 16, 16, 5))
+        given = {"segments": [segments.head, *segments.passages, segments.question]}
+        engine.add_request(given, SamplingParams(temperature=0, max_tokens=2))
+        return segments.num_tokens
+
+    rows = sum(add() for _ in range(3))
+    while num_answers < 80:
+        ended = sum(output.finished for output in engine.step())
+        num_answers += ended
+        rows += sum(add() for _ in range(ended))
+        assert engine.scheduler.queues.num_waiting
+        assert len(own._pending) <= 64
+    assert own.passages.store.stats.variants > 5
+    num_steps = engine.stats().steps
+    assert 0 < sum(captured) <= 0.2 * (rows + 17 * num_steps) + 32
+
+
 def test_tenants_share_no_passages(model):
     engine, segments = engine_of(model, Epic(4)), prompt(sizes=SIZES)
     asked(engine, segments, scope=Scope(salt="one"))

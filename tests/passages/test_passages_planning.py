@@ -48,12 +48,36 @@ def test_passages_are_placed_wherever_they_stand():
 
 
 def test_the_first_passage_behind_what_is_exact_is_exact():
-    store = store_of(*(variant(each, []) for each in (A, B)))  # captured behind no head
-    plan = planned(asked(A, B), store)
+    plan = planned(asked(A, B), store_of(variant(B, HEAD)))
     assert plan.placements[0].variant is None
     assert plan.placements[0].is_exact
     assert plan.exact_until == len(HEAD) + len(A)
     assert plan.placements[1].variant is not None
+
+
+def test_rows_that_were_computed_up_to_the_check_layer_are_told():
+    store = store_of(*(variant(each, HEAD) for each in (A, B, C)))
+    settings = Passages(selector=KVDeviation(0.5), min_tokens=1, worth=10)
+    plan = planned(asked(C, A, B), store, settings=settings, limits=Reach(1000, 0.75))
+    told = report_of(plan, np.arange(30, 50))
+    assert told.recomputed_rows == 20
+    assert told.moved_tokens == told.checked_rows == 20
+    assert told.work_rows == told.computed_tokens + 20 + 20 * 0.75
+    chosen = report_of(planned(asked(C, A, B), store), np.arange(30, 32))
+    assert chosen.checked_rows == 0
+    assert chosen.work_rows == chosen.computed_tokens + 2
+    nothing = report_of(planned(asked(D), store), np.arange(0))
+    assert nothing.work_rows == nothing.computed_tokens
+
+
+@pytest.mark.parametrize("other", [[], HEAD[:-1], [*HEAD, 7]], ids=["none", "shorter", "longer"])
+def test_a_variant_of_another_head_is_not_placed(other):
+    behind_others = variant(C, [*other, *A], "contextual", predecessors=[ids(*A)])
+    store = store_of(*(variant(each, other) for each in (A, B)), behind_others)
+    plan = planned(asked(B, A, C), store)
+    assert [each.variant for each in plan.placements] == [None] * 3
+    assert "no passage" in plan.fallback
+    assert len(planned(asked(B, A, C, head=other), store).placed) == 3
 
 
 def test_a_rounded_variant_is_exact_nowhere():

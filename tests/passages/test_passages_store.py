@@ -39,6 +39,14 @@ def test_a_shared_variant_serves_all_scopes_of_its_model_behind_its_head():
     assert found(store, Scope(salt="one", model="another")) == []
 
 
+def test_names_tell_nothing_of_other_captures():
+    first = variant(A, HEAD).name
+    for _ in range(3):
+        variant(B, HEAD)
+    assert variant(A, HEAD).name == first
+    assert len({first, variant(B, HEAD).name, variant(A, HEAD[:-1]).name}) == 3
+
+
 def test_what_was_captured_behind_other_passages_is_never_shared():
     store = PassageStore("1MiB")
     with pytest.raises(ConfigError, match="only isolated captures can be shared"):
@@ -48,7 +56,8 @@ def test_what_was_captured_behind_other_passages_is_never_shared():
 
 def test_the_same_capture_again_replaces_the_first():
     store = PassageStore("1MiB")
-    first, second, other = variant(A, HEAD), variant(A, HEAD), variant(A, [*HEAD, *B], "contextual")
+    first, second = variant(A, HEAD), variant(A, HEAD)
+    other = variant(A, [*HEAD, *B], "contextual", predecessors=[ids(*B)])
     for each in (first, second, other):
         store.put(ONE, each)
     assert found(store, ONE) == [second, other]

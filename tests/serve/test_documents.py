@@ -2,9 +2,12 @@
 
 import pytest
 from serve_help import running, tiny
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from quire.chat import ChatMessage, Conversation
-from quire.chat.documents import segmented
+from quire.chat.conversation import Document
+from quire.chat.documents import encode_behind, segmented
 from quire.errors import ConfigError
 from quire_passages import AllRows, Passages
 
@@ -85,6 +88,50 @@ def test_a_template_that_knows_documents_places_them(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("knows_documents", [True, False])
+def test_documents_with_titles_are_placed_with_them(knows_documents, monkeypatch):
+    tokenizer = tiny()[1]
+    if knows_documents:
+        template = TEMPLATE.replace("{{ d.text }}", "{{ d.title }}: {{ d.text }}")
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+    given = [Document("One.", "First", id=1), Document("Two."), "Three."]
+    prompt = segmented(asked(given), tokenizer, encoding(tokenizer))
+    parts = [tokenizer.decode(each) for each in prompt.segments[1:]]
+    if knows_documents:
+        wanted = ["One.", "<doc 2>: ", "Two.", "<doc 3>: ", "Three.", "<user>Why?<assistant>"]
+    else:
+        wanted = ["First\nOne.\n\n", "Two.\n\n", "Three.\n\n", "Why?<assistant>"]
+    assert parts == wanted
+
+
+def characters(*steps):
+    """Return a tokenizer of characters, "\u2581" for a blank, with these normalizers before it."""
+    letters = [chr(code) for code in range(32, 127)] + ["\n", "\u2581"]
+    vocab = {letter: at for at, letter in enumerate(letters)}
+    made = Tokenizer(models.BPE(vocab, []))
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", left=1)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def test_parts_make_the_text_where_a_tokenizer_puts_a_blank_before_each():
+    tokenizer = characters(normalizers.Prepend("\u2581"))  # as Llama 2's and Mistral 0.1's do
+    encode = encoding(tokenizer)
+    following = encode_behind(tokenizer, encode)
+    parts = ["Read.\n", "A list. ", " (a tuple)\n\n", "Why?"]
+    ids = encode(parts[0]) + [token for part in parts[1:] for token in following(part)]
+    assert tokenizer.decode(ids) == "".join(parts)
+    assert tokenizer.decode([t for part in parts for t in encode(part)]) != "".join(parts)
+
+
+def test_a_tokenizer_whose_parts_make_another_text_is_refused():
+    tokenizer = characters(normalizers.Strip())
+    with pytest.raises(ConfigError, match=r"gives another text for 'a\.b' in parts"):
+        encode_behind(tokenizer, encoding(tokenizer))
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "words"),
     [
@@ -143,6 +190,13 @@ def test_a_chat_without_documents_says_nothing_of_them(server):
     assert "passages" not in said(server, [])
 
 
+def test_documents_as_objects_are_read(server):
+    plain = said(server, DOCUMENTS)
+    objects = said(server, [{"text": each, "title": "", "id": "x"} for each in DOCUMENTS])
+    assert objects["choices"] == plain["choices"]
+    assert objects["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
 def test_tokenize_counts_documents(server):
     given = {key: body(DOCUMENTS)[key] for key in ("messages", "documents")}
     told = server.post("/tokenize", given).json()
@@ -154,6 +208,8 @@ def test_tokenize_counts_documents(server):
     [
         ({"documents": "text"}, "documents"),
         ({"documents": [1]}, "documents"),
+        ({"documents": [{"title": "x"}]}, "`text`"),
+        ({"documents": [{"text": "x", "snippet": "y"}]}, "`snippet`"),
         (
             {"documents": DOCUMENTS, "messages": [{"role": "system", "content": "x"}]},
             "no message of the user",

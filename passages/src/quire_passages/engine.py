@@ -20,7 +20,7 @@ from quire.engines.packed.model import locked
 from quire.engines.segments import Tokens
 from quire.engines.thread_guard import ThreadGuard
 from quire.errors import ConfigError, NotRelocatable
-from quire.scheduling import Job, Scheduler
+from quire.scheduling import Job, Scheduler, Step
 from quire.tensors import KV, KVLayout, gather_into, scatter
 from quire.tensors.kinds import KVShape, kv_shapes, layer_kinds, model_type
 from quire.tiers.purging import Purged
@@ -32,6 +32,7 @@ from quire_passages import (
     Variant,
     report_of,
 )
+from quire_passages.earned import FORWARD_ROWS, EarnedRows
 from quire_passages.hf.blending import Blending, moved_rows
 from quire_passages.hf.capture import PassageKV, captured, grow
 from quire_passages.hf.passages import PassageHolder
@@ -39,6 +40,9 @@ from quire_passages.hf.runs import Runs
 from quire_passages.selectors import Rows
 
 _NONE = np.empty(0, np.int64)
+
+_MOST_PENDING = 64
+"""Answered prompts whose passages wait to be captured; of more, the oldest are not captured."""
 
 
 class PassagePrompt:
@@ -60,8 +64,9 @@ class EnginePassages(EngineCompanion):
 
     A prompt in segments is planned when it is admitted; if passages are reused, its K and V are computed and placed at
     once, between two steps, and its sequence stores what is exact alone. Passages that the store lacks are computed
-    after the answer, one between two steps, while nobody waits: by the model that answered, or not at all. Raises
-    `ConfigError` for settings that an engine cannot keep.
+    after the answer, one between two steps, by the model that answered, or not at all. While requests wait, captures
+    take at most the settings' share of the rows of requests. Raises `ConfigError` for settings that an engine cannot
+    keep.
     """
 
     def __init__(
@@ -84,7 +89,8 @@ class EnginePassages(EngineCompanion):
         self._computed = bound.computed
         self._settings = settings
         self._refusal = _refusal(forward)
-        self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque()
+        self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque(maxlen=_MOST_PENDING)
+        self._earned = EarnedRows(settings.share)
         self._head: tuple[Inventory, bytes, PassageKV] | None = None
         self._has_changed = False
         self.passages = PassageHolder(self._runs, bound.scope, bound.computed, guard, settings)
@@ -140,9 +146,15 @@ class EnginePassages(EngineCompanion):
         request.passages = PassagePrompt(segments)
 
     def before_step(self, scheduler: Scheduler) -> None:
-        """Capture a passage while no request waits."""
-        if not scheduler.queues.num_waiting:
-            self.capture_next()
+        """Capture a passage, if no request waits or the budget of rows pays for it."""
+        has_time = not scheduler.queues.num_waiting
+        if has_time or self._earned.is_left:
+            rows = self.capture_next()
+            self._earned.spend(0 if has_time else rows)
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """Note the rows of requests, which pay for captures while others wait."""
+        self._earned.earn(len(step.tokens) + FORWARD_ROWS)
 
     def before_forward(self) -> None:
         """Raise `ConfigError`, once, where the model was changed while passages of a step were placed."""
@@ -165,8 +177,11 @@ class EnginePassages(EngineCompanion):
         """Whether passages wait to be captured."""
         return bool(self._pending)
 
-    def capture_next(self) -> None:
-        """Compute and keep one passage of those that wait, each once: one may have to go for another."""
+    def capture_next(self) -> int:
+        """Compute and keep one passage of those that wait; return its rows, 0 where none waits.
+
+        Each is captured once: one may have to go for another.
+        """
         while self._pending:
             scope, segments, tried = self._pending[0]
             blending = self._tried(scope)
@@ -185,7 +200,8 @@ class EnginePassages(EngineCompanion):
                 if not kept and self._pending and self._pending[0][1] is segments:
                     self._pending.popleft()  # the store has no room for it, or the model is another
                 if found:
-                    return
+                    return missing[0].size + FORWARD_ROWS
+        return 0
 
     def recover(self) -> None:
         """Forget all captures, and passages that wait to be captured."""
@@ -195,7 +211,8 @@ class EnginePassages(EngineCompanion):
 
     def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
         """Drop the captures of some scopes, and their waiting passages; return the captures."""
-        self._pending = deque(each for each in self._pending if not is_own(each[0]))
+        others = [each for each in self._pending if not is_own(each[0])]
+        self._pending = deque(others, _MOST_PENDING)
         if self._head is not None:  # whose it is, nobody knows
             self._head[2].wipe()
             self._head = None

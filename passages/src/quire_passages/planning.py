@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.engines.segments import Segments
 from quire.scope import Scope
+from quire_passages.earned import FORWARD_ROWS
 from quire_passages.selectors import Moved, Rows, Selector
 from quire_passages.settings import Passages
 from quire_passages.store import PassageStore
@@ -16,9 +17,6 @@ from quire_passages.variants import Variant
 
 MOVE_ROWS = 0.02
 """Fetching and rotating K and V of a token, against computing it."""
-
-FORWARD_ROWS = 16
-"""A forward more, against computing a token: weights are read again, and masks made."""
 
 _NOT_STORED = "not in the store"
 _NOTHING_LEFT = "all variants have gone since they were planned"
@@ -67,6 +65,7 @@ class PassagePlan:
     exact_until  tokens that are computed in plain forwards, where they are not cached: the head, and the
                  first passage behind what is exact
     placements   one for each passage
+    depth        the share of layers up to the check layer, 0 where the selector has none
     fallback     why the whole prompt is computed instead; None: passages are reused
     """
 
@@ -76,6 +75,7 @@ class PassagePlan:
     exact_until: int
     placements: tuple[PassagePlace, ...]
     fallback: str | None = None
+    depth: float = 0.0
 
     @cached_property
     def moved(self) -> list[Moved]:
@@ -186,7 +186,8 @@ def make_plan(
                 else _NOT_STORED
             )
             placements.append(PassagePlace(start, stop, None, reason=reason))
-    plan = PassagePlan(segments, selector, cached, exact_until, tuple(placements))
+    depth = limits.depth if selector.checks else 0.0
+    plan = PassagePlan(segments, selector, cached, exact_until, tuple(placements), depth=depth)
     fallback = _refusal(plan, limits) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
 

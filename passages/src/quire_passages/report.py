@@ -36,12 +36,15 @@ class PassagesReport:
     """The account of a call with passages.
 
     prompt tokens == exact_tokens + moved_tokens + recomputed_rows + computed_tokens
+    work_rows == computed_tokens + recomputed_rows + checked_rows * share of layers up to the check layer
 
     exactness        "approximate" where K and V of another text took part; else the answer is the model's own
     exact_tokens     from the prefix cache, or from variants that were captured behind this very text
     moved_tokens     from variants that were captured behind another text, not computed again
     recomputed_rows  the rest of these
     computed_tokens  all others: what the model had to compute as ever
+    checked_rows     of moved_tokens, those that were computed up to the check layer, to choose among
+    work_rows        all that was computed, as rows of a whole forward
     details          one for each passage, in their order
     fallback         why passages were not reused at all; None: they were
     selector         which rows were computed again
@@ -56,6 +59,8 @@ class PassagesReport:
     details: tuple[PassageReport, ...]
     fallback: str | None
     selector: str
+    checked_rows: int = 0
+    work_rows: float = 0.0
     captured: int = 0
 
 
@@ -75,17 +80,20 @@ def report_of(plan: PassagePlan, recomputed: Rows) -> PassagesReport:
             ),
             fallback=plan.fallback,
             selector=plan.selector.name,
+            work_rows=whole - plan.cached,
         )
     exact = plan.cached + sum(
         each.stop - max(each.start, plan.cached) for each in plan.placed if each.is_exact
     )
     moved = sum(each.num_tokens for each in plan.moved) - recomputed.size
+    computed = whole - exact - moved - recomputed.size
+    checked = moved if plan.selector.checks else 0
     return PassagesReport(
         exactness="exact" if plan.is_exact else "approximate",
         exact_tokens=exact,
         moved_tokens=moved,
         recomputed_rows=recomputed.size,
-        computed_tokens=whole - exact - moved - recomputed.size,
+        computed_tokens=computed,
         details=tuple(
             PassageReport(
                 tokens=each.stop - each.start,
@@ -100,4 +108,6 @@ def report_of(plan: PassagePlan, recomputed: Rows) -> PassagesReport:
         ),
         fallback=None,
         selector=plan.selector.name,
+        checked_rows=checked,
+        work_rows=round(computed + recomputed.size + checked * plan.depth, 1),
     )

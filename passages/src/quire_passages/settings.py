@@ -23,6 +23,7 @@ class Passages:
     share_isolated  whether isolated captures serve all scopes; contextual ones never do
     min_tokens      shorter passages are computed
     worth           passages are reused where that takes at most this share of the time of a plain prefill
+    share           rows that an engine computes for captures while requests wait, by those of requests
     warm            a tier for isolated captures in eight bits, which outlives the store and may outlive the
                     process: "host:4GiB", "disk:/var/passages?capacity=50GiB"; None: none
     warm_key        the path of a file of tier keys that sign records of `warm`; nothing else is accepted from it
@@ -38,6 +39,7 @@ class Passages:
     share_isolated: bool = False
     min_tokens: int = 16
     worth: float = 0.9
+    share: float = 0.1
     warm: str | None = None
     warm_key: str | Path | None = None
     gates: str | Path | None = None
@@ -55,6 +57,8 @@ class Passages:
             )
         if not self.worth > 0:
             raise ConfigError(f"worth={self.worth}; it is a share of a plain prefill, above 0")
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share={self.share}; it is a share of the rows of requests, 0 to 1")
         if self.min_tokens < 1:
             raise ConfigError(f"min_tokens={self.min_tokens}; a passage has at least 1 token")
 

@@ -85,7 +85,7 @@ class PassageStore:
         return True
 
     def variants(self, scope: Scope, ids: bytes, head: bytes) -> Sequence[Variant]:
-        """Return the variants of a passage: all of its scope, and shared ones behind this very head."""
+        """Return the variants of a passage captured behind this head: those of its scope, and shared ones."""
         return self.finder(scope, head)(ids)
 
     def finder(self, scope: Scope, head: bytes) -> Finder:
@@ -94,10 +94,8 @@ class PassageStore:
         common = self._shelves.get(_shelf(scope, shared=True), {})
 
         def find(ids: bytes) -> Sequence[Variant]:
-            shared = common.get(ids)
-            if shared is None:
-                return own.get(ids, ())
-            return [*own.get(ids, ()), *(each for each in shared if each.before == head)]
+            there = (*own.get(ids, ()), *common.get(ids, ()))
+            return [each for each in there if each.head == head]
 
         return find
 

@@ -1,6 +1,7 @@
 """Variants: the KV of a passage as captured once, and the facts of that capture."""
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import count
 from typing import Literal, Protocol
 
@@ -57,6 +58,12 @@ class Variant:
         return 0 if self.kv is None else self.kv.num_bytes + len(self.ids) + len(self.before)
 
     @property
+    def head(self) -> bytes:
+        """The head of the prompt in which it was captured: what stood before all passages."""
+        return self.before[: len(self.before) - sum(map(len, self.predecessors))]
+
+    @property
     def name(self) -> str:
-        """A short name for reports."""
-        return f"{self.kind} {self.number}"
+        """A short name for reports, from its ids and those before it: it tells of no other capture."""
+        digest = blake2b(self.before, digest_size=4, key=blake2b(self.ids).digest())
+        return f"{self.kind} {digest.hexdigest()}"

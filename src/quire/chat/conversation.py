@@ -91,6 +91,14 @@ _SWITCH = re.compile(r"\b(?:if|not|and|or)\s+\(*(enable_thinking|thinking)\b")
 """A variable of a chat template that switches reasoning on and off."""
 
 
+class Document(msgspec.Struct, forbid_unknown_fields=True):
+    """A text that an answer is to be found in, with its title; `id` is the client's own."""
+
+    text: str
+    title: str = ""
+    id: str | int | None = None
+
+
 class Conversation(msgspec.Struct, kw_only=True):
     """Messages, and the tools that an answer may call; names as in OpenAI's chat completions.
 
@@ -108,7 +116,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
-    documents: list[str] | None = None
+    documents: list[str | Document] | None = None
 
     @property
     def callable_tools(self) -> list[Tool]:

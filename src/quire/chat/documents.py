@@ -5,11 +5,18 @@ from typing import Any
 
 import msgspec
 
-from quire.chat.conversation import ChatMessage, Conversation, template_of
+from quire.chat.conversation import ChatMessage, Conversation, Document, template_of
 from quire.errors import ConfigError
 
 _MARK = "\ue000{}\ue001"
 """Stands for a document while the template is laid out: characters for private use, which no text needs."""
+
+_BREAK = "\n"
+
+_CHANGED = (
+    "documents: the model's tokenizer gives another text for {!r} in parts than as a whole, and documents are encoded "
+    "one by one; put them into a message instead"
+)
 
 Encode = Callable[[str], list[int]]
 
@@ -25,19 +32,26 @@ class SegmentedPrompt(list[int]):
 def segmented(asked: Conversation, tokenizer: Any, encode: Encode) -> SegmentedPrompt:
     """Lay out a conversation with documents, and encode its parts one by one.
 
-    A template that knows `documents` is given them, each with its text alone; with another they stand before the last
-    message of the user, an empty line behind each. What a template puts between two documents is a part of its own, so
-    that a document has the same tokens wherever it stands. Raises `ConfigError` where it leaves one out, or repeats it.
+    A template that knows `documents` is given them, each with its title and text; with another they stand before the
+    last message of the user, an empty line behind each. What a template puts between two documents is a part of its
+    own, so that a document has the same tokens wherever it stands. Raises `ConfigError` where it leaves one out, or
+    repeats it, and for a tokenizer whose parts do not make the whole text.
     """
-    documents = asked.documents or []
+    given = asked.documents or []
+    documents = [Document(each) if isinstance(each, str) else each for each in given]
+    following = encode_behind(tokenizer, encode)
     if "documents" in template_of(tokenizer):
-        marked = [{"title": "", "text": _MARK.format(at)} for at in range(len(documents))]
+        marked = [
+            {"title": each.title, "text": _MARK.format(at)} for at, each in enumerate(documents)
+        ]
+        texts = [each.text for each in documents]
         text, ends = asked.text(tokenizer, documents=marked), ""
     else:
         placed = msgspec.structs.replace(asked, messages=_before_last(asked, len(documents)))
         text, ends = placed.text(tokenizer), "\n\n"
+        texts = [each.title + "\n" * bool(each.title) + each.text for each in documents]
     segments = [""]
-    for at, document in enumerate(documents):
+    for at, document in enumerate(texts):
         around = text.split(_MARK.format(at) + ends)
         if len(around) != 2:
             raise ConfigError(
@@ -48,10 +62,36 @@ def segmented(asked: Conversation, tokenizer: Any, encode: Encode) -> SegmentedP
         segments += [document + ends, ""]
         text = around[1]
     segments[-1] = text
-    head, *others, question = map(encode, segments)
+    head, *others, question = encode(segments[0]), *map(following, segments[1:])
     if not question:
         raise ConfigError("documents: nothing follows them in the prompt; end with a question")
     return SegmentedPrompt([head, *filter(None, others), question])
+
+
+def encode_behind(tokenizer: Any, encode: Encode) -> Encode:
+    """Return the encoding of a part that stands behind others, so that parts decode to the text that they make.
+
+    Some tokenizers put a blank before every text, as Llama 2's does; their parts are encoded behind a line break, whose
+    tokens are dropped. Raises `ConfigError` for a tokenizer with which neither gives the text.
+    """
+
+    def behind_break(text: str) -> list[int]:
+        ids, before = encode(_BREAK + text), encode(_BREAK)
+        if ids[: len(before)] != before:
+            raise ConfigError(_CHANGED.format(_BREAK + text[:20]))
+        return ids[len(before) :] if text else []
+
+    def is_right(following: Encode) -> bool:
+        return all(
+            tokenizer.decode(encode("a.") + following(text), clean_up_tokenization_spaces=False)
+            == tokenizer.decode(encode("a." + text), clean_up_tokenization_spaces=False)
+            for text in ("b", " b", "\nb", "(b")
+        )
+
+    for following in (encode, behind_break):
+        if is_right(following):
+            return following
+    raise ConfigError(_CHANGED.format("a.b"))
 
 
 def _before_last(asked: Conversation, count: int) -> list[ChatMessage]:

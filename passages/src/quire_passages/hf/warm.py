@@ -132,7 +132,8 @@ class WarmPassages:
 
     def _key(self, bound: Scope, ids: bytes, head: bytes) -> bytes:
         owner = Scope() if self._shared else Scope(salt=bound.salt, tenant=bound.tenant)
-        parts = (root_digest(owner), head, ids)
+        whose = b"shared" if self._shared else b"own"  # a scope may be as empty as that of all
+        parts = (whose, root_digest(owner), head, ids)
         text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
         return record_key(self._namespace(bound).digest, text, tenant_tag(owner), self._signer)
 
