@@ -60,6 +60,7 @@ def main():
     parser.add_argument("--model", help="a folder or a GGUF file; else quire-tiny")
     parser.add_argument("--tokenizer", help="a folder, where the model is a GGUF file")
     parser.add_argument("--max-tokens", type=int, default=1)
+    parser.add_argument("--stream", action="store_true", help="ask for streamed answers")
     parser.add_argument("--tools", default=".", help="the folder with .venv-vllm and .llama")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="keep the log here")
@@ -173,6 +174,8 @@ async def ask(port, chats, args):
     async def client(http):
         for chat in waiting:
             body = {"model": "m", "messages": chat, "max_tokens": args.max_tokens, "temperature": 0}
+            if args.stream:
+                body |= {"stream": True, "stream_options": {"include_usage": True}}
             answer = await http.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body)
             answer.raise_for_status()
 

@@ -63,10 +63,10 @@ def test_the_radix_cache_holds_as_many_tokens_as_it_counts():
     found = list(hits(cache, asked))
     assert len(found) == 300
     assert {"evicted", "rounding"} <= {each.why for each in found}
-    nodes = [tree.root for tree in cache._trees.values()]
+    nodes = [tree.root for tree in cache.of._trees.values()]
     for node in nodes:
         nodes += node.children.values()
-    assert sum(node.size for node in nodes) == cache._stored <= 500
+    assert sum(node.size for node in nodes) == cache.of._stored <= 500
     assert not any(node.locks for node in nodes)
 
 
@@ -94,6 +94,58 @@ def test_twins_of_one_step_hit_where_blocks_are_found_once_planned_or_the_second
     assert reasons("sglang", [other, *twins]) == ["", "", "at-once"]
     assert found("vllm", [other, *twins]) == [0, 0, 192]
     assert found("quire", [other, *twins]) == [0, 0, 192]
+
+
+def timed(ids, sent, first, end, **more):
+    """A streamed request: its answer begins and ends so many seconds after it was sent."""
+    return prompt(ids, time_s=sent, first_s=first, duration_s=end, **more)
+
+
+def test_quire_starts_short_prompts_first_and_computes_a_prefix_once():
+    running = timed(range(5000, 5100), 0.0, 1.0, 1.0)
+    long, twin = (timed(range(400), sent, 3.0, 3.0) for sent in (0.1, 0.2))
+    short = timed(range(7000, 7050), 0.5, 1.5, 1.5)
+    found = list(hits(cache_of("quire"), [running, long, twin, short]))
+    assert [each.number for each in found] == [0, 3, 1, 2]
+    assert [each.hit_tokens for each in found] == [0, 0, 0, 399]
+
+
+def test_quire_has_requests_in_the_step_whose_answers_begin_with_theirs():
+    a, b, c = (range(1000 * n, 1000 * n + 160) for n in (1, 2, 3))
+    early = [prompt(each, time_s=n, duration_s=0.5) for n, each in enumerate((a, b))]
+    new = prompt(c, time_s=10.0, duration_s=1.0)
+    for answer_s, hit in ((11.0, 159), (12.0, 32)):
+        again = prompt(a, time_s=10.01, duration_s=answer_s - 10.01)
+        cache = cache_of("quire", CacheOptions(capacity_tokens=22 * 16))
+        found = {each.number: each.hit_tokens for each in hits(cache, [*early, new, again])}
+        assert found[3] == hit
+
+
+def test_quire_publishes_answers_that_are_decoded_beside_prompts():
+    made = np.arange(900, 964, dtype=np.int32)
+    long = timed(range(160), 0.0, 0.5, 10.0, output=made)
+    others = [timed(range(3000 * n, 3000 * n + 100), n, 0.5, 0.5) for n in range(1, 9)]
+    again = prompt([*range(160), *made, 7, 8], time_s=20.0, duration_s=1.0)
+    *_, last = hits(cache_of("quire", CacheOptions(capacity_tokens=4096)), [long, *others, again])
+    assert (last.number, last.hit_tokens) == (9, 208)
+
+
+def test_quire_preempts_an_answer_without_room_and_resumes_it():
+    made = [np.arange(900 + 500 * n, 1100 + 500 * n, dtype=np.int32) for n in range(2)]
+    asked = [timed(range(5000 * n, 5000 * n + 160), 0.0, 0.5, 10.0, output=made[n]) for n in (0, 1)]
+    again = [
+        prompt([*each.tokens, *each.output, 1], time_s=20.0 + 9 * at, duration_s=1.0)
+        for at, each in enumerate(asked)
+    ]
+    found = list(hits(cache_of("quire", CacheOptions(capacity_tokens=36 * 16)), [*asked, *again]))
+    assert [each.number for each in found] == [0, 1, 2, 3]
+    assert found[2].hit_tokens + found[3].hit_tokens > 359
+
+
+def test_quire_refuses_what_no_empty_pool_holds():
+    small = CacheOptions(capacity_tokens=160)
+    asked = [prompt(range(400)), prompt(range(100)), prompt(range(100))]
+    assert [each.hit_tokens for each in hits(cache_of("quire", small), asked)] == [0, 0, 96]
 
 
 def test_steps_have_a_minimum_and_grow_by_128():

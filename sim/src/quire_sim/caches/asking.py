@@ -67,14 +67,24 @@ class CacheHit(msgspec.Struct):
 
 
 class ServerCache(Protocol):
-    """The cache of a server. Requests are known by their number; times are seconds.
+    """The cache of a server, asked by the requests of a log in the order in which they were sent."""
+
+    def add(self, number: int, prompt: CachePrompt) -> Iterator[CacheHit]:
+        """Take the next request; yield the hits of requests that start meanwhile."""
+        ...
+
+    def rest(self) -> Iterator[CacheHit]:
+        """Yield the hits of the requests that have not started yet."""
+        ...
+
+
+class RequestCache(Protocol):
+    """A cache by the calls of each request. Requests are known by their number; times are seconds.
 
     `has_steps`  the server computes in steps: requests that come during one start together behind it
-    `has_order`  a request that has to wait keeps later ones waiting
     """
 
     has_steps: bool
-    has_order: bool
 
     def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
         """Admit a request and return its hit; None, and nothing changed, if it has to wait for another one's end."""
@@ -99,10 +109,9 @@ def hits(cache: ServerCache, prompts: Iterable[CachePrompt]) -> Iterator[CacheHi
     Requests with times start at them and stay until their end, so they may overlap; one that has no room waits in
     a queue. Requests without times come one at a time.
     """
-    run = _Asking(cache)
     for number, prompt in _in_order(prompts):
-        yield from run.add(number, prompt)
-    yield from run.rest()
+        yield from cache.add(number, prompt)
+    yield from cache.rest()
 
 
 def _in_order(prompts: Iterable[CachePrompt]) -> Iterator[tuple[int, CachePrompt]]:
@@ -118,15 +127,18 @@ def _in_order(prompts: Iterable[CachePrompt]) -> Iterator[tuple[int, CachePrompt
         yield heapq.heappop(waiting)[1:]
 
 
-class _Asking:
-    def __init__(self, cache: ServerCache) -> None:
-        self._cache = cache
+class TimedCache:
+    """A `RequestCache` asked by a log: requests start when they were sent, and stay until their answers end."""
+
+    def __init__(self, cache: RequestCache) -> None:
+        self.of = cache
         self._now = 0.0
         self._events: list[tuple[float, bool, int]] = []
         self._queue: list[tuple[int, CachePrompt]] = []
         self._computing: set[int] = set()
 
     def add(self, number: int, prompt: CachePrompt) -> Iterator[CacheHit]:
+        """Take the next request; yield the hits of requests that start meanwhile."""
         time_s = prompt.time_s
         while self._events and (time_s is None or self._events[0][0] <= time_s):
             yield from self._next()
@@ -135,6 +147,7 @@ class _Asking:
         yield from self._admit()
 
     def rest(self) -> Iterator[CacheHit]:
+        """Yield the hits of the requests that have not started yet."""
         while self._events:
             yield from self._next()
 
@@ -143,34 +156,32 @@ class _Asking:
         while self._events and self._events[0][0] == self._now:
             _, is_end, number = heapq.heappop(self._events)
             if is_end:
-                self._cache.end(number, self._now)
+                self.of.end(number, self._now)
             else:
-                self._cache.computed(number, self._now)
+                self.of.computed(number, self._now)
                 self._computing.discard(number)
         yield from self._admit()
 
     def _admit(self) -> Iterator[CacheHit]:
-        if not self._queue or (self._cache.has_steps and self._computing):
+        if not self._queue or (self.of.has_steps and self._computing):
             return
         waiting, self._queue = self._queue, []
-        is_held = False
         for number, prompt in waiting:
-            found = None if is_held else self._cache.start(number, prompt, self._now)
-            if found is None:
-                is_held |= self._cache.has_order
+            found = None if self._queue else self.of.start(number, prompt, self._now)
+            if found is None:  # later ones wait behind it
                 self._queue.append((number, prompt))
                 continue
             self._computing.add(number)
-            prefill_s, whole_s = _times(prompt, found)
+            prefill_s, whole_s = answer_times(prompt, found)
             sent_s = self._now if prompt.time_s is None else prompt.time_s
             heapq.heappush(self._events, (max(sent_s + prefill_s, self._now), False, number))
             heapq.heappush(self._events, (max(sent_s + whole_s, self._now), True, number))
             yield found
-        self._cache.step(self._now)
+        self.of.step(self._now)
 
 
-def _times(prompt: CachePrompt, found: CacheHit) -> tuple[float, float]:
-    """Return the seconds from sending to the first token, and to the end."""
+def answer_times(prompt: CachePrompt, found: CacheHit) -> tuple[float, float]:
+    """Return the seconds from sending a request to the first token of its answer, and to the end."""
     whole = prompt.duration_s or prompt.first_s or 0.0
     if len(prompt.output) <= 1:
         return whole, whole

@@ -1,29 +1,74 @@
-"""The cache of `quire serve`: quire's own manager."""
+"""The cache of `quire serve`: quire's own manager and scheduler."""
 
 from __future__ import annotations
 
-from quire import Scope, ops
-from quire.core import CacheManager, Sequence
-from quire.core.tokens import common_prefix
+from collections.abc import Iterator
+from math import inf
+from typing import cast
+
+import numpy as np
+
+from quire import Scope
+from quire.core import CacheManager
+from quire.core.tokens import INT32, IntArray
 from quire.errors import OutOfBlocks
-from quire.scheduling import Limits
-from quire_sim.caches.asking import CacheHit
+from quire.scheduling import Job, Scheduler, Step
+from quire_sim.caches.asking import CacheHit, answer_times
 from quire_sim.caches.prompts import CachePrompt
 from quire_sim.caches.tracking import TrackedCache
 
 UNLIMITED_BLOCKS = 1 << 24
 
-WATERMARK = Limits().watermark
+BEFORE_S = 0.005
+"""Requests sent so shortly before a step begins may miss it; the time of their answer decides."""
+
+BEHIND_S = 0.02
+"""Requests sent so shortly behind the last step's answers may be in the next step."""
+
+SAME_S = 0.004
+"""Answers of one step begin within so many seconds."""
+
+
+class _LoggedJob(Job):
+    """A request of a log whose answer is known.
+
+    `first_s`, `end_s`  when the answer began and ended, in seconds; set when the request starts
+    """
+
+    def __init__(self, number: int, prompt: CachePrompt) -> None:
+        self.answer = prompt.output if len(prompt.output) else np.zeros(1, INT32)
+        scope = Scope(salt=prompt.scope or None, model=prompt.model or None)
+        super().__init__(prompt.tokens, len(self.answer), scope=scope)
+        self.place, self.prompt = number, prompt
+        self.sent_s, self.first_s, self.end_s = prompt.time_s or 0.0, 0.0, 0.0
+
+    @property
+    def told_s(self) -> float:
+        """When its answer began by the log; inf if the log does not tell it."""
+        told = self.prompt.first_s
+        if len(self.answer) == 1:
+            told = self.prompt.duration_s or told or 0.0
+        return inf if told is None else self.sent_s + told
+
+    @property
+    def next_s(self) -> float:
+        """When its next token comes."""
+        share = self.num_generated / max(self.max_tokens - 1, 1)
+        return self.first_s + (self.end_s - self.first_s) * share
+
+    def tokens_by(self, now: float) -> IntArray:
+        """Return the tokens that it generates up to a time, but for the last one."""
+        whole = self.end_s - self.first_s
+        share = (now - self.first_s) / whole if whole > 0 else 1.0
+        return self.answer[self.num_generated : int(share * (self.max_tokens - 1) + 1e-3)]
 
 
 class KernelCache(TrackedCache):
-    """A `CacheManager` with the engine's order of calls.
+    """A `CacheManager` under the engine's `Scheduler`, whose steps end when the log's answers begin or end.
 
-    A prompt's blocks are reserved when it starts and found once it is computed. A request whose next blocks another
-    one computes waits for it.
+    A step with prompts has the requests whose answers begin together. Between prompts a step decodes all tokens up to
+    the next event at once, as accepted drafts.
     """
-
-    has_order = False
 
     def __init__(self, num_blocks: int | None = None, block_size: int = 16) -> None:
         super().__init__()
@@ -31,83 +76,113 @@ class KernelCache(TrackedCache):
         self.manager = CacheManager(
             num_blocks or UNLIMITED_BLOCKS, block_size, clock=lambda: self._now
         )
-        self._running: dict[int, Sequence] = {}
-        self._opened: dict[int, Sequence] = {}
+        self._scheduler = Scheduler(self.manager, opened=self._note_hit)
+        self._coming: list[_LoggedJob] = []
+        self._found: list[CacheHit] = []
+        self._step: Step | None = None
+        self._step_end_s = inf
 
-    def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
-        """Open a prompt."""
-        self._now = now
-        manager, scope = self.manager, _scope(prompt)
-        if self._has_leader(prompt) or (self._running and self._lacks(prompt, scope)):
-            return None
-        try:
-            seq = manager.open(prompt.tokens, scope)
-        except OutOfBlocks:  # larger than the pool: the server refuses it
-            return self._hit(number, prompt, 0, self.manager.block_size, now)
-        self._running[number] = self._opened[number] = seq
-        hit = min(seq.num_cached, prompt.size)
-        return self._hit(number, prompt, hit, self.manager.block_size, now)
-
-    def step(self, now: float) -> None:
-        """Reserve the blocks of prompts that started; none is evicted before all have found theirs."""
-        self._now = now
-        for number, seq in self._opened.items():
-            try:
-                self.manager.reserve(seq, self._prompts[number].size - seq.num_cached)
-            except OutOfBlocks:  # the server computes it in parts, as blocks become free
-                self.manager.close(self._running.pop(number))
-        self._opened.clear()
-        self.manager.take_copies()
-
-    def computed(self, number: int, now: float) -> None:
-        """Publish the blocks of a prompt."""
-        self._now = now
-        prompt = self._computed(number)
-        if prompt is not None and (seq := self._running.get(number)) is not None:
-            self.manager.commit(seq, prompt.tokens[seq.num_cached :])
-
-    def end(self, number: int, now: float) -> None:
-        """Publish the blocks of an answer, and close its sequence."""
-        self._now = now
-        prompt, seq = self._ended(number, now), self._running.pop(number, None)
-        if seq is None:
+    def add(self, number: int, prompt: CachePrompt) -> Iterator[CacheHit]:
+        """Yield the hits of requests that start before this one is sent; without a time, its own too."""
+        if prompt.time_s is not None:
+            self._coming.append(_LoggedJob(number, prompt))
+            yield from self._run(prompt.time_s - BEHIND_S)
             return
-        made = prompt.output[:-1]
+        yield from self.rest()
+        self._coming.append(_LoggedJob(number, prompt))
+        yield from self.rest()
+
+    def rest(self) -> Iterator[CacheHit]:
+        """Yield the hits of all other requests."""
+        yield from self._run(inf)
+
+    def _run(self, until: float) -> Iterator[CacheHit]:
+        """Do steps that begin up to a time; all requests sent until `BEHIND_S` later are known."""
+        while self._step is not None or self._coming:
+            event_s = self._coming[0].sent_s if self._step is None else self._step_end_s
+            if event_s > until:
+                break
+            self._now = max(self._now, event_s)
+            if self._step is not None:
+                self._complete(self._step)
+            self._queue_coming()
+            self._plan()
+        yield from self._found
+        self._found.clear()
+
+    def _queue_coming(self) -> None:
+        """Queue the requests that the server has when it plans the next step."""
+        now, queues = self._now, self._scheduler.queues
+        near = [job for job in self._coming if job.sent_s <= now + BEHIND_S]
+        begun = cast("list[_LoggedJob]", [*near, *queues.waiting, *queues.prefilling])
+        answers_s = min((job.told_s for job in begun if job.told_s > now), default=now)
+        for job in near:
+            if job.told_s == inf:
+                is_here = job.sent_s <= now
+            else:
+                is_here = job.sent_s <= now - BEFORE_S or job.told_s <= answers_s + SAME_S
+            if is_here:
+                self._coming.remove(job)
+                self._queue(job)
+
+    def _queue(self, job: _LoggedJob) -> None:
         try:
-            if len(made):
-                self.manager.reserve(seq, len(made))
-                self.manager.take_copies()
-                self.manager.commit(seq, made)
-        except OutOfBlocks:  # the server would preempt somebody
-            pass
-        self.manager.close(seq)
+            self._scheduler.add(job)
+        except OutOfBlocks:  # larger than the pool: the server refuses it
+            size = self.manager.block_size
+            self._found.append(self._hit(job.place, job.prompt, 0, size, self._now))
 
-    def _lacks(self, prompt: CachePrompt, scope: Scope) -> bool:
-        """Whether a prompt has no room beside the blocks that an admission leaves free."""
-        fit = ops.fits(self.manager, prompt.tokens, None, scope)
-        spare = max(1, int(WATERMARK * self.manager.pools[0].num_blocks))
-        promised = (
-            self._prompts[number].size - seq.capacity for number, seq in self._opened.items()
-        )
-        spare += sum(-(-tokens // self.manager.block_size) for tokens in promised)
-        return fit.needed[0] + spare > fit.room[0]
+    def _plan(self) -> None:
+        """Plan the next step and its end."""
+        scheduler = self._scheduler
+        step = scheduler.plan(self._now)
+        if step is not None:
+            self._step_end_s = max(self._end_of(step), self._now)
+            for job in cast("list[_LoggedJob]", step.jobs[: step.num_decodes]):
+                job.drafts = job.tokens_by(self._step_end_s)
+            if step.num_decodes:
+                step = scheduler.plan(self._now)
+        for job, _ in scheduler.given_up:
+            self._ended(cast("_LoggedJob", job).place, self._now)
+        scheduler.given_up = []
+        self.manager.take_copies()
+        self._step = step
 
-    def _has_leader(self, prompt: CachePrompt) -> bool:
-        """Whether another request computes blocks that this one would compute again."""
-        size, end = self.manager.block_size, 0
-        for number in self._nodes:
-            other = self._prompts[number]
-            if (other.model, other.scope) == (
-                prompt.model,
-                prompt.scope,
-            ) and number in self._running:
-                limit = min(other.size, prompt.size)
-                same = common_prefix(
-                    prompt.tokens[:limit].tobytes(), other.tokens[:limit].tobytes()
-                )
-                end = max(end, same // size * size)
-        return end > 0 and self.manager.probe(prompt.tokens, _scope(prompt)).num_tokens < end
+    def _end_of(self, step: Step) -> float:
+        jobs = cast("list[_LoggedJob]", step.jobs)
+        prompts = zip(jobs, step.lengths.tolist(), strict=True)
+        ends = [
+            self._now + (max(job.next_s, self._now) - self._now) * length / job.num_left
+            for job, length in list(prompts)[step.num_decodes :]
+        ]
+        if not ends:  # until one ends, or the next one comes
+            ends = [job.end_s for job in jobs]
+            ends += [job.sent_s for job in self._coming if job.sent_s > self._now]
+        return min(ends)
 
+    def _complete(self, step: Step) -> None:
+        """Give a step its tokens, and end the requests that have all of theirs."""
+        jobs = cast("list[_LoggedJob]", step.sampled)
+        drafts = step.drafts or [()] * len(jobs)
+        told = [
+            job.answer[job.num_generated :][: len(each) + 1]
+            for job, each in zip(jobs, drafts, strict=True)
+        ]
+        self._scheduler.complete(step, told if step.drafts else np.array(told, INT32).ravel())
+        for job in jobs:
+            self._computed(job.place)
+            if job.num_generated == job.max_tokens:
+                self._scheduler.finish(job)
+                self._ended(job.place, self._now)
 
-def _scope(prompt: CachePrompt) -> Scope:
-    return Scope(salt=prompt.scope or None, model=prompt.model or None)
+    def _note_hit(self, job: Job) -> None:
+        """Note the hit of a request that starts for the first time, and when its answer comes."""
+        if job.num_preempted:
+            return
+        job = cast("_LoggedJob", job)
+        size = self.manager.block_size
+        hit = self._hit(job.place, job.prompt, job.num_found, size, self._now)
+        self._found.append(hit)
+        prefill_s, whole_s = answer_times(job.prompt, hit)
+        sent_s = self._now if job.prompt.time_s is None else job.sent_s
+        job.first_s, job.end_s = sent_s + prefill_s, sent_s + whole_s

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.config import check_count
 from quire.errors import ConfigError
-from quire_sim.caches.asking import ServerCache
+from quire_sim.caches.asking import ServerCache, TimedCache
 from quire_sim.caches.blocks import STEP_TOKENS, BlockCache
 from quire_sim.caches.kernel import KernelCache
 from quire_sim.caches.pages import RadixCache
@@ -60,7 +60,7 @@ def cache_of(server: str, options: CacheOptions = CacheOptions()) -> ServerCache
         if name != "rules":
             check_count(name, value)
     if server in {"openai", "anthropic"}:
-        return ProviderCache(rules_of(server, read_rules(options.rules)))
+        return TimedCache(ProviderCache(rules_of(server, read_rules(options.rules))))
     size = options.block_size or 16
     num_blocks = None if options.capacity_tokens is None else options.capacity_tokens // size
     if num_blocks is not None and num_blocks < 2 and server in {"quire", "vllm"}:
@@ -71,8 +71,8 @@ def cache_of(server: str, options: CacheOptions = CacheOptions()) -> ServerCache
         case "quire":
             return KernelCache(num_blocks, size)
         case "vllm":
-            return BlockCache(num_blocks, size, options.step_tokens or STEP_TOKENS)
+            return TimedCache(BlockCache(num_blocks, size, options.step_tokens or STEP_TOKENS))
         case "sglang":
-            return RadixCache(options.capacity_tokens)
+            return TimedCache(RadixCache(options.capacity_tokens))
         case _:
-            return PromptSlots(options.capacity_tokens, options.num_slots or 4)
+            return TimedCache(PromptSlots(options.capacity_tokens, options.num_slots or 4))

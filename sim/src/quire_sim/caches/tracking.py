@@ -11,7 +11,6 @@ class TrackedCache:
     """The base of caches: the prompts so far, and which of them are computed."""
 
     has_steps = True
-    has_order = True
 
     def __init__(self) -> None:
         self._seen = SeenPrompts()
