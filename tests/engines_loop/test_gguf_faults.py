@@ -1,14 +1,16 @@
 """Faults of what is around a GGUF engine: no answer changes, and no request beside it ends."""
 
+import subprocess
+import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("gguf")
-from gguf_engine_help import tiny_gguf
+from gguf_engine_help import tiny_file, tiny_gguf
 from loop_help import nothing_held
 
 import quire
@@ -125,3 +127,50 @@ def test_ctrl_c_on_any_line_of_a_step_leaves_an_engine_right_or_says_what_to_do(
     for at in range(1, whole.count + 1, step):
         went_on(begun(), LineCut((ROOM,), at))
     model.close()
+
+
+ASKED_ELSEWHERE = """
+import sys
+from quire.engines.gguf import GgufModel
+from quire.engines.loop import Engine, SamplingParams
+
+model = GgufModel(sys.argv[1], n_ctx=512, type_k="f32", type_v="f32", n_threads=1)
+params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+for line in sys.stdin:
+    engine = Engine(model, num_blocks=60, block_size=8, tiers=[sys.argv[2]])
+    (told,) = engine.generate([[int(each) for each in line.split()]], params)
+    engine.close()  # which stores what is cached
+    print(told.num_cached_tokens, *told.outputs[0].token_ids, flush=True)
+"""
+
+
+@pytest.mark.ci
+def test_two_processes_on_one_store_find_what_the_other_stored_and_answer_alike(right, tmp_path):
+    store = f"files:{tmp_path / 'kv'}?capacity=64MiB"
+    command = [sys.executable, "-c", ASKED_ELSEWHERE, tiny_file(), store]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+        both = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(2)]
+
+        def ask(number, prompt):
+            both[number].stdin.write(f"{' '.join(map(str, prompt))}\n")
+            both[number].stdin.flush()
+
+        def told(number):
+            cached, *tokens = map(int, both[number].stdout.readline().split())
+            return cached, tokens
+
+        for at, prompt in enumerate(PROMPTS):
+            ask(at % 2, prompt)
+            assert told(at % 2)[1] == right[at]
+            ask(1 - at % 2, prompt)
+            assert told(1 - at % 2) == ((len(prompt) - 1) // 8 * 8, right[at])
+        for _ in range(3):  # at once: what both store, and what one reads that the other stores
+            for prompt in PROMPTS:
+                for number in range(2):
+                    ask(number, prompt)
+            for number in range(2):
+                assert [told(number)[1] for _ in PROMPTS] == right
+        for each in both:
+            each.stdin.close()
+            assert each.wait(20) == 0
