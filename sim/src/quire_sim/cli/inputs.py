@@ -85,12 +85,27 @@ class ToldTrace:
                 stderr().print(f"{Path(self.source).name}: {note}", markup=False, highlight=False)
 
 
-def opened(path: Path, block_size: int | None) -> "Trace":
-    """Open a trace, in blocks of another size if one is given."""
+def opened(path: Path, block_size: int | None, *, hits: bool = True) -> "Trace":
+    """Open a trace, in blocks of another size if one is given.
+
+    Raises `ConfigError` where hits are asked for and the trace names no blocks.
+    """
     from quire_sim.trace import open_trace, with_block_size
 
-    trace = ToldTrace(open_trace(path))
+    read = open_trace(path)
+    if hits:
+        check_names_blocks(read)
+    trace = ToldTrace(read)
     return trace if block_size is None else with_block_size(trace, block_size)
+
+
+def check_names_blocks(trace: "ReportingTrace") -> None:
+    """Raise `ConfigError` for a trace of lengths and times, in which nothing is found again."""
+    if not trace.names_blocks:
+        raise ConfigError(
+            f"{trace.source} has lengths and times, and does not say which prompts are alike, so no hits "
+            "are found; quire simulate --trace plays it, and quire trace make makes traces with reuse"
+        )
 
 
 def amount(text: str, whole: int, option: str, how: str = AMOUNT) -> int:

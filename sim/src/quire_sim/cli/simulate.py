@@ -15,7 +15,7 @@ from quire.cli.output import BAR_WIDTH, HEIGHTS, print_json, progress, stderr, s
 from quire.cli.tables import facts_table, plain_table
 from quire.errors import ConfigError
 from quire_sim.cli.inputs import blocks_that_hold, opened
-from quire_sim.cli.recorded import check_alone, compare, duration
+from quire_sim.cli.recorded import compare, duration
 from quire_sim.cli.timing import basis_of, off_by, timing_of, within
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def simulate(
     recorded: Annotated[
         Path | None,
         typer.Option(
-            help="A recorded run of an engine, in place of all but --measured and --json: its own "
-            "settings, simulated beside measured.",
+            help="A recorded run of an engine, or a result of a benchmark, simulated beside measured; its "
+            "own settings count. Of a result, --model, --gpu and limits may be said.",
             show_default=False,
         ),
     ] = None,
@@ -117,8 +117,7 @@ def simulate(
     )
 
     if recorded is not None:
-        check_alone(context, "recorded", {"measured", "as_json"})
-        compare(recorded, measured, as_json=as_json)
+        compare(recorded, measured, context, as_json=as_json)
         return
     if trace is None:
         raise ConfigError("there is nothing to play: name a --trace, or a --recorded run")
@@ -132,7 +131,7 @@ def simulate(
     has_objective = slo_ttft is not None or slo_tpot is not None
     objective = Objective(slo_ttft, slo_tpot) if has_objective else None
     below = tuple(parse_tiers(tiers))
-    source = opened(trace, block_size)
+    source = opened(trace, block_size, hits=False)
     size = source.block_size
     block_bytes = max(facts.kv.per_token, 1) * size
     placement = Placement(

@@ -134,6 +134,7 @@ def convert(
       quire trace convert agent.jsonl coarse.jsonl.gz --to-block-size 64
       quire trace convert sharegpt.json chats.jsonl.gz --tokenizer ./my-model
     """
+    from quire_sim.cli.inputs import check_names_blocks
     from quire_sim.trace import open_trace, save_trace, with_block_size
 
     check_writable(target)
@@ -142,6 +143,7 @@ def convert(
         trace = open_trace(
             source, format=format_name, block_size=trace_block_size, tokenizer=tokenizer, seed=seed
         )
+        check_names_blocks(trace)
         wanted = with_block_size(trace, to_block_size or trace.block_size)
         count = save_trace(wanted, target)
     written = {

@@ -222,7 +222,7 @@ class EngineTimes(ModelTimes, frozen=True):
             computed_s = JOINT_TILE * pairs / (device.peak_flops * devices * ATTENTION_SHARE)
             joint_s = np.maximum(computed_s, reads / (rate * JOINT_SHARE))
             packed_s = np.maximum(packed_s, joint_s)
-        return packed_s + states_s
+        return (packed_s + states_s).astype(np.float64)
 
     @property
     def _stream_rate(self) -> float:

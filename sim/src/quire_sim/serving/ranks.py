@@ -25,7 +25,7 @@ class Ranks(Replica):
 
     def __init__(self, number: int, limits: ReplicaLimits, timing: Timing, num_ranks: int) -> None:
         super().__init__(number, limits, timing)
-        self.ranks = [FirstCome(number, limits, timing) for _ in range(num_ranks)]
+        self.ranks: list[FirstCome] = [FirstCome(number, limits, timing) for _ in range(num_ranks)]
         self.manager = self.ranks[0].manager
 
     @property

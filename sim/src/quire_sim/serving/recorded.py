@@ -6,7 +6,7 @@ a request: when it arrived, its tokens, its blocks, and the measured seconds to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,22 @@ from quire.routing import LeastLoaded
 from quire_sim.hardware import Accelerator, EngineTimes, ModelFacts, accelerator_named, model_named
 from quire_sim.hardware.facts import number_format
 from quire_sim.plan import Placement, blocks_that_fit
+from quire_sim.serving.benched import Benched, read_benched
 from quire_sim.serving.replica import ReplicaLimits, Timing
 from quire_sim.serving.requests import Served
 from quire_sim.serving.simulate import Cluster, Load, simulate
 from quire_sim.trace import open_trace
 from quire_sim.trace.chunks import lines_of
-from quire_sim.trace.formats import recorded_setting
+from quire_sim.trace.formats import RECORDED_BLOCK, recorded_setting
 from quire_sim.trace.rows import NO_RUNS, TraceRequest
 from quire_sim.trace.schemas import MeasuredRow, decode_lines
 
 LARGE_BYTES = 70 << 30
 """Devices with more memory (A100 apart) get larger limits from vLLM, where a run names none."""
 
+
+MODEL_KEYS, DEVICE_KEYS = ("model", "model_name"), ("device", "device_name", "gpu", "accelerator")
+"""Names of settings, the first of which is there counts."""
 
 QUANTIZED = {"fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4"}
 """Number formats of weights by what the names of models have that come so."""
@@ -155,20 +159,57 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class RecordedRun:
-    """A recorded run in a file. Raises `TraceError`, and `ConfigError` for settings that are not known."""
+    """A recorded run in a file. Raises `TraceError`, and `ConfigError` for settings that are not known.
 
-    def __init__(self, path: str | Path) -> None:
+    `said`        settings of the engine, by the names of a first line, for the result of a benchmark, which has few
+    `benched`     whether the file is the result of a benchmark
+    `by_clients`  whether times count from when a client sent a request
+    """
+
+    def __init__(self, path: str | Path, said: Mapping[str, Any] | None = None) -> None:
         self.path = Path(path).expanduser()
-        self.trace = open_trace(self.path, format="recorded")
+        result = read_benched(self.path)
+        self.benched = result is not None
+        self.by_clients = False
+        self.notes: list[str] = []
+        if result is not None:
+            self._take(result, said or {})
+            return
+        trace = open_trace(self.path, format="recorded")
         lines = lines_of(self.path)
         header = msgspec.json.decode(next(lines))
         try:
-            self.settings = _settings(header, self.trace.block_size)
+            self.settings = _settings(header, trace.block_size)
         except QuireError as error:
             raise type(error)(f"{self.path}, first line: {error}") from error
-        self.requests: list[TraceRequest] = list(self.trace)
+        self.requests: list[TraceRequest] = list(trace)
         rows: list[MeasuredRow] = list(decode_lines(self.path, lines, MeasuredRow))
         self.rows = [row for row in rows if row.input_length]
+
+    def _take(self, result: Benched, said: Mapping[str, Any]) -> None:
+        """Take the requests of a benchmark, and its settings with those that are said."""
+        header = {"engine": "vLLM"} | dict(result.header) | dict(said)
+        for names, option in ((MODEL_KEYS, "--model"), (DEVICE_KEYS, "--gpu")):
+            if all(recorded_setting(header, name, None) is None for name in names):
+                raise ConfigError(
+                    f"{self.path} does not say which {names[0]} it measured: name it with {option}"
+                )
+        block_size = recorded_setting(header, "block_size", RECORDED_BLOCK)
+        self.settings = _settings(header, block_size)
+        self.by_clients, self.notes, self.rows = result.by_clients, result.notes, result.rows
+        self.requests = [
+            TraceRequest(
+                at,
+                row.timestamp,
+                row.input_length,
+                row.output_length,
+                NO_RUNS,
+                None,
+                None,
+                row.duration_s,
+            )
+            for at, row in enumerate(result.rows, 1)
+        ]
 
     @property
     def measured(self) -> Figures:
@@ -185,7 +226,10 @@ class RecordedRun:
         """Simulate the same requests and put both beside each other; times are by the data sheets."""
         served = self.served(timing)
         simulated = Figures.of(
-            [each.first_token_s - each.queued_s for each in served],
+            [
+                each.ttft_s if self.by_clients else each.first_token_s - each.queued_s
+                for each in served
+            ],
             [each.tpot_s for each in served if each.tpot_s is not None],
             max(each.finished_s for each in served),
         )
@@ -206,7 +250,7 @@ class RecordedRun:
 def _settings(header: Any, block_size: int) -> RecordedSettings:
     """Return the settings in a first line. Raises `ConfigError`, `TraceError`."""
     given = _Given(header)
-    device = accelerator_named(given.text("device", "device_name", "gpu", "accelerator"))
+    device = accelerator_named(given.text(*DEVICE_KEYS))
     memory_bytes = given.count("device_total_memory_bytes", default=device.memory_bytes)
     device = msgspec.structs.replace(device, memory_bytes=memory_bytes)
     stages = given.count("pipeline_parallel_size", default=1)
@@ -214,7 +258,7 @@ def _settings(header: Any, block_size: int) -> RecordedSettings:
         raise ConfigError(
             f"pipeline_parallel_size is {stages}; pipelines are not simulated, only 1"
         )
-    name = given.text("model", "model_name")
+    name = given.text(*MODEL_KEYS)
     said = (given.text(key, default="auto") for key in ("quantization", "dtype", "kv_cache_dtype"))
     quantized, dtype, kv = map(number_format, said)
     named = next((bits for part, bits in QUANTIZED.items() if part in name.lower()), None)

@@ -11,6 +11,7 @@ import msgspec
 from quire.errors import ConfigError, TraceError
 from quire_sim.trace import schemas
 from quire_sim.trace.chunks import line_chunks, lines_in
+from quire_sim.trace.lengths import FORMATS as WITH_LENGTHS
 from quire_sim.trace.schemas import decode_lines, excerpt, no_row, why
 
 ROWS: dict[str, tuple[type[Any], float]] = {
@@ -22,7 +23,7 @@ ROWS: dict[str, tuple[type[Any], float]] = {
 }
 """Formats of one request per line: what a line becomes, and the unit of time."""
 
-FORMATS = (*ROWS, "kv-events", "conversations", "requests")
+FORMATS = (*ROWS, "kv-events", "conversations", "requests", *WITH_LENGTHS)
 
 SIGNS = {
     "quire_trace": "quire", "hash_runs": "hash-runs", "chat_id": "bailian", "hash_ids": "mooncake",

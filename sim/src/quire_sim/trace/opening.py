@@ -11,6 +11,8 @@ from quire_sim.trace.chunks import open_text, read_some
 from quire_sim.trace.files import FileTrace
 from quire_sim.trace.formats import FORMATS, layout_of
 from quire_sim.trace.kv_events import open_events
+from quire_sim.trace.lengths import BLOCK, LengthsTrace, lengths_format
+from quire_sim.trace.lengths import FORMATS as WITH_LENGTHS
 from quire_sim.trace.rows import ReportingTrace
 from quire_sim.trace.schemas import MAX_BLOCK_SIZE
 from quire_sim.trace.talks import TALK_KEYS
@@ -54,6 +56,8 @@ def open_trace(
     found = format or _format_without_rows(path)
     if tokenizer is not None and found not in WITH_TEXTS:
         raise ConfigError(f"{path} has ids and no texts: leave the tokenizer out")
+    if found in WITH_LENGTHS:
+        return LengthsTrace(path, found, block_size or BLOCK)
     if found == "kv-events":
         return open_events(path, block_size)
     if found == "requests":
@@ -73,7 +77,9 @@ def _format_without_rows(path: Path) -> str | None:
     line = head.partition(b"\n")[0]
     if head.startswith(b"[") and not head[1:].lstrip().startswith(b"{"):
         return "kv-events"
-    if not head.startswith((b"{", b"[")) or _ROW_KEY.search(line):
+    if not head.startswith((b"{", b"[")):
+        return lengths_format(head, path)
+    if _ROW_KEY.search(line):
         return None
     if _BATCH_KEY.search(line):
         return "kv-events"

@@ -91,7 +91,12 @@ class Findings(msgspec.Struct):
 
 
 class ReportingTrace(ABC):
-    """A trace with findings beside its requests: whatever `open_trace` opens, and a workload."""
+    """A trace with findings beside its requests: whatever `open_trace` opens, and a workload.
+
+    `names_blocks`  whether it says which prompts have the same blocks
+    """
+
+    names_blocks = True
 
     def __init__(self, source: str, format_name: str, block_size: int) -> None:
         self.source = source
