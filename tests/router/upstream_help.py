@@ -112,13 +112,14 @@ class FakeUpstream:
             return StreamingResponse(self._stream(), headers={"content-length": "100"})
         if self.mood == "hung":
             await asyncio.to_thread(self.going_on.wait, 30)
-        if not document.get("stream") and self.mood != "mute":
+        if self.mood == "mute":  # not a byte of an answer comes
+            request.receive.__self__.transport.abort()  # uvicorn's own
+            return Response()
+        if not document.get("stream"):
             return JSONResponse({"name": self.name})
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self):
-        if self.mood == "mute":  # the answer breaks off before it has begun
-            raise ConnectionError
         try:
             yield f'data: {{"name": "{self.name}"}}\n\n'.encode()
             if self.mood == "stuck":

@@ -26,7 +26,7 @@ class UpstreamBreaker:
         self._num_failed = 0
         self._open_s = FIRST_S
         self._until: float | None = None
-        self._is_tried = False
+        self._trial: object | None = None
 
     @property
     def state(self) -> str:
@@ -38,16 +38,19 @@ class UpstreamBreaker:
     @property
     def allows(self) -> bool:
         """Whether the server is asked."""
-        return self._until is None or (not self._is_tried and self._clock() >= self._until)
+        return self._until is None or (self._trial is None and self._clock() >= self._until)
 
-    def asked(self) -> None:
-        """Note a request: a half-open breaker allows no other until it has ended."""
-        self._is_tried = self._until is not None
+    def asked(self) -> object:
+        """Note a request, which is to be given to `left`: a half-open breaker allows no other until then."""
+        request = object()
+        if self._until is not None:
+            self._trial = request
+        return request
 
     def answered(self) -> None:
         """Note an answer."""
         self._num_failed, self._open_s = 0, FIRST_S
-        self._until, self._is_tried = None, False
+        self._until = self._trial = None
 
     def failed(self) -> None:
         """Note a failure."""
@@ -59,8 +62,9 @@ class UpstreamBreaker:
         elif self._num_failed < AFTER:
             return
         self.num_opened += 1
-        self._until, self._is_tried = self._clock() + self._open_s, False
+        self._until = self._clock() + self._open_s
 
-    def left(self) -> None:
-        """Note a request that ended without an answer, by its client's will."""
-        self._is_tried = False
+    def left(self, request: object) -> None:
+        """Note that a request has ended, however it did."""
+        if self._trial is request:
+            self._trial = None

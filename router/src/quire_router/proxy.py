@@ -70,7 +70,8 @@ class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Proxy(Gateway):
     """Passes requests on to servers behind it, those that it cannot read as well.
 
-    A request that an upstream fails before the first byte of its answer's body goes to another one, `retries` times.
+    A request that an upstream fails before the first byte of its answer goes to another one, `retries` times; without
+    retries each request has a connection of its own, as an idle one may be closed the moment that it is used.
     Nothing is sent again after that byte: a whole answer that breaks off is a 502, and a stream ends with an error.
     """
 
@@ -180,7 +181,8 @@ class Proxy(Gateway):
         num_seen, status = 0, 502
         while num_seen <= self.limits.retries and (upstream := choice.next()):
             try:
-                answer = await self._ask(upstream, incoming, is_fresh=choice.is_fresh)
+                is_fresh = choice.is_fresh or not self.limits.retries
+                answer = await self._ask(upstream, incoming, is_fresh=is_fresh)
             except Unreached as error:
                 upstream.failed()
                 self._note(reasons, upstream, error, "unreached")
@@ -251,19 +253,19 @@ class Proxy(Gateway):
         asked = OriginRequest(scope["method"], target_of(scope), headers, body)
         async with AsyncExitStack() as held:
             held.enter_context(upstream.asked())
-            answer = await upstream.origin.ask(asked, is_fresh=is_fresh)
-            held.callback(answer.close)
-            given = dict(answer.headers)
-            kept = [pair for pair in passed(answer.headers) if pair[0] != b"date"]
-            kept.append((MADE_BY.encode(), b"%d" % upstream.number))
             try:
+                answer = await upstream.origin.ask(asked, is_fresh=is_fresh)
+                held.callback(answer.close)
+                given = dict(answer.headers)
+                kept = [pair for pair in passed(answer.headers) if pair[0] != b"date"]
+                kept.append((MADE_BY.encode(), b"%d" % upstream.number))
                 length = given.get(b"content-length", b"")
                 is_whole = answer.is_whole or answer.status in ELSEWHERE
                 is_whole = is_whole or (length.isdigit() and int(length) <= MOST_WHOLE)
                 is_whole = is_whole or scope["path"] in TO_ALL
-                first = await (answer.read() if is_whole else answer.pending())
+                first = await (answer.read(MOST_WHOLE) if is_whole else answer.pending())
             except OriginError as error:
-                if not answer.has_begun:
+                if not error.has_begun:
                     raise
                 upstream.failed()
                 said = f"upstream {upstream.number} broke off in its answer ({error}); ask again"
@@ -316,7 +318,7 @@ class Proxy(Gateway):
                     OriginRequest("POST", path.encode(), headers, document)
                 )
                 try:
-                    return await answer.read()
+                    return await answer.read(self.max_body)
                 finally:
                     answer.close()
         except (OriginError, TimeoutError):

@@ -16,6 +16,9 @@ CHECK_S = 1.0
 PATIENCE_S = 2.0
 """Seconds in which an upstream takes a connection and says that it is well."""
 
+MOST_HEALTH = 1 << 20
+"""Bytes of an answer of `/health`, beyond which it is none."""
+
 IDLE_S = 3.0
 """Seconds for which an idle connection is kept: fewer than the 5 after which servers close one."""
 
@@ -53,12 +56,12 @@ class Upstream:
         """Count a request, as long as it runs."""
         self.num_requests += 1
         self.num_inflight += 1
-        self.breaker.asked()
+        request = self.breaker.asked()
         try:
             yield
         finally:
             self.num_inflight -= 1
-            self.breaker.left()
+            self.breaker.left(request)
 
     def failed(self) -> None:
         """Note that it broke a connection, or took none: it gets nothing until it is well again."""
@@ -79,7 +82,7 @@ class Upstream:
             async with asyncio.timeout(PATIENCE_S):
                 answer = await self.origin.ask(OriginRequest("GET", b"/health", []))
                 try:
-                    await answer.read()
+                    await answer.read(MOST_HEALTH)
                 finally:
                     answer.close()
             self.is_well = answer.status < 500

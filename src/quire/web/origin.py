@@ -24,6 +24,9 @@ OF_THE_HOP = frozenset(
 )  # fmt: skip
 """Headers of one connection, which are not passed on."""
 
+MOST_HEAD = 1 << 18
+"""Bytes of an answer's head, beyond which it is none."""
+
 MOST_IDLE = 256
 """Idle connections that an origin keeps."""
 
@@ -178,7 +181,7 @@ class _Connection(asyncio.Protocol):
         self.heard_s = loop.time()
         self._origin, self._loop = origin, loop
         self._answer: OriginAnswer | None = None
-        self._num_answers = 0
+        self._num_answers = self._num_heard = 0
         self._is_head = self._ends_with_connection = self._keeps_alive = False
         self._headers: Headers = []
         self._writable: asyncio.Future[None] | None = None
@@ -189,7 +192,7 @@ class _Connection(asyncio.Protocol):
         self._answer, self._is_head, self._headers = OriginAnswer(self), is_head, []
         self._ends_with_connection = self._keeps_alive = False
         self.heard_s = self._loop.time()
-        self._num_answers += 1
+        self._num_answers, self._num_heard = self._num_answers + 1, 0
         return self._answer
 
     def release(self, *, is_clean: bool) -> None:
@@ -223,11 +226,17 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.is_whole:  # nothing was asked
             self.transport.abort()
             return
+        answer = self._answer
+        answer.has_begun = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._answer.fail(BrokenOff(f"no HTTP/1.1 answer: {error}"))
+            answer.fail(BrokenOff(f"no HTTP/1.1 answer: {error}"))
             self.transport.abort()
+        if not answer.status:
+            self._num_heard += len(data)
+            if self._num_heard > MOST_HEAD:
+                answer.give_up(BrokenOff(f"its head has more than {MOST_HEAD:,} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._origin.idle.pop(self, None)
@@ -238,7 +247,7 @@ class _Connection(asyncio.Protocol):
         if self._ends_with_connection and exc is None:
             self.on_message_complete()
             return
-        is_stale = self._num_answers > 1 and not answer.status
+        is_stale = self._num_answers > 1 and not answer.has_begun
         said = f"the connection broke off: {exc}" if exc else "the connection was closed"
         answer.fail(BrokenOff(said, is_stale=is_stale))
 

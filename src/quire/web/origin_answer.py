@@ -15,7 +15,12 @@ MOST_BUFFERED = 1 << 18
 
 
 class OriginError(Exception):
-    """A request without a whole answer."""
+    """A request without a whole answer.
+
+    `has_begun`  whether a byte of the answer had come
+    """
+
+    has_begun = False
 
 
 class Unreached(OriginError):  # noqa: N818 - what happened, not a programmer's error
@@ -37,7 +42,7 @@ class OriginAnswer:
     """An answer on its way; as an iterator, the pieces of its body as the server sent them.
 
     `status`, `headers`  its head, names in lower case
-    `has_begun`   whether a byte of the body has come
+    `has_begun`   whether a byte of it has come
     `is_whole`    whether all of it has come
     `is_sent`     whether the whole body of the request was sent
     `heard_s`     the loop's time at which its connection last brought something, or the request was sent
@@ -84,16 +89,22 @@ class OriginAnswer:
         self._took(self._num_waiting)
         return b"".join(pieces)
 
-    async def read(self) -> bytes:
-        """Return the rest of the body."""
-        return b"".join([piece async for piece in self])
+    async def read(self, most: int | None = None) -> bytes:
+        """Return the rest of the body. One of more than `most` bytes is `BrokenOff`."""
+        pieces: list[bytes] = []
+        size = 0
+        async for piece in self:
+            pieces.append(piece)
+            size += len(piece)
+            if most is not None and size > most:
+                self.give_up(BrokenOff(f"its body has more than {most:,} bytes"))
+        return b"".join(pieces)
 
     def give_up(self, error: Exception) -> None:
         """End the answer: its reader gets the pieces that have come, and then this error."""
         if not self.is_whole and self._error is None:
-            self._error = error
+            self.fail(error)
             self.connection.transport.abort()
-            self.wake()
 
     def close(self) -> None:
         """Let the connection go."""
@@ -136,7 +147,6 @@ class OriginAnswer:
 
     def add(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        self.has_begun = True
         self._pieces.append(piece)
         before = self._num_waiting
         self._num_waiting += len(piece)
@@ -148,4 +158,6 @@ class OriginAnswer:
         """End with an error behind the pieces that have come."""
         if not self.is_whole and self._error is None:
             self._error = error
+            if isinstance(error, OriginError):
+                error.has_begun = self.has_begun
         self.wake()
