@@ -110,7 +110,7 @@ class Replica(ABC):
         self.now = 0.0
         self.busy_s = 0.0
         self.num_steps = 0
-        self.preemptions = 0
+        self.preemptions: int = 0
         self.tiers = tiers
         self._timing = timing
         self._ends: Seconds = np.empty(0)
