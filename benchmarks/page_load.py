@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 
 from quire import Scope, demo_model
-from quire.cli.serve import listen
+from quire.cli.listening import listen
 from quire.engines.loop import AsyncEngine, Engine, SamplingParams
 from quire.foresight import LiveCurve
 from quire.observe.heat import Heat, TreePicture

@@ -21,7 +21,7 @@ from passages_times import model_of
 from transformers import AutoTokenizer
 
 from quire import demo_model
-from quire.cli.serve import listen
+from quire.cli.listening import listen
 from quire.engines.loop import AsyncEngine, Engine
 from quire.serve.server import ModelServer
 from quire.serve.service import Bounds, ServedModel

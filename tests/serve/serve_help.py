@@ -15,7 +15,7 @@ import pytest
 
 import plain_http
 from quire import demo_model, ops
-from quire.cli.serve import listen
+from quire.cli.listening import listen
 from quire.engines.loop import AsyncEngine, Engine
 from quire.errors import RequestFailed
 from quire.foresight import LiveCurve
@@ -118,13 +118,13 @@ def is_idle(engine):
 @contextmanager
 def running(model=None, keys=None, bounds=None, grace_s=None, tokenizer=None, **options):
     """Serve a model, quire-tiny and its tokenizer where none is given, and stop."""
-    served = options.pop("served", {})
+    served, around = options.pop("served", {}), options.pop("around", None)
     options = {"num_blocks": 2048, "watchers": [LiveCurve(), Heat()]} | options
     engine = AsyncEngine(Engine(model or loaded()[0], tokenizer or tiny()[1], **options))
     service = ServedModel(engine, "quire-tiny", keys or ApiKeys(), bounds or Bounds(), **served)
     listening, url = listen("127.0.0.1", 0, service.bounds.slow_s)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # so that a reader can stall
-    server = ModelServer(service, grace_s)
+    server = ModelServer(service, grace_s, around)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 import plain_http
 from parts import skip_without
 from quire.cli.app import app
-from quire.cli.serve import OF_SHAPES, listen
+from quire.cli.listening import listen
+from quire.cli.serve import OF_SHAPES
 
 pytestmark = pytest.mark.slow
 

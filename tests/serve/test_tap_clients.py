@@ -85,8 +85,8 @@ def test_a_talk_of_openais_client_is_told_as_kinds_and_reuse(tap):
         stream=True, stream_options={"include_usage": True}, **ask,
     )  # fmt: skip
     last = [*stream][-1].usage
-    wait_for(lambda: len(tap.watch.recent) == 4)
-    seen = [*tap.watch.recent]
+    wait_for(lambda: len(tap.page.watch.recent) == 4)
+    seen = [*tap.page.watch.recent]
     assert [each.kind for each in seen] == ["cold", "continuation", "rewrite", "continuation"]
     assert [each.end for each in seen] == ["whole"] * 4
     assert (seen[2].path, seen[2].at, seen[2].nearest) == ("messages[0].content", 0, 2)
@@ -114,8 +114,8 @@ def test_tools_of_anthropics_client_are_a_round_trip(tap, stream):
                 usage = events.get_final_message().usage
         else:
             usage = client.messages.create(messages=messages, **ask).usage
-    wait_for(lambda: len(tap.watch.recent) == 2)
-    seen = [*tap.watch.recent]
+    wait_for(lambda: len(tap.page.watch.recent) == 2)
+    seen = [*tap.page.watch.recent]
     assert [each.kind for each in seen] == ["cold", "tool round trip"]
     assert seen[1].cached_tokens == usage.cache_read_input_tokens > 0
     whole = usage.input_tokens + usage.cache_read_input_tokens
@@ -131,15 +131,15 @@ def test_a_client_that_goes_frees_its_blocks(server, tap):
     next(iter(stream))
     stream.close()
     server.quiet()
-    wait_for(lambda: tap.watch.recent)
-    assert tap.watch.recent[0].end == "client gone"
+    wait_for(lambda: tap.page.watch.recent)
+    assert tap.page.watch.recent[0].end == "client gone"
 
 
 def test_the_records_of_a_stream_have_its_events(tap):
     client = plain_http.openai_client(tap.url)
     [*client.responses.create(model="quire-tiny", input="Who?", max_output_tokens=4, stream=True)]
-    wait_for(lambda: tap.watch.recent)
+    wait_for(lambda: tap.page.watch.recent)
     line = json.loads(tap.path.read_text())
     assert line["response"].startswith(("event:", "data:"))
     (request,) = open_log(tap.path)
-    assert request.usage.prompt_tokens == tap.watch.recent[0].prompt_tokens > 0
+    assert request.usage.prompt_tokens == tap.page.watch.recent[0].prompt_tokens > 0

@@ -46,7 +46,7 @@ def test_heads_and_bodies_pass_as_they_are(file):
                    "Cookie: c=3", "Accept-Encoding: gzip, br", "X-Stainless: A")  # fmt: skip
     with RawServer(said) as server, tapped(server.url, file=file) as (url, tap):
         head, _, body = b"".join(asked(url, request)).partition(b"\r\n\r\n")
-        tap.flush()
+        tap.page.flush()
     assert body == packed
     lines = head.lower().split(b"\r\n")
     assert lines[0] == b"http/1.1 200 ok"
@@ -110,19 +110,19 @@ def test_a_client_that_goes_ends_its_request_at_the_server(file, before_head):
             next(came)
             came.close()
         assert server.gone.wait(10)
-        wait_for(lambda: tap.watch.recent)
-        assert tap.watch.recent[0].end == "client gone"
+        wait_for(lambda: tap.page.watch.recent)
+        assert tap.page.watch.recent[0].end == "client gone"
 
 
 def test_a_whole_answer_that_breaks_off_breaks_off_for_the_client():
     said = [OK + b"Content-Length: 100\r\n\r\nhalf"]
     with RawServer(said) as server, tapped(server.url) as (url, tap):
         got = b"".join(asked(url, post("/v1/chat/completions", BODY)))
-        wait_for(lambda: tap.watch.recent)
+        wait_for(lambda: tap.page.watch.recent)
     head, _, body = got.partition(b"\r\n\r\n")
     assert body == b"half"
     assert b"content-length: 100" in head.lower()
-    assert tap.watch.recent[0].end == "server broke off"
+    assert tap.page.watch.recent[0].end == "server broke off"
 
 
 def test_a_stream_that_breaks_off_ends_without_its_last_chunk():
@@ -142,8 +142,8 @@ def test_a_server_that_does_not_run_is_told_with_502():
             said = json.loads(got.partition(b"\r\n\r\n")[2])
             assert server.url in said["error"]["message"]
         assert said["type"] == "error"
-        wait_for(lambda: len(tap.watch.recent) == 2)
-    assert [each.end for each in tap.watch.recent] == ["no server"] * 2
+        wait_for(lambda: len(tap.page.watch.recent) == 2)
+    assert [each.end for each in tap.page.watch.recent] == ["no server"] * 2
 
 
 @pytest.mark.parametrize("status", [b"429 Too Many Requests", b"500 Internal", b"204 No Content"])
@@ -162,7 +162,7 @@ def test_bodies_above_the_limit_pass_and_are_not_kept(file):
     body = b'{"messages":[{"role":"user","content":"' + b"x" * (3 << 20) + b'"}]}'
     with RawServer(whole(body)) as server, tapped(server.url, file=file) as (url, tap):
         got = b"".join(asked(url, post("/v1/chat/completions", body)))
-        tap.flush()
+        tap.page.flush()
     assert got.partition(b"\r\n\r\n")[2] == body
     assert server.came[0][1] == body
     assert [line["response"] for line in lines_of(file)] == [None]
@@ -206,22 +206,22 @@ def test_bodies_that_are_no_json_pass_and_are_recorded_as_text(file):
     request, answer = b"\x00\xff not json", b"\xfe plain"
     with RawServer(whole(answer)) as server, tapped(server.url, file=file) as (url, tap):
         got = b"".join(asked(url, post("/v1/audio", request)))
-        tap.flush()
+        tap.page.flush()
     assert got.endswith(answer)
     assert server.came[0][1] == request
     (line,) = lines_of(file)
     assert line["request"] == request.decode("utf-8", "replace")
-    assert tap.watch.recent[0].kind == "unread"
+    assert tap.page.watch.recent[0].kind == "unread"
 
 
 def test_a_request_without_a_body_has_none_at_the_server():
     request = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     with RawServer(whole(b"{}")) as server, tapped(server.url) as (url, tap):
         got = b"".join(asked(url, request))
-        tap.flush()
+        tap.page.flush()
     assert got.endswith(b"{}")
     assert b"content-length" not in server.came[0][0].lower()
-    assert not tap.watch.recent
+    assert not tap.page.watch.recent
 
 
 def test_credentials_within_bodies_are_not_recorded(file):
@@ -230,7 +230,7 @@ def test_credentials_within_bodies_are_not_recorded(file):
             "mcp_servers": [{"authorization_token": "s5"}]}  # fmt: skip
     with RawServer(whole(b"{}")) as server, tapped(server.url, file=file) as (url, tap):
         b"".join(asked(url, post("/v1/chat/completions", json.dumps(body).encode())))
-        tap.flush()
+        tap.page.flush()
     assert b"s5" in server.came[0][1]
     text = file._path.read_text()
     assert not any(secret in text for secret in ("s3", "s4", "s5"))
@@ -239,7 +239,7 @@ def test_credentials_within_bodies_are_not_recorded(file):
 def test_a_record_is_read_as_a_log_of_requests(file, tmp_path):
     with RawServer(whole(ANSWER)) as server, tapped(server.url, file=file) as (url, tap):
         b"".join(asked(url, post("/v1/chat/completions", BODY)))
-        tap.flush()
+        tap.page.flush()
     (request,) = open_log(tmp_path / "log.jsonl")
     assert request.usage.cached_tokens == 8
     assert [each.text for each in request.sections] == ["hi"]

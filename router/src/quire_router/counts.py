@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import Metric, generate_latest
@@ -34,11 +34,11 @@ class ProxyCounts:
         self.num_gone = self.num_looked = self.num_found = 0
         self.first, self.whole = Times(), Times()
 
-    def text(self, upstreams: Iterable[Upstream]) -> bytes:
-        """Return all of it, and the state of each upstream, as Prometheus reads it."""
-        return generate_latest(Families([*self._own(), *_of_upstreams([*upstreams])]))
+    def text(self, upstreams: Iterable[Upstream], mended: Mapping[str, int]) -> bytes:
+        """Return all of it, requests by mend, and the state of each upstream, as Prometheus reads it."""
+        return generate_latest(Families([*self._own(mended), *_of_upstreams([*upstreams])]))
 
-    def _own(self) -> Iterator[Metric]:
+    def _own(self, mended: Mapping[str, int]) -> Iterator[Metric]:
         answers = CounterMetricFamily(
             "quire_router_answers", "Answers of upstreams", labels=["upstream", "status"]
         )
@@ -48,6 +48,7 @@ class ProxyCounts:
         for name, says, label, counts in (
             ("refused", "Requests that the router answered with an error", "status", self.refused),
             ("retries", "Requests sent again to another upstream", "reason", self.retries),
+            ("mended", "Requests that a mend changed, each time they were sent", "mend", mended),
         ):
             family = CounterMetricFamily(f"quire_router_{name}", says, labels=[label])
             for key, num in counts.items():

@@ -164,13 +164,18 @@ class Gateway(ABC):
         key = sha256("\n".join(keys_of(request).values()).encode()).hexdigest()
         who = Asker(key, self.tenant(request))
         body = await body_of(request, self.max_body, self.slow_s)
+        incoming = self.with_body(Incoming(request, who, b"", None), body)
+        return await until_gone(request, self.answered(incoming))
+
+    def with_body(self, incoming: Incoming, body: bytes) -> Incoming:
+        """Return a request with another body."""
         question = None
-        if self.reads(request.scope["path"]):
+        if self.reads(incoming.request.scope["path"]):
             try:
                 question = msgspec.json.decode(body, type=Question)
             except (msgspec.MsgspecError, UnicodeError, RecursionError):
                 question = None  # the server says what is wrong with it
-        return await until_gone(request, self.answered(Incoming(request, who, body, question)))
+        return incoming._replace(body=body, question=question)
 
 
 class _Tokenized(msgspec.Struct):

@@ -17,6 +17,7 @@ from quire.routing import Router
 from quire.web.clients import HOME
 from quire.web.errors import ApiError, as_json, handlers
 from quire.web.keys import ApiKeys
+from quire.web.mends import MENDED
 from quire.web.origin import OriginRequest, passed, target_of
 from quire.web.origin_answer import BrokenOff, OriginAnswer, OriginError, Unreached
 from quire_router.candidates import Candidates
@@ -24,6 +25,7 @@ from quire_router.counts import ProxyCounts
 from quire_router.fleet import Fleet
 from quire_router.gateway import Broken, Gateway, Incoming, Passed, keys_of
 from quire_router.listing import UpstreamList
+from quire_router.mending import UpstreamMends
 from quire_router.prefixes import Known, Prefixes
 from quire_router.upstreams import PATIENCE_S, Slow, Upstream
 
@@ -73,6 +75,8 @@ class Proxy(Gateway):
     A request that an upstream fails before the first byte of its answer goes to another one, `retries` times; without
     retries each request has a connection of its own, as an idle one may be closed the moment that it is used.
     Nothing is sent again after that byte: a whole answer that breaks off is a 502, and a stream ends with an error.
+
+    `mends`  rules by which requests are changed on their way to an upstream
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class Proxy(Gateway):
         super().__init__(keys, max_body=self.limits.max_body, slow_s=self.limits.slow_s)
         self.prefixes, self._router = prefixes, router
         self.fleet = Fleet(listing, prefixes, self.limits.hung_s, self.limits.slow_s)
-        self.counts = ProxyCounts()
+        self.counts, self.mends = ProxyCounts(), UpstreamMends()
 
     @property
     def upstreams(self) -> list[Upstream]:
@@ -118,7 +122,7 @@ class Proxy(Gateway):
     async def _metrics(self, request: Request) -> Response:
         """`/metrics`: the router's own."""
         self.keys.check_operator(request.headers)
-        text = self.counts.text(self.upstreams)
+        text = self.counts.text(self.upstreams, self.mends.counts)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _state(self, request: Request) -> Response:
@@ -175,7 +179,7 @@ class Proxy(Gateway):
         path: str = incoming.request.scope["path"]
         if path in TO_ALL:
             return await self._answered_by_all(incoming)
-        choice = await self._choice(incoming, path)
+        choice = await self._choice(await self._as_mended(incoming), path)
         reasons: list[str] = []
         refusal: Response | None = None
         num_seen, status = 0, 502
@@ -222,6 +226,16 @@ class Proxy(Gateway):
         reasons.append(f"upstream {upstream.number}: {error}")
         self.counts.retries[kind] += 1
 
+    async def _as_mended(self, incoming: Incoming) -> Incoming:
+        """Return a request as it is looked up: with all rules applied, so that equal prompts of servers are equal here."""
+        scope, every = incoming.request.scope, self.mends.every
+        if incoming.question is None or not every.reads(
+            scope["method"], scope["path"], scope["headers"]
+        ):
+            return incoming
+        found = await every.later(scope["path"], scope["headers"], incoming.body, self.max_body)
+        return incoming if found is None else self.with_body(incoming, found.body)
+
     async def _choice(self, incoming: Incoming, path: str) -> Candidates:
         """Return the upstreams to ask, by what the request says."""
         asked, named = incoming.question, incoming.request.headers.get(MADE_BY)
@@ -245,9 +259,12 @@ class Proxy(Gateway):
     async def _ask(self, upstream: Upstream, incoming: Incoming, *, is_fresh: bool) -> Response:
         """Return an upstream's answer: whole, or a stream whose first piece has come. Raises `OriginError`."""
         scope, since = incoming.request.scope, time.monotonic()
-        headers = [pair for pair in passed(scope["headers"]) if pair[0] not in _OWN]
+        mended = await self.mends.of(upstream.name).of(scope, incoming.body, self.max_body)
+        came, body = (
+            (scope["headers"], incoming.body) if mended is None else (mended.headers, mended.body)
+        )
+        headers = [pair for pair in passed(came) if pair[0] not in _OWN]
         headers.append((HOME.encode(), upstream.home.encode()))
-        body = incoming.body
         if not body and scope["method"] not in ("POST", "PUT", "PATCH"):
             body = None
         asked = OriginRequest(scope["method"], target_of(scope), headers, body)
@@ -259,6 +276,8 @@ class Proxy(Gateway):
                 given = dict(answer.headers)
                 kept = [pair for pair in passed(answer.headers) if pair[0] != b"date"]
                 kept.append((MADE_BY.encode(), b"%d" % upstream.number))
+                if mended is not None:
+                    kept.append((MENDED.lower().encode(), mended.told.encode()))
                 length = given.get(b"content-length", b"")
                 is_whole = answer.is_whole or answer.status in ELSEWHERE
                 is_whole = is_whole or (length.isdigit() and int(length) <= MOST_WHOLE)

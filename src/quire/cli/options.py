@@ -98,6 +98,15 @@ Measured: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+Mends: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mend",
+        help="Apply this mend, once for each: sort-tools, blanks, ...; on the way also drop-lines, pin-lines.",
+        show_default=False,
+        metavar="RULE",
+    ),
+]
 Mfu: TypeAlias = Annotated[
     float | None,
     typer.Option(
@@ -185,6 +194,12 @@ SaveTo: TypeAlias = Annotated[
     ),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]
+Tap: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--tap", help="Show each request at /tap: its kind, its hits, and where it changes."
+    ),
+]
 Utilization: TypeAlias = Annotated[
     float, typer.Option("--utilization", help="Share of the device memory that may be used.")
 ]

@@ -1,7 +1,6 @@
 """`quire serve`: an OpenAI-compatible server over a model of transformers."""
 
 import os
-import socket
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ import typer
 from quire.chat.conversation import check_template
 from quire.chat.reasoning import check_parser
 from quire.cli import options, output
+from quire.cli.listening import is_local, listen, with_page
 from quire.cli.models import TINY, adapters_of, load_engine_model, name_of, source_of
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import available_bytes, format_bytes, parse_bytes, read_bytes
@@ -72,6 +72,8 @@ def serve(
     port: options.Port = 8000,
     keys: options.Keys = None,
     allow_origin: options.AllowOrigin = None,
+    mend: options.Mends = None,
+    tap: options.Tap = False,
     kv_memory: options.KvMemory = "1GiB",
     max_model_len: Annotated[
         int | None,
@@ -156,6 +158,7 @@ def serve(
     of RAY_ADDRESS, where that is in the environment.
     With --passages, a chat that brings "documents" reuses their K and V in any order, and its answer says what of it
     is approximate; --passage-rows says which of their rows are computed again, --passage-tier where they outlive the process.
+    With --mend, requests are changed before they are read, and answers say so; --tap shows each of them at /tap.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
     [bold]Examples[/bold]
@@ -178,12 +181,15 @@ def serve(
     adapters = adapters_of(lora or (), names)
     if adapters and passages is not None:
         raise ConfigError("--passages are of the model without adapters; give --passages or --lora")
-    if events is not None and not (events_in_clear or _is_local(events)):
+    if events is not None and not (events_in_clear or is_local(events)):
         raise ConfigError(
             f"--events {events} is beyond loopback, where anybody could read the tokens of "
             "prompts; use tcp://127.0.0.1:PORT, or add --events-in-clear if only you reach it"
         )
     from quire.web.keys import is_loopback, is_open_to_all, read_keys
+    from quire.web.mends import Mends
+
+    Mends(mend or ())  # a wrong rule is said, too
 
     if keys is not None and is_open_to_all(keys):
         output.stderr().print(
@@ -214,6 +220,7 @@ def serve(
         generation_config=generation_config,
         trusts_templates=trust_request_chat_template,
         reasoning_parser=reasoning_parser,
+        mends=mend or (),
         gguf=gguf or (),
         keys=read_keys(keys, exposed=exposed, origins=allow_origin or ()),
         max_inflight=max_inflight,
@@ -247,6 +254,8 @@ def serve(
             "max_replicas": max_replicas,
             "max_inflight": max_inflight,
         }
+        if tap:
+            raise ConfigError("replicas have no page of --tap; start quire tap before them")
         plan |= {"router": router, "load_limit": load_limit, "running": max_running}
         plan |= {"max_body": limit, "grace_s": DRAIN_S if grace is None else grace}
         if events is not None:
@@ -263,6 +272,7 @@ def serve(
         return
     if max_replicas is not None:
         raise ConfigError("--max-replicas needs --replicas, how many there are at least")
+    around = with_page(wanted.name, wanted.keys, limit) if tap else None
     listening, url = listen(host, port, SLOW_S)
     with opened_engine(wanted, events) as (engine, told):
         from quire.serve.server import serve as run
@@ -278,7 +288,7 @@ def serve(
             sys.stdout.flush()
             return wanted.service(running)
 
-        run(engine, service_of, listening, grace)
+        run(engine, service_of, listening, grace, around)
 
 
 class Wanted(NamedTuple):
@@ -305,10 +315,12 @@ class Wanted(NamedTuple):
     reasoning_parser: str = "auto"
     gguf: Sequence[str] = ()
     trusts_templates: bool = False
+    mends: Sequence[str] = ()
 
     def service(self, running: "AsyncEngine") -> "ServedModel":
         """Return an engine as a server has it."""
         from quire.serve.service import Bounds, ServedModel
+        from quire.web.mends import Mends
 
         bounds = Bounds(
             max_inflight=self.max_inflight,
@@ -322,6 +334,7 @@ class Wanted(NamedTuple):
             running, self.name, self.keys, bounds, other_names=self.other_names, sampling=sampling
         )
         made.read_reasoning(self.reasoning_parser)
+        made.mends = Mends(self.mends, made.log.num_by_mend)
         if self.trusts_templates:
             made.reader.trust_templates()
         return made
@@ -369,31 +382,3 @@ def opened_engine(
             )
             told = {"events": publisher.endpoint, "events_replay": publisher.replay}
         yield engine, told
-
-
-def _is_local(endpoint: str) -> bool:
-    """Whether only this machine reaches an endpoint of events; one that is none is for the publisher to refuse."""
-    scheme, _, address = endpoint.partition("://")
-    host = address.rpartition(":")[0].strip("[]")
-    return scheme != "tcp" or host == "localhost" or host.startswith("127.") or host == "::1"
-
-
-def listen(host: str, port: int, slow_s: float) -> tuple[socket.socket, str]:
-    """Return a listening socket and its URL.
-
-    A connection whose client takes nothing for `slow_s` is cut, where the system can.
-    Its connections send at once: else the second part of an answer waits for the other side to confirm the first, which
-    takes up to 40 ms. asyncio says so only to sockets that name their protocol.
-
-    Raises `OSError` with the address.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        made = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        error.filename = f"{host}:{port}"
-        raise
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is closed keeps what nobody takes
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * slow_s))
-    return made, f"http://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}"

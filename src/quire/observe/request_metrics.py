@@ -95,6 +95,12 @@ class ServerMetrics:
         for adapter, num in self._log.num_by_adapter.copy().items():
             by_adapter.add_metric([adapter], num)
         yield by_adapter
+        mended = CounterMetricFamily(
+            "quire_mended_requests", "Requests that a mend changed", labels=["mend"]
+        )
+        for mend, num in self._log.num_by_mend.copy().items():
+            mended.add_metric([mend], num)
+        yield mended
         ignored = "Fields of requests that were ignored, as their names are unknown"
         yield CounterMetricFamily(
             "quire_ignored_fields", ignored, value=self._log.num_ignored_fields

@@ -144,6 +144,7 @@ class RequestLog:
     ) -> None:
         self._clock = clock
         self.num_ignored_fields = 0  # whose names are unknown
+        self.num_by_mend = Counter[str]()
         self.num_by_adapter = Counter[str]()  # prompts; "" is the model alone
         self.classes = {name: ClassFigures() for name in islice(tenants, max_classes)}
         if not self.classes:

@@ -25,6 +25,7 @@ from quire.serve.responses import ResponseRequest
 from quire.serve.service import ServedModel
 from quire.web.bodies import body_of, read
 from quire.web.errors import as_json, handlers
+from quire.web.mends import MENDED
 
 Answer: TypeAlias = Callable[[Any, Request], Awaitable[Any]]
 Admit: TypeAlias = Callable[[Mapping[str, str]], str | None]
@@ -42,11 +43,16 @@ def make_app(service: ServedModel) -> Starlette:
     def route(admit: Admit, method: str, path: str, kind: Any, answer: Answer) -> Route:
         async def handle(request: Request) -> Response:
             request.state.tenant, asked, ignored = admit(request.headers), None, list[str]()
+            mended = None
             if kind is not None:
                 body = await body_of(request, bounds.max_body, bounds.slow_s)
+                if mended := await service.mends.of(request.scope, body, bounds.max_body):
+                    body = mended.body
                 asked, ignored = read(kind, body), unknown_in(kind, body)
             said = await answer(asked, request)
             response = said if isinstance(said, Response) else as_json(said)
+            if mended:
+                response.headers[MENDED] = mended.told
             if ignored:
                 service.log.num_ignored_fields += len(ignored)
                 response.headers["X-Quire-Ignored"] = ", ".join(ignored[:MAX_TOLD])

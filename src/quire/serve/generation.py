@@ -61,6 +61,7 @@ async def answered(
                             yield choice
             except ConfigError as error:
                 raise asked.in_its_words(error) from error
+            request.state.usage = reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens
             if seconds := asked.pin_s:
                 await service.running.call(partial(service.pins.keep, scope, prompts[0], seconds))
         if isinstance(asked, ChatRequest) and service.drops_reasoning and has_next_turn(asked):

@@ -47,6 +47,7 @@ class Operator:
         gains = await asyncio.to_thread(self.overview.latest_gains, FACTORS)
         since = read_numbers("since", request.query_params.get("since", "0"))[0]
         state = self.overview.state(await self._call(self.overview.seen), gains, since)
+        state["mended"] = {**self._service.log.num_by_mend}
         return state | {"model": self._service.model, "inflight": self._service.num_inflight}
 
     async def tree(self, asked: None, request: Request) -> Any:

@@ -11,6 +11,7 @@ from math import inf
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from quire.engines.loop import AsyncEngine, Engine
 from quire.serve.app import make_app
@@ -29,15 +30,16 @@ def serve(
     service_of: Callable[[AsyncEngine], ServedModel],
     listening: socket.socket,
     grace_s: int | None = None,
+    around: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> None:
     """Serve an engine until SIGTERM or Ctrl-C, then finish running requests and save to tiers.
 
-    Running requests have `grace_s` seconds to end (None: all they need).
+    Running requests have `grace_s` seconds to end (None: all they need). `around` puts more around the application.
     """
     running = AsyncEngine(engine)
     gc.freeze()  # what is here stays: to look through it again takes a quarter of a second each time
     try:
-        ModelServer(service_of(running), grace_s).run(sockets=[listening])
+        ModelServer(service_of(running), grace_s, around).run(sockets=[listening])
     finally:
         running.close()
 
@@ -48,8 +50,14 @@ class ModelServer(uvicorn.Server):
     It finishes running requests and refuses others (503); cuts off the rest and tells their clients; closes the port.
     """
 
-    def __init__(self, service: ServedModel, grace_s: float | None = None) -> None:
-        app = with_cors(make_app(service), service.keys.origins)
+    def __init__(
+        self,
+        service: ServedModel,
+        grace_s: float | None = None,
+        around: Callable[[ASGIApp], ASGIApp] | None = None,
+    ) -> None:
+        made: ASGIApp = make_app(service)
+        app = with_cors(made if around is None else around(made), service.keys.origins)
         config = uvicorn.Config(app, timeout_keep_alive=IDLE_S, **UVICORN)
         super().__init__(config)
         self._service, self._grace_s = service, inf if grace_s is None else grace_s

@@ -23,6 +23,7 @@ from quire.serve.stored import KeptResponses
 from quire.web.concurrency import ConcurrencyLimit
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
+from quire.web.mends import Mends
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -51,6 +52,7 @@ class ServedModel:
     `places`     those of sequences that were admitted and have not ended
     `retention`  prompts that tenants have retained: together at most as many tokens as pins may hold
     `pins`       pins of the operator, and of breakpoints
+    `mends`      rules by which requests are changed before they are read
     `kept`       responses that a later request may go on from
     `is_ending`  whether what runs is finished, and nothing new is taken
     """
@@ -81,6 +83,7 @@ class ServedModel:
         share = pin_budget(manager) * manager.block_size // max(len(keys.names), 1)
         self.retention = RetentionBudget(share, manager.settings.clock or time.monotonic)
         self.places = ConcurrencyLimit(bounds.max_inflight, keys.names)
+        self.mends = Mends(())
         self.kept, self.pins = KeptResponses(), ServerPins(keys.pins)
         self.is_ending = False
         self._later = set[asyncio.Task[None]]()

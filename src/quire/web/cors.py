@@ -9,6 +9,7 @@ EXPOSED = (
     "Request-Id",
     "Retry-After",
     "X-Quire-Ignored",
+    "X-Quire-Mended",
     "X-Quire-Replica",
     "X-Quire-Upstream",
 )

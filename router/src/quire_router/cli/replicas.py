@@ -13,7 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from quire.cli import output
-from quire.cli.serve import SLOW_S, Wanted, listen, opened_engine
+from quire.cli.listening import listen
+from quire.cli.serve import SLOW_S, Wanted, opened_engine
 from quire.errors import ConfigError
 from quire.extras import require
 

@@ -6,12 +6,12 @@ import sys
 from itertools import repeat
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from quire.cli import options, output
-from quire.cli.serve import listen
+from quire.cli.listening import listen, with_page
 from quire.config import parse_bytes
 from quire.errors import ConfigError
 
@@ -66,6 +66,8 @@ def route(
     port: options.Port = 8080,
     keys: options.Keys = None,
     allow_origin: options.AllowOrigin = None,
+    mend: options.Mends = None,
+    tap: options.Tap = False,
     max_body: options.MaxBody = "64MiB",
     as_json: options.AsJson = False,
 ) -> None:
@@ -74,7 +76,7 @@ def route(
     Give --follow as often as --upstream, in the same order, and what is cached is known from the servers; else it is
     supposed from what they were sent. Servers may start later, and go: a request that one fails before it
     answers goes to another, once. dns+http://HOST:PORT is every address of a name. At /v1/upstreams is who is well,
-    at /metrics how they do. Beyond loopback there have to be keys: from --keys, or one in QUIRE_API_KEY; they are
+    at /metrics how they do. --mend RULE changes requests on their way, --mend URL=RULE those to one upstream. Beyond loopback there have to be keys: from --keys, or one in QUIRE_API_KEY; they are
     passed on.
 
     [bold]Examples[/bold]
@@ -82,6 +84,7 @@ def route(
       quire route --upstream http://127.0.0.1:8000 --upstream http://127.0.0.1:8001
       quire route --upstream http://a:8000 --follow tcp://a:5557
       quire route --upstream http://a:8000 --upstream http://b:8000 --router session
+      quire route --upstream http://a:8000 --mend drop-lines --tap
     """
     import uvicorn
 
@@ -90,6 +93,7 @@ def route(
     from quire.web.cors import with_cors
     from quire.web.keys import is_loopback, read_keys
     from quire_router.listing import Listed, UpstreamList
+    from quire_router.mending import UpstreamMends
     from quire_router.prefixes import SentPrefixes, ToldPrefixes
     from quire_router.proxy import Proxy, ProxyLimits
 
@@ -116,12 +120,16 @@ def route(
     )
     proxy = Proxy(listing, chosen, prefixes, known, limits)
     names = [each.name for each in proxy.upstreams]
+    proxy.mends = UpstreamMends(mend or (), None if listing.changes else names)
+    app: Any = proxy.app()
+    if tap:
+        app = with_page("quire route", known, limit)(app)
     if as_json:
         output.print_json({"url": url, "upstreams": names, "router": router})
     else:
         output.stdout().print(f"{len(names)} upstreams at {url}/v1", highlight=False)
     sys.stdout.flush()
-    config = uvicorn.Config(with_cors(proxy.app(), known.origins), **UVICORN)
+    config = uvicorn.Config(with_cors(app, known.origins), **UVICORN)
     for each in (signal.SIGINT, signal.SIGTERM):  # uvicorn sends itself what ended it, at the end
         signal.signal(each, _end)
     gc.freeze()  # collections pass over what stays until the end

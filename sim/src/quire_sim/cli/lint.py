@@ -9,7 +9,7 @@ from rich.table import Column
 from rich.text import Text
 
 from quire.cli.files import check_writable, write_text
-from quire.cli.options import AsJson
+from quire.cli.options import AsJson, Mends
 from quire.cli.output import CACHED, print_json, progress, stderr, stdout
 from quire.cli.tables import plain_table
 from quire.errors import ConfigError
@@ -105,12 +105,7 @@ def lint(
             show_default=False,
         ),
     ] = None,
-    mend: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Replay and apply this mend, once for each.", show_default="all of the causes"
-        ),
-    ] = None,
+    mend: Mends = None,
     apply: Annotated[
         Path | None,
         typer.Option(help="Write the mended log to this file.", show_default=False),

@@ -11,7 +11,7 @@ import typer
 
 from quire.cli import options, output
 from quire.cli.files import check_writable
-from quire.cli.serve import listen
+from quire.cli.listening import listen
 from quire.config import parse_bytes
 from quire.errors import ConfigError
 
@@ -46,12 +46,13 @@ def tap(
         typer.Option(help="Size at which that file becomes FILE.1, and a new one begins."),
     ] = "1GiB",
     private: Annotated[bool, typer.Option(help="Show no text of prompts.")] = False,
+    mend: options.Mends = None,
     max_body: options.MaxBody = "64MiB",
     as_json: options.AsJson = False,
 ) -> None:
     """Pass requests on to one server, and show the hits of each and where its prompt changes.
 
-    Bytes pass unchanged, in both directions: OpenAI's and Anthropic's APIs, llama-server, vLLM, and any other path.
+    Bytes pass unchanged, in both directions, unless --mend says otherwise: OpenAI's and Anthropic's APIs, llama-server, vLLM, and any other path.
     Each prompt gets a line here and on the page at /tap, which only this machine may open. Larger bodies than
     --max-body pass unread. There is one upstream, and its URL has no /v1. quire's own reading of the recorded file: [bold]quire trace info FILE[/bold].
 
@@ -60,11 +61,14 @@ def tap(
       quire tap --upstream http://127.0.0.1:8000
       quire tap --upstream https://api.openai.com --log requests.jsonl
       quire tap --upstream https://api.anthropic.com --port 9000 --private
+      quire tap --upstream http://127.0.0.1:8000 --mend drop-lines --mend sort-tools
     """
     import uvicorn
 
     from quire.web.clients import UVICORN
-    from quire_sim.tap.app import PAGE, Tap
+    from quire.web.mends import Mends
+    from quire_sim.tap.app import Tap
+    from quire_sim.tap.page import PAGE
     from quire_sim.tap.records import RecordFile
 
     if len(upstream) > 1:
@@ -81,6 +85,7 @@ def tap(
         file=file,
         show=None if as_json else lambda seen: _show(console, seen),
         is_private=private,
+        mends=Mends(mend or ()),
     )
     listening, url = listen(host, port, SLOW_S)
     if as_json:
@@ -112,12 +117,22 @@ def _show(console: "Console", seen: "Seen") -> None:
         (f"{moment} ", "dim"), f"#{seen.number:<4} ", (f"{seen.kind:<15} ", style), _counts(seen)
     )
     console.print(line, soft_wrap=True)
+    for each in seen.mends:
+        console.print(Text(f"             {each.rule} in {each.path}", "dim"), soft_wrap=True)
+        _show_both(console, each.before, each.after)
     if seen.path:
         where = f"             parts from #{seen.nearest} in {seen.path}, character {seen.at:,}"
         lost = f", {seen.lost_tokens:,} tokens behind it are equal" if seen.lost_tokens else ""
         console.print(Text(where + lost, "dim"), soft_wrap=True)
-    if seen.earlier or seen.this:
-        for mark, text in (("-", seen.earlier), ("+", seen.this)):
+    _show_both(console, seen.earlier, seen.this)
+
+
+def _show_both(console: "Console", one: str, other: str) -> None:
+    """Print both sides of a difference, unless texts are private."""
+    from rich.text import Text
+
+    if one or other:
+        for mark, text in (("-", one), ("+", other)):
             said = f"               {mark} {text!r}"
             console.print(Text(said, "red" if mark == "-" else "green"), soft_wrap=True)
 

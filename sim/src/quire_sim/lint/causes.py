@@ -6,8 +6,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
+from quire.web import rewrites
 from quire_sim.lint import patterns
 from quire_sim.lint.texts import PIECE, common_prefix, common_suffix, unnumbered
 from quire_sim.logs import Section
@@ -120,11 +121,7 @@ def _at_tools(parting: Parting) -> bool:
 
 def tool_name(tool: str) -> str:
     """Return the name of a tool by its definition; the definition itself for one without a name."""
-    value: Any = json.loads(tool)
-    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    inner: Any = fields.get("function", fields)
-    named = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
-    return str(named.get("name") or fields.get("name") or fields.get("type") or tool)
+    return rewrites.tool_name(json.loads(tool))
 
 
 def _is_key_order(old: str, new: str, at: int) -> bool:

@@ -6,10 +6,11 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from quire.web.rewrites import canonical
 from quire_sim.lint import patterns
 from quire_sim.lint.alike import alike
 from quire_sim.lint.causes import (
@@ -210,24 +211,6 @@ def _sorted_keys(text: str) -> str:
         return json.dumps(canonical(json.loads(text)), ensure_ascii=False)
     except ValueError:
         return text
-
-
-def canonical(value: Any) -> Any:
-    """Return a JSON value with sorted keys, and with the lists of schemas that are sets sorted."""
-    if isinstance(value, dict):
-        return {
-            key: sorted(inner)
-            if key in {"required", "enum"} and _are_words(inner)
-            else canonical(inner)
-            for key, inner in sorted(cast("dict[str, Any]", value).items())
-        }
-    if isinstance(value, list):
-        return [canonical(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
-    return value
-
-
-def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _with_key_order(parting: Parting) -> Pair:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import msgspec
 
+from quire.web import rewrites
+from quire.web.rewrites import Body, append, canonical, parts_of, with_texts
 from quire_sim.lint import patterns
-from quire_sim.lint.causes import MARKS, moved_text, passages, tool_name
-from quire_sim.lint.chains import PromptDifference, canonical
+from quire_sim.lint.causes import MARKS, moved_text, passages
+from quire_sim.lint.chains import PromptDifference
 from quire_sim.lint.texts import NUMBERED
 from quire_sim.logs import Api
 from quire_sim.logs.bodies import as_json
-
-Body: TypeAlias = dict[str, Any]
-Change: TypeAlias = Callable[[str, str, str], str]
-"""A new text for a text, its role, and its place in the body."""
 
 LONG_LINE = 300
 """Characters of a line of which the sentence is moved that changes, not all of it."""
@@ -30,9 +27,6 @@ _IN_FRONT = re.compile(r"prompt$|(?:messages|input)\[[01]\]")
 
 _UNITS = re.compile(r".*?(?:\n|\Z)", re.DOTALL)
 _SENTENCES = re.compile(r".+?(?:[.!?]\s+|\Z)", re.DOTALL)
-_INNER = re.compile(r"(?<=\S)[^\S\r\n]+(?=\S)")
-_TRAILING = re.compile(r"[^\S\r\n]+(?=\r?\n|\Z)")
-_EMPTY = re.compile(r"(\r?\n)(?:\r?\n){2,}")
 
 
 class ChangingParts(msgspec.Struct):
@@ -102,30 +96,13 @@ def move_lines(body: Body, api: Api, learned: ChangingParts) -> Body:
 
 
 def sort_tools(body: Body, _: Api, __: ChangingParts) -> Body:
-    """Sort tools by name; a breakpoint stays behind the last one."""
-    found = dict(body)
-    for name in ("tools", "functions"):
-        given: Any = body.get(name)
-        tools = _objects(given)
-        if not tools:
-            continue
-        order = sorted(range(len(tools)), key=lambda n: (tool_name(as_json(tools[n])), n))
-        controls = [each["cache_control"] for each in tools if "cache_control" in each]  # fmt: skip
-        if controls:
-            bare = [{key: value for key, value in each.items() if key != "cache_control"} for each in tools]  # fmt: skip
-            found[name] = [bare[n] for n in order]
-            found[name][-1] = found[name][-1] | {"cache_control": controls[-1]}
-        else:
-            found[name] = [tools[n] for n in order]
-    return found
+    """Sort tools by name."""
+    return rewrites.sort_tools(body)
 
 
 def sort_keys(body: Body, api: Api, learned: ChangingParts) -> Body:
     """Sort the keys of tools, and of JSON objects in texts whose keys change their order."""
-    found = dict(body)
-    for name in ("tools", "functions"):
-        if isinstance(body.get(name), list):
-            found[name] = canonical(body[name])
+    found = rewrites.sort_tool_keys(body)
     roles = learned.roles.get("key-order", set()) - {"tools"}
     if roles:
         return with_texts(
@@ -136,7 +113,11 @@ def sort_keys(body: Body, api: Api, learned: ChangingParts) -> Body:
 
 def normalise(cause: str) -> Callable[[Body, Api, ChangingParts], Body]:
     """Return the rewrite that gives texts one form: their line ends, blanks, or Unicode form."""
-    forms = {"line-ends": _line_ends, "whitespace": _blanks, "unicode": _composed}
+    forms = {
+        "line-ends": rewrites.line_ends,
+        "whitespace": rewrites.single_blanks,
+        "unicode": rewrites.composed,
+    }
 
     def rewrite(body: Body, api: Api, learned: ChangingParts) -> Body:
         roles = learned.roles.get(cause, set())
@@ -186,107 +167,11 @@ def place_breakpoints(body: Body, api: Api, _: ChangingParts) -> Body:
     if messages:
         last = messages[-1]
         content: Any = last.get("content")
-        parts = _parts(content, "text")
+        parts = parts_of(content, "text")
         if parts and parts[-1].get("type") != "thinking":
             parts[-1] = parts[-1] | mark
             found["messages"] = [*messages[:-1], last | {"content": parts}]
     return found
-
-
-def with_texts(
-    body: Body, api: Api, change: Change, *, but_last: bool = False, only_last: bool = False
-) -> Body:
-    """Return a body with other texts: of all its messages, of those before the last, or of the last."""
-    found = dict(body)
-    is_first = not only_last
-    if api == "completions":
-        if isinstance(body.get("prompt"), str) and is_first:
-            found["prompt"] = change(body["prompt"], "user", "prompt")
-        return found
-    if is_first:
-        for name in ("system", "instructions"):
-            if name in body:
-                found[name] = _content(body[name], "system", name, change)
-    name = "input" if api == "responses" else "messages"
-    given: Any = body.get(name)
-    if isinstance(given, str):
-        if not but_last:
-            found[name] = change(given, "user", name)
-    elif isinstance(given, list):
-        messages: list[Any] = list(cast("list[Any]", given))
-        last = len(messages) - 1
-        for place, message in enumerate(messages):
-            fields = cast("Body", message) if isinstance(message, dict) else {}
-            is_last = place == last
-            is_system = fields.get("role") in {"system", "developer"}
-            if (but_last and is_last and not is_system) or (only_last and not is_last):
-                continue
-            if "content" in fields:
-                role = "system" if is_system else str(fields.get("role", "user"))
-                content = _content(fields["content"], role, f"{name}[{place}].content", change)
-                messages[place] = fields | {"content": content}
-        found[name] = messages
-    return found
-
-
-def append(body: Body, api: Api, text: str, *, apart: bool = False) -> Body:
-    """Return a body with a text behind all others: in the user's last message, or in one of its own."""
-    found = dict(body)
-    if api == "completions":
-        prompt = body["prompt"]
-        at = prompt.rfind("\n\n")
-        at = prompt.rfind("\n") if at < 0 else at
-        found["prompt"] = f"{prompt[:at]}\n{text}{prompt[at:]}" if at >= 0 else f"{text}\n{prompt}"
-        return found
-    name = "input" if api == "responses" else "messages"
-    given: Any = body.get(name)
-    if isinstance(given, str):
-        found[name] = f"{given}\n\n{text}"
-        return found
-    messages: list[Any] = list(given or [])
-    last: Body = {}
-    if messages and isinstance(messages[-1], dict):
-        last = cast("Body", messages[-1])
-    kind = "input_text" if api == "responses" else "text"
-    if last.get("role") == "user" and (not apart or api == "messages"):
-        content: Any = last.get("content")
-        if isinstance(content, str) and not apart:
-            content = f"{content}\n\n{text}"
-        else:
-            content = [*_parts(content, kind), {"type": kind, "text": text}]
-        messages[-1] = last | {"content": content}
-    else:
-        messages.append({"role": "user", "content": text})
-    found[name] = messages
-    return found
-
-
-def _content(content: Any, role: str, path: str, change: Change) -> Any:
-    if isinstance(content, str):
-        return change(content, role, path)
-    if not isinstance(content, list):
-        return content
-    found: list[Any] = []
-    for place, part in enumerate(cast("list[Any]", content)):
-        fields = cast("Body", part) if isinstance(part, dict) else {}
-        if isinstance(before := fields.get("text"), str):
-            text = change(before, role, f"{path}[{place}]")
-            if text.strip() or not before.strip():
-                found.append(fields | {"text": text})
-        else:
-            found.append(part)
-    return found
-
-
-def _objects(given: Any) -> list[Body]:
-    """Return a list of objects; empty for anything else."""
-    items = cast("list[Any]", given) if isinstance(given, list) else []
-    return items if all(isinstance(each, dict) for each in items) else []
-
-
-def _parts(content: Any, kind: str) -> list[Body]:
-    """Return a message's content as parts."""
-    return [{"type": kind, "text": content}] if isinstance(content, str) else [*_objects(content)]
 
 
 def _units(text: str) -> list[str]:
@@ -329,19 +214,6 @@ def _is_moving(unit: str, role: str, learned: ChangingParts) -> bool:
         return True
     shape = _shape(unit)
     return "\0" in shape and (role, shape) in learned.shapes
-
-
-def _line_ends(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _blanks(text: str) -> str:
-    text = text.translate(patterns.ODD)
-    return _EMPTY.sub(r"\1\1", _TRAILING.sub("", _INNER.sub(" ", text)))
-
-
-def _composed(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
 
 
 def _sorted_passages(text: str, learned: ChangingParts) -> str:

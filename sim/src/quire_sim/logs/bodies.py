@@ -43,7 +43,7 @@ def api_of(body: Body, url: str = "") -> Api | None:
     """Return the form of a body; None for one that is no prompt. The URL decides where it is known."""
     for ending, api in (
         ("/chat/completions", "chat"), ("/responses", "responses"), ("/completions", "completions"),
-        ("/messages", "messages"), ("/messages/count_tokens", None), ("/embeddings", None),
+        ("/messages", "messages"), ("/messages/count_tokens", None), ("/embeddings", None), ("/tokenize", None), ("/input_tokens", None),
     ):  # fmt: skip
         if url.partition("?")[0].rstrip("/").endswith(ending):
             return cast("Api | None", api)

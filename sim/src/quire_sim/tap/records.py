@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from quire.errors import ConfigError
-from quire_sim.tap.relay import Exchange
+from quire_sim.tap.observing import Exchange
 
 REMOVED = "[removed]"
 
@@ -56,6 +56,8 @@ def fields_of(exchange: Exchange, key: str) -> dict[str, Any]:
         fields["first_s"] = round(exchange.first_s, 6)
     if key:
         fields["tenant"] = key
+    if exchange.differences:
+        fields["mended"] = list(dict.fromkeys(each.rule for each in exchange.differences))
     fields["request"] = _body(exchange.sent, exchange.headers)
     fields["response"] = _body(exchange.told, exchange.said)
     return fields

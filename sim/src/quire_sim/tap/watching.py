@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
+from quire.web.mend_rules import MendDifference
 from quire_sim.logs import LoggedRequest
 from quire_sim.logs.entries import request_of
 from quire_sim.logs.records import LogRecord
+from quire_sim.logs.rows import TokenUsage
 from quire_sim.tap.kinds import Beside, RecentPrompts
-from quire_sim.tap.relay import Exchange
+from quire_sim.tap.observing import Exchange
 
 CHARS_PER_TOKEN = 4.0
 """Characters of a token, where the server told no tokens."""
@@ -28,6 +30,7 @@ class Seen(msgspec.Struct):
     `equal_tokens`  at the prompt's start that the nearest earlier prompt has too, estimated by characters
     `lost_tokens`   that both have behind their first difference, estimated: found again once that is mended
     `unused_tokens` that are equal at the start and that the server did not find: evicted, expired, or elsewhere
+    `mends`         how the request was changed on its way: rule, place and both texts of each difference
     `path`, `at`    the first difference: its section and character; `earlier` and `this` are the two texts
     """
 
@@ -52,6 +55,7 @@ class Seen(msgspec.Struct):
     at: int = 0
     earlier: str = ""
     this: str = ""
+    mends: list[MendDifference] = []
 
 
 class Watch:
@@ -64,6 +68,7 @@ class Watch:
         self.recent: deque[Seen] = deque(maxlen=most)
         self.kinds: Counter[str] = Counter()
         self.sums: Counter[str] = Counter()
+        self.mends: Counter[str] = Counter()
         self._prompts = RecentPrompts()
         self._is_private = is_private
 
@@ -78,12 +83,17 @@ class Watch:
             end=exchange.end,
             first_s=exchange.first_s,
             duration_s=exchange.duration_s,
+            mends=[
+                each if not self._is_private else each._replace(before="", after="")
+                for each in exchange.differences
+            ],
         )
         request = _request(fields, seen.number)
         if request is not None:
-            self._read(seen, request)
+            self._read(seen, request, exchange.usage)
         self.sums["requests"] += 1
         self.kinds[seen.kind] += 1
+        self.mends.update({each.rule for each in seen.mends})
         self.sums["lost_tokens"] += seen.lost_tokens
         self.sums["unused_tokens"] += seen.unused_tokens
         if seen.cached_tokens is not None and seen.prompt_tokens:
@@ -95,10 +105,13 @@ class Watch:
     def document(self) -> dict[str, Any]:
         """Return all of it as the page reads it."""
         requests = [*self.recent][::-1]
-        return {"sums": dict(self.sums), "kinds": dict(self.kinds), "requests": requests}
+        counts = {"sums": dict(self.sums), "kinds": dict(self.kinds), "mends": dict(self.mends)}
+        return counts | {"requests": requests}
 
-    def _read(self, seen: Seen, request: LoggedRequest) -> None:
+    def _read(self, seen: Seen, request: LoggedRequest, told: tuple[int, int, int] | None) -> None:
         usage = request.usage
+        if told is not None:
+            usage = TokenUsage(told[0], told[1], output_tokens=told[2])
         seen.model, seen.tenant = request.model, request.tenant
         seen.prompt_tokens, seen.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         seen.output_tokens = usage.output_tokens
