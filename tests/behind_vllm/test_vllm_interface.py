@@ -28,6 +28,7 @@ METHODS = {
     "reset_cache": "self",
     "save_kv_layer": "self, layer_name, kv_layer, attn_metadata, **kwargs",
     "shutdown": "self",
+    "take_events": "self",
     "start_load_kv": "self, forward_context, **kwargs",
     "update_connector_output": "self, connector_output",
     "update_state_after_alloc": "self, request, blocks, num_external_tokens",

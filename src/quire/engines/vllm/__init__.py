@@ -10,10 +10,12 @@ staging     the size of the arena
 support     what of vLLM's KV is kept, and its name
 figures     what became of the tiers, for metrics
 metrics     what vLLM logs and exports
+residency   what lies in tiers, told when it comes and when it goes
+kv_events   vLLM's KV events of that
 connector   `QuireConnector`, by which vLLM calls all that
 tier        `QuireTier`, a secondary tier of vLLM's own offloading, which needs none of it
 
-Only `connector`, `tier`, `support` and `metrics` import vLLM, and only `copying` torch.
+Only `connector`, `tier`, `kv_events`, `support` and `metrics` import vLLM, and only `copying` torch.
 """
 
 from importlib import import_module

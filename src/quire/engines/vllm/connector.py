@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -25,8 +26,10 @@ from quire.core import MediaItem, Scope
 from quire.engines.models.weights import Adapters, FileDigests, default_kept_at
 from quire.engines.tiered.opening import open_free, ranked
 from quire.engines.vllm.copying import WorkerSide
+from quire.engines.vllm.kv_events import removed_events, stored_event
 from quire.engines.vllm.metrics import QuirePromMetrics, QuireStats
 from quire.engines.vllm.parts import GroupShape, make_parts
+from quire.engines.vllm.residency import Residencies
 from quire.engines.vllm.scheduling import SchedulerSide, StepCopies
 from quire.engines.vllm.staging import StagingSize
 from quire.engines.vllm.support import check_supported, model_name
@@ -164,6 +167,10 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
         staging = StagingSize(parts, self._vllm_config, self._extra.get("staging"))
         self._side = SchedulerSide(self._stack, parts, staging.num_bytes, len(self._shapes))
         staging.say(self._stack)
+        events = self._vllm_config.kv_events_config
+        if events is not None and events.enable_kv_cache_events:
+            self._side.told = Residencies(self._stack.tiers[-1])
+            self._side.describe = self._described
         for request in self._early:
             self._side.arrived(request)
         self._early.clear()
@@ -246,6 +253,19 @@ class QuireConnector(KVConnectorBase_V1, SupportsHMA):
             self._side.close()
         elif self._stack is not None:
             self._stack.close()
+
+    # Events
+
+    def take_events(self) -> Iterable[Any]:
+        """Return KV events of blocks that came into tiers, and that left the slowest one."""
+        if self._side is None or self._side.told is None:
+            return
+        came, gone = self._side.told.take()
+        yield from came
+        yield from removed_events(gone)
+
+    def _described(self, request: str, at: int, group: int) -> tuple[Any, Any] | None:
+        return stored_event(self._requests[request], at, group, self._groups[group].kv_cache_spec)
 
     # Metrics
 

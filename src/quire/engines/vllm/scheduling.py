@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,11 +18,16 @@ from quire.engines.vllm.figures import Figures, TierFigures
 from quire.engines.vllm.loading import Loading, PromptLoad
 from quire.engines.vllm.parts import GroupPart
 from quire.engines.vllm.prompts import PromptNames
+from quire.engines.vllm.residency import Residencies, Stored
+from quire.tiers.base import Outcome
 from quire.tiers.stack.stack import TierStack
 
 IDLE_WAIT_S = 0.005
 """Where vLLM has nothing to compute, a step waits so long for what is being loaded: the engine would spin."""
 
+
+Describe: TypeAlias = Callable[[str, int, int], tuple[Any, Any] | None]
+"""Returns what is told of a request's block in a layer group when it is stored and when it goes; None: nothing."""
 
 NULL_BLOCK = 0
 """vLLM's id of no block."""
@@ -49,6 +54,7 @@ class _Saved(NamedTuple):
     keys: list[bytes]
     copies: list[Copy]
     parts: list[GroupPart]
+    told: list[Stored[Any, Any]]
 
 
 class _Step(NamedTuple):
@@ -76,6 +82,7 @@ class SchedulerSide:
     One thread uses it; vLLM's scheduler reports a step after it ran.
 
     stack   the tiers; closed with it
+    told    what lies in the tiers, for KV events; None: nobody asks
     now     a clock, in seconds
 
     A request waits while its prompt is looked for, until `Loading.deadline_s`; others go on. The blocks that it is
@@ -93,6 +100,8 @@ class SchedulerSide:
     ) -> None:
         self.stack = stack
         self.counts: Counter[str] = Counter()
+        self.told: Residencies[Any, Any] | None = None
+        self.describe: Describe = _untold
         self._parts = parts
         self._block_size = parts[0].namespace.block_size
         self._arena = SharedArena(max(part.payload_bytes for part in parts), arena_bytes)
@@ -239,7 +248,7 @@ class SchedulerSide:
                 continue
             whole = self._newly_whole(following, tokens_of(request), start + count)
             if whole and not following.is_passed_over:
-                part = self._save(following, whole, blocks_of(request))
+                part = self._save(request, whole, blocks_of(request))
                 saved += [part] if part is not None else []
         if not scheduled:
             self._wait_for_loads()
@@ -309,10 +318,9 @@ class SchedulerSide:
         following.num_saved = max(following.num_saved, whole.stop)
         return whole
 
-    def _save(
-        self, following: Following, whole: range, blocks: Sequence[Sequence[int]]
-    ) -> _Saved | None:
+    def _save(self, request: str, whole: range, blocks: Sequence[Sequence[int]]) -> _Saved | None:
         """Take slots for the blocks that tiers want; where there is no room, or no time, the request is passed over."""
+        following = self._requests[request]
         digests = following.names.digests
         places = [
             (part, at)
@@ -340,7 +348,13 @@ class SchedulerSide:
         taken = [keys[at] for at in chosen[: len(slots)]]
         self._under_way.update(taken)
         self.counts["saved_blocks"] += len(taken)
-        return _Saved(taken, copies, [self._parts[each.group] for each in copies])
+        told: list[Stored[Any, Any]] = []
+        for at, key in zip(
+            chosen[: len(slots)] if self.told is not None else (), taken, strict=False
+        ):
+            if (said := self.describe(request, places[at][1], places[at][0].index)) is not None:
+                told.append(Stored(key, *said))
+        return _Saved(taken, copies, [self._parts[each.group] for each in copies], told)
 
     def _store(self, saved: _Saved) -> None:
         """Make records of what workers have copied, and store them. In the feeding thread."""
@@ -354,10 +368,21 @@ class SchedulerSide:
                 part.seal(record, key, self.stack.settings.key)
         finally:
             self._arena.give_back(slots)
-        self.stack.store(saved.keys, records)
+        outcomes = self.stack.store(saved.keys, records)
+        if self.told is not None and saved.told:
+            there = {
+                key
+                for key, outcome in zip(saved.keys, outcomes, strict=True)
+                if outcome in (Outcome.STORED, Outcome.PRESENT)
+            }
+            self.told.stored(each for each in saved.told if each.key in there)
 
     def _wait_for_loads(self) -> None:
         waiting = (each.load for each in self._requests.values())
         load = next((each for each in waiting if each and not each.done.is_set()), None)
         if load is not None:
             load.done.wait(IDLE_WAIT_S)
+
+
+def _untold(request: str, at: int, group: int) -> None:
+    """Describe no block."""

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
@@ -39,10 +38,11 @@ from quire.engines.models.weights import FileDigests, default_kept_at, weight_fi
 from quire.engines.tiered.opening import ranked
 from quire.engines.tiered.pages import GOOD, PageRecords, PageStack, pieces
 from quire.engines.vllm.figures import COUNTS, STATES, TierFigures
+from quire.engines.vllm.residency import Residencies, Stored
 from quire.engines.vllm.staging import fitting
 from quire.engines.vllm.support import version_of_vllm
 from quire.errors import ConfigError
-from quire.tiers.base import Outcome, Tier
+from quire.tiers.base import Outcome
 
 OPTIONS = ("tiers", "settings", "weights", "locality", "enable_kv_events")
 
@@ -130,7 +130,7 @@ class QuireTier(SecondaryTierManager):
         self._records = self._form(options.get("weights"))
         rank = offloading_spec.config.parallel.data_parallel_index
         self._stack = PageStack(ranked(tiers, str(rank)), options.get("settings"))
-        self._events: _Events | None = None
+        self._events: Residencies[OffloadKey, OffloadKey] | None = None
         self._figures: TierFigures | None = None
         if (opened := self._stack.open_stack) is not None:
             self._figures = TierFigures(opened, time.monotonic)
@@ -138,7 +138,7 @@ class QuireTier(SecondaryTierManager):
             _log.info("quire keeps chunks of %d tokens: %s", self._chunk_tokens, ", ".join(fits))
             told = offloading_spec.kv_events_config.enable_kv_cache_events
             if options.get("enable_kv_events") and told:
-                self._events = _Events(self, self._records, opened.tiers[-1])
+                self._events = Residencies(opened.tiers[-1])
         self._warned = False
         self._lookups = _Lookups(tier_type, self._found)
         self._loads = ThreadPoolExecutor(LOADS, "quire-load")
@@ -230,7 +230,8 @@ class QuireTier(SecondaryTierManager):
             if job.is_promotion:
                 self._lookups.mark_miss([key for key, outcome in ended if outcome not in good])
             if self._events is not None:
-                self._events.stored([key for key, outcome in ended if outcome in THERE])
+                there = [key for key, outcome in ended if outcome in THERE]
+                self._events.stored(Stored(self._records.page_key(key), key, key) for key in there)
             results.append(
                 JobResult(
                     job_id=job.job_id,
@@ -293,7 +294,18 @@ class QuireTier(SecondaryTierManager):
     # Events, figures, life
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        return self._events.take() if self._events is not None else ()
+        if self._events is None:
+            return
+        for removed, keys in enumerate(self._events.take()):
+            if keys:
+                yield OffloadingEvent(
+                    keys,
+                    self.medium,
+                    removed=bool(removed),
+                    locality=self.locality,
+                    ownership=self.tier_type,
+                    removal_expected=self._events.tells_ends,
+                )
 
     @classmethod
     def build_metric_definitions(
@@ -327,53 +339,6 @@ class QuireTier(SecondaryTierManager):
         self._loads.shutdown(cancel_futures=True)
         self._stores.shutdown()
         self._stack.close()
-
-
-class _Events:
-    """Stores and removals of a tier, for vLLM's KV events. Each residency is told once, and once that it ended.
-
-    Removals are those of the slowest tier; one that others write to (Redis, a bucket) tells none.
-
-    `stored` and `take` are called by vLLM's scheduler, `_leaving` by the tier's threads.
-    """
-
-    def __init__(self, tier: QuireTier, records: ChunkRecords, last: Tier) -> None:
-        self._records = records
-        self._tells_removals = last.is_local
-        self._say = partial(
-            OffloadingEvent,
-            medium=tier.medium,
-            locality=tier.locality,
-            ownership=tier.tier_type,
-            removal_expected=self._tells_removals,
-        )
-        self._stored: dict[bytes, OffloadKey] = {}
-        self._fresh: list[OffloadKey] = []
-        self._left: SimpleQueue[list[bytes]] = SimpleQueue()
-        if self._tells_removals:
-            last.evicting, last.evicting_of = (lambda *_: None), self._leaving
-
-    def stored(self, keys: Sequence[OffloadKey]) -> None:
-        """Note chunks that are in the tiers."""
-        for key in keys:
-            name = self._records.page_key(key)
-            if name not in self._stored:
-                self._stored[name] = key
-                self._fresh.append(key)
-
-    def take(self) -> list[OffloadingEvent]:
-        """Return the events since the last call."""
-        fresh, self._fresh = self._fresh, []
-        gone: list[OffloadKey] = []
-        while not self._left.empty():
-            gone += filter(None, (self._stored.pop(name, None) for name in self._left.get_nowait()))
-        told = [self._say(keys=fresh, removed=False)] if fresh else []
-        return told + ([self._say(keys=gone, removed=True)] if gone else [])
-
-    def _leaving(self, names: list[bytes]) -> list[int]:
-        """Note records that make room; none of them is to be read."""
-        self._left.put(names)
-        return []
 
 
 def metric_name(name: str) -> str:
