@@ -189,10 +189,15 @@ def apply_mends(
 
     if path.resolve() == log.path.resolve():
         raise ConfigError(f"--apply {path} is the log itself; name another file")
-    chosen = [mend for mend in mends if names or not mend.changes_meaning]
+    timed = [mend.name for mend in mends if mend.is_timing]
+    if timed and timed == names:
+        raise ConfigError(
+            f"--mend {timed[0]} changes when requests are sent, which no log says: there is nothing to --apply"
+        )
+    chosen = [mend for mend in mends if not mend.is_timing and (names or not mend.changes_meaning)]
     changed = write_mended(log, path, chosen, learned)
     what = ", ".join(mend.name for mend in chosen) or "no mend"
-    left = [mend.name for mend in mends if mend not in chosen]
+    left = [mend.name for mend in mends if mend not in chosen and not mend.is_timing]
     kept = (
         f"; {', '.join(left)} may change answers and is left out, --mend names it" if left else ""
     )

@@ -9,11 +9,15 @@ import msgspec
 
 from quire_sim.lint import rewrites
 from quire_sim.lint.rewrites import Body, ChangingParts
+from quire_sim.lint.warming import warm_first
 from quire_sim.logs import Api, LoggedRequest, sections_of
 
 
 class Mend(NamedTuple):
-    """A rewrite of bodies: its name, the causes that it ends, and whether answers may change."""
+    """A rewrite of bodies: its name, the causes that it ends, and whether answers may change.
+
+    `is_timing`  whether it changes when requests are sent, and no body
+    """
 
     name: str
     causes: tuple[str, ...]
@@ -21,6 +25,7 @@ class Mend(NamedTuple):
     rewrite: Callable[[Body, Api, ChangingParts], Body]
     changes_meaning: bool = False
     is_provider: bool = False
+    is_timing: bool = False
 
 
 MENDS = (
@@ -30,9 +35,10 @@ MENDS = (
     Mend("sort-keys", ("key-order",), "sort the keys of JSON", rewrites.sort_keys),
     Mend("sort-tools", ("tool-order",), "sort tools by name", rewrites.sort_tools),
     Mend("sort-passages", ("passage-order",), "sort passages; answers may change", rewrites.sort_passages, True),
-    Mend("split-off", ("moved-block",), "send the block that moves in a last message of its own", rewrites.split_off),
+    Mend("split-off", ("moved-block",), "send the block or message that moves as the last message", rewrites.split_off),
     Mend("move-lines", ("time", "identifier", "counter", "user-data", "header-line"), "move lines that change to the end of the last user message", rewrites.move_lines),
     Mend("breakpoints", ("no-breakpoint", "behind-breakpoint"), "place breakpoints behind the system prompt and the last message", rewrites.place_breakpoints, False, True),
+    Mend("warm-first", ("at-once",), "send one of several requests first, the others once its answer begins", rewrites.as_it_is, is_timing=True),
 )  # fmt: skip
 """All mends, in the order in which they are applied together."""
 
@@ -108,7 +114,14 @@ def mend_report(
                 changed += found is not request
                 yield found
 
-        return hits(requests()), changed
+        def timed() -> Iterator[LoggedRequest]:
+            nonlocal changed
+            for request, wait_s in warm_first(requests()):
+                changed += wait_s > 0
+                yield request
+
+        is_timed = any(mend.is_timing for mend in chosen)
+        return hits(timed() if is_timed else requests()), changed
 
     before, _ = replayed(())
     report = MendReport(before, before)

@@ -35,7 +35,7 @@ class ChangingParts(msgspec.Struct):
     `shapes`    lines that change, by role, with what changes left out; `labels`: how lines with data of users begin
     `roles`     roles whose texts differ in form alone, by cause
     `parts`     passages that change places, by what divides them
-    `blocks`    blocks that move with the last turn
+    `blocks`    blocks that move with the last turn; `messages`: texts of messages that do
     """
 
     causes: set[str] = set()
@@ -44,11 +44,14 @@ class ChangingParts(msgspec.Struct):
     roles: dict[str, set[str]] = {}
     parts: dict[str, set[str]] = {}
     blocks: set[str] = set()
+    messages: set[str] = set()
 
     def add(self, difference: PromptDifference) -> None:
         """Learn from a difference."""
         name, parting = difference.cause.name, difference.parting
         self.causes.add(name)
+        if name == "moved-block" and (moved := parting.earlier[parting.place]) in parting.later:
+            self.messages.add(moved.text)
         if parting.pair is None:
             return
         role, (old, new) = parting.pair[1].role, parting.texts
@@ -136,7 +139,8 @@ def sort_passages(body: Body, api: Api, learned: ChangingParts) -> Body:
 
 
 def split_off(body: Body, api: Api, learned: ChangingParts) -> Body:
-    """Put blocks that move with the last turn into a message of their own at the end."""
+    """Put blocks that move with the last turn into a last message, and messages that do at the end."""
+    body = _with_last(body, "input" if api == "responses" else "messages", learned.messages)
     taken: list[str] = []
 
     def change(text: str, role: str, _: str) -> str:
@@ -148,6 +152,34 @@ def split_off(body: Body, api: Api, learned: ChangingParts) -> Body:
 
     found = with_texts(body, api, change, only_last=True)
     return append(found, api, "\n".join(taken), apart=True) if taken else body
+
+
+def _with_last(body: Body, name: str, texts: set[str]) -> Body:
+    """Return a body whose messages with these texts stand behind all others."""
+    given: Any = body.get(name)
+    if not texts or not isinstance(given, list):
+        return body
+    messages = cast("list[Any]", given)
+    moving = [_own_text(each) in texts for each in messages]
+    order = sorted(range(len(messages)), key=moving.__getitem__)
+    if all(moving) or order == [*range(len(messages))]:
+        return body
+    return body | {name: [messages[place] for place in order]}
+
+
+def _own_text(message: Any) -> str:
+    """Return the text of a message that has one only, of a user or a system; empty for others."""
+    fields = cast("Body", message) if isinstance(message, dict) else {}
+    content: Any = fields.get("content")
+    if isinstance(content, list) and len(cast("list[Any]", content)) == 1:
+        content = (parts_of(content, "text") or [Body()])[0].get("text")
+    is_said = fields.get("role") in {"user", "system", "developer"}
+    return content if is_said and isinstance(content, str) else ""
+
+
+def as_it_is(body: Body, _: Api, __: ChangingParts) -> Body:
+    """Return the body: the mend changes when requests are sent."""
+    return body
 
 
 def place_breakpoints(body: Body, api: Api, _: ChangingParts) -> Body:
