@@ -10,6 +10,25 @@ import quire
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = Path(quire.__file__).parent / "engines/vllm/connector.py"
+TIER = OURS.with_name("tier.py")
+THEIR_TIER = "v1/kv_offload/tiering/base.py"
+
+TIER_METHODS = {
+    "build_metric_definitions": "cls, extra_config",
+    "drain_jobs": "self",
+    "get_finished_jobs": "self",
+    "get_stats": "self",
+    "has_pending_work": "self",
+    "lookup": "self, key, req_context",
+    "on_new_request": "self, req_context",
+    "on_request_finished": "self, req_context",
+    "on_schedule_end": "self, context",
+    "shutdown": "self",
+    "submit_load": "self, job_metadata",
+    "submit_store": "self, job_metadata",
+    "take_events": "self",
+}
+"""The methods of `SecondaryTierManager` that the secondary tier has, as 0.32 and 0.33 have them."""
 
 METHODS = {
     "__init__": "self, vllm_config, role, kv_cache_config",
@@ -62,6 +81,18 @@ FIELDS = {
     ): "rank data_parallel_index tensor_parallel_size pipeline_parallel_size nnodes",
     ("config/model.py", "ModelConfig"): "dtype quantization revision max_model_len",
     ("config/scheduler.py", "SchedulerConfig"): "max_num_seqs",
+    (THEIR_TIER, "TransferJob"): "job_id keys chunk_ids is_promotion",
+    (THEIR_TIER, "JobResult"): "job_id success successful_keys transfer_time transfer_bytes",
+    (
+        "v1/kv_offload/base.py",
+        "OffloadingEvent",
+    ): "keys medium removed locality ownership removal_expected",
+    ("v1/kv_offload/config.py", "OffloadingConfig"): "model parallel kv_cache_layout",
+    (
+        "distributed/kv_events.py",
+        "BlockStored",
+    ): "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx ownership",
+    ("distributed/kv_events.py", "BlockRemoved"): "block_hashes medium group_idx ownership",
 }
 """What the connector reads, by file and class."""
 
@@ -101,6 +132,16 @@ def methods(node):
     return {each.name: parameters(each) for each in node.body if isinstance(each, ast.FunctionDef)}
 
 
+def abstract(node):
+    """Return the methods of a class that a subclass has to have."""
+    return {
+        each.name
+        for each in node.body
+        if isinstance(each, ast.FunctionDef)
+        and any(getattr(mark, "id", "") == "abstractmethod" for mark in each.decorator_list)
+    }
+
+
 def fields(node):
     names = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
     stores = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
@@ -122,6 +163,15 @@ def test_every_hook_has_the_parameters_it_was_written_for(sources):
     assert drifted(methods(class_in(base, "SupportsHMA")), hybrid) == {}
 
 
+def test_the_secondary_tier_has_the_methods_that_vllm_calls(sources):
+    base = class_in(sources / THEIR_TIER, "SecondaryTierManager")
+    assert drifted(methods(base), TIER_METHODS) == {}
+    ours = methods(class_in(TIER, "QuireTier"))
+    assert abstract(base) <= set(ours)
+    assert {name for name in ours if name[0] != "_"} == set(TIER_METHODS)
+    assert {name: ours[name] for name in TIER_METHODS} == TIER_METHODS
+
+
 @pytest.mark.parametrize(("file", "name"), FIELDS)
 def test_what_is_read_is_there(sources, file, name):
     node = class_in(sources / file, name)
@@ -133,13 +183,7 @@ def test_a_hook_that_vllm_asks_for_is_answered(sources):
     base = class_in(
         sources / "distributed/kv_transfer/kv_connector/v1/base.py", "KVConnectorBase_V1"
     )
-    abstract = {
-        each.name
-        for each in base.body
-        if isinstance(each, ast.FunctionDef)
-        and any(getattr(mark, "id", "") == "abstractmethod" for mark in each.decorator_list)
-    }
-    assert abstract <= set(methods(class_in(OURS, "QuireConnector")))
+    assert abstract(base) <= set(methods(class_in(OURS, "QuireConnector")))
 
 
 def test_the_table_names_every_hook_of_the_connector():
