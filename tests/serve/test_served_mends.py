@@ -73,6 +73,13 @@ def test_counts_and_the_cache_s_paths_read_a_prompt_as_it_is_mended(server):
     assert explained["cached_tokens"] > 100
 
 
+def test_a_refused_request_tells_its_mends_too(server):
+    given = body("chat", 1) | {"max_tokens": -1}
+    answer = server.post("/v1/chat/completions", {"model": "quire-tiny"} | given)
+    assert answer.status_code == 400
+    assert "drop-lines" in answer.headers["x-quire-mended"]
+
+
 def test_the_page_tells_kinds_reuse_and_changes_of_a_stream_without_usage(server):
     before = server.get("/tap/requests").json()["sums"].get("requests", 0)
     said = [{"role": "user", "content": "Who keeps the page?"}]

@@ -22,6 +22,7 @@ from quire.errors import (
     ScopeError,
     TokensError,
 )
+from quire.web.mends import MENDED
 
 logger = logging.getLogger("uvicorn.error")  # which uvicorn prints
 
@@ -129,6 +130,8 @@ async def _answer(fields: Container[str], request: Request, error: Exception) ->
     answer = as_json(document, said.status)
     if "request_id" in document:
         answer.headers["request-id"] = document["request_id"]
+    if (mended := request.scope.get("state", {}).get("mended")) is not None:
+        answer.headers[MENDED] = mended.told
     answer.headers.update(said.headers)
     return answer
 

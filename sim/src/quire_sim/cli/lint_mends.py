@@ -176,7 +176,9 @@ def show_mends(console: Console, report: "MendReport", *, is_estimated: bool) ->
     now, then = (
         each.hit_tokens / max(each.prompt_tokens, 1) for each in (report.before, report.together)
     )
-    console.print(Text.assemble("Mended, the cache finds ", (f"{about}{then:.1%}", CACHED), f" in place of {now:.1%}; --apply FILE writes the log with these mends"), soft_wrap=True)  # fmt: skip
+    is_written = any(each.name != "warm-first" for each in report.mends)
+    written = "; --apply FILE writes the log with these mends" * is_written
+    console.print(Text.assemble("Mended, the cache finds ", (f"{about}{then:.1%}", CACHED), f" in place of {now:.1%}{written}"), soft_wrap=True)  # fmt: skip
     console.print(table)
     console.print()
 
