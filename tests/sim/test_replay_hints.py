@@ -7,6 +7,8 @@ from quire.core.terms import NO_HINT, Hint
 from quire.errors import ConfigError
 from quire_sim.foresight import ALL, KINDS, MAX_TURNS, foresee
 from quire_sim.replay import replay
+from quire_sim.reuse import reuses
+from quire_sim.workload import Workload, parts_named
 
 
 def advice(trace, kind):
@@ -97,3 +99,35 @@ def test_blocks_hinted_as_unused_give_their_room_to_others():
     found = {kind: replay(trace, 5, hints=kind).hit_blocks for kind in KINDS}
     assert (found["none"], found["session-end"], found["recorded"]) == (0, 2, 0)
     assert (found["never"], found["no-store"], found["last-use"]) == (2, 2, 2)
+
+
+# -- times and sessions --------------------------------------------------------------------
+
+LIKE_CHATS = {"turns": 1.6, "systems": 300, "system.mean": 1500, "skew": 0.8}
+
+
+def test_times_of_named_sessions_come_with_their_names_and_end_with_the_session():
+    trace = trace_of([[1], [2], [1, 3], [1, 4], [2, 5]], session=["a", "b", "a", "a", "b"])
+    said = advice(trace, "return-time")
+    assert [each.hint.session_id for each in said] == ["a", "b", "a", "a", "b"]
+    assert [each.ends for each in said] == [None, None, None, "a", "b"]
+    assert {each.hint.reuse for each in said} == {"unknown"}
+    assert [each.hint.returns_in_s is not None for each in said] == [True, True, True, False, False]
+
+
+def test_times_without_named_sessions_say_never():
+    said = advice(trace_of([[1], [2], [1, 3]]), "return-time")
+    assert [each.hint.reuse for each in said] == ["unknown", "never", "never"]
+    assert all(each.hint.session_id is None and each.ends is None for each in said)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("policy", ["lru", "learned"])
+def test_times_of_sessions_are_worth_no_less_than_their_ends(policy):
+    trace = Workload(parts_named("chat", LIKE_CHATS), 1000, 3)
+    capacity = reuses(trace, trace.block_size).num_unique // 5
+    ends, times = (
+        replay(trace, capacity, policy=policy, hints=kind).token_hit
+        for kind in ("session-end", "return-time")
+    )
+    assert times >= ends

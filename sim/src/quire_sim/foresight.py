@@ -60,14 +60,19 @@ def foresee(trace: Trace, kind: str) -> Foresight:
                  the trace names no sessions, a request belongs to the one that stored the
                  deepest block of its prompt, unless more than `MAX_TURNS` requests use that
     last-use     no-store and session-end together
-    return-time  when each request is gone on from, and "never" where it is not. `return-time:2` is wrong by up
-                 to a factor of 2, and says so
+    return-time  when each request is gone on from, and "never" where it is not; where the trace names sessions,
+                 also whose turn it is, and their ends in place of "never". `return-time:2` is wrong by
+                 up to a factor of 2, and says so
     return-time-wrong    each forecast 10 times too long or too short, and said to be right within 2
     return-time-blind    as return-time; what nobody returns to is forecast like the rest
     """
     name, noise = _parts_of(kind)
     if name in TIMED:
         hints = TIMED[name](trace, noise)
+        if name == "return-time":
+            uses = _Uses(trace)
+            if uses.names_sessions:
+                return lambda number: uses.returning(number, hints[number])
         return lambda number: Advice(hints[number])
     return KINDS[name](trace)
 
@@ -157,6 +162,24 @@ class _Uses:
         """Say both."""
         said = self.session_end(number)
         return Advice(said.hint, self.no_store(number).stored_blocks, said.ends)
+
+    @property
+    def names_sessions(self) -> bool:
+        """Whether the trace says whose turns its requests are."""
+        return any(name is not None for name in self._sessions)
+
+    def returning(self, number: int, hint: Hint) -> Advice:
+        """Say when the session returns, and after its last turn that it is over.
+
+        "Never" would take the turns before, which the request found, out of their session, and its end would
+        then free none of them.
+        """
+        said = self.session_end(number)
+        if said.ends is not None:
+            return said
+        return Advice(
+            msgspec.structs.replace(hint, reuse="unknown", session_id=said.hint.session_id)
+        )
 
     def new_ids(self, number: int) -> slice:
         """The ids that a request is the first to use."""

@@ -144,7 +144,7 @@ def _second(path: Path) -> Json | None:
         found: Any = json.loads(next(lines))
     except (ValueError, StopIteration):
         return None
-    return found if isinstance(found, dict) else None
+    return cast("Json", found) if isinstance(found, dict) else None
 
 
 def _list(path: Path, result: Json, key: str) -> list[Any]:
@@ -159,8 +159,8 @@ def _list(path: Path, result: Json, key: str) -> list[Any]:
 
 def _guidellm(path: Path, report: Json, number: int | None) -> Benched:
     """Read a benchmark in a report of guidellm, in its releases from 0.2 on."""
-    benchmarks = report["benchmarks"]
-    if not isinstance(benchmarks, list) or not benchmarks:
+    benchmarks: list[Any] = report["benchmarks"]
+    if not benchmarks:
         raise TraceError(f"{path} is a report without benchmarks")
     if number is None and len(benchmarks) > 1:
         raise ConfigError(
@@ -169,10 +169,10 @@ def _guidellm(path: Path, report: Json, number: int | None) -> Benched:
         )
     if number is not None and not 1 <= number <= len(benchmarks):
         raise ConfigError(f"{path} has {len(benchmarks)} benchmarks, and no #{number}")
-    benchmark = benchmarks[(number or 1) - 1]
-    requests: Any = benchmark.get("requests") if isinstance(benchmark, dict) else None
-    lists = requests if isinstance(requests, dict) else {"successful": requests}
-    done = lists.get("successful") or lists.get("completed") or []
+    benchmark: Any = benchmarks[(number or 1) - 1]
+    requests: Any = benchmark.get("requests")
+    lists: dict[str, Any] = requests if "successful" in requests else {"successful": requests}
+    done: list[Any] = lists.get("successful") or lists.get("completed") or []
     if not done:
         raise TraceError(
             f"{path}: that benchmark has no requests with an answer; save all of them, unsampled"
@@ -203,7 +203,7 @@ def _guidellm(path: Path, report: Json, number: int | None) -> Benched:
 def _model_of(*levels: Any) -> str | None:
     """Return the first model's name in nested objects, wherever it stands."""
     for level in levels:
-        waiting = [level]
+        waiting: list[Any] = [level]
         while waiting:
             one = waiting.pop(0)
             for key, value in one.items():
@@ -215,15 +215,16 @@ def _model_of(*levels: Any) -> str | None:
 
 
 def _tokens(request: Json, key: str) -> int | None:
-    usage = request.get(key) or {}
+    usage: Json = request.get(key) or {}
     return _first(usage.get("total_tokens"), usage.get("text_tokens"))
 
 
 def _part(request: Json, *keys: str) -> Json:
     found: Any = request
     for key in keys:
-        found = (found or {}).get(key)
-    return found or {}
+        known: Any = found or {}
+        found = known.get(key)
+    return cast("Json", found or {})
 
 
 # -- LLMServingSim -------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def _part(request: Json, *keys: str) -> Json:
 def _llmservingsim(path: Path) -> Benched:
     """Read `requests.jsonl` of LLMServingSim's bench, with `meta.json` beside it."""
     beside = path.with_name("meta.json")
-    header = json.loads(beside.read_bytes()) if beside.is_file() else {}
+    header: dict[str, Any] = json.loads(beside.read_bytes()) if beside.is_file() else {}
     rows: list[MeasuredRow] = []
     count = 0
     for count, line in enumerate(lines_of(path), 1):
@@ -260,7 +261,8 @@ def _llmservingsim(path: Path) -> Benched:
 def _row(path: Path, number: int, start: float, *rest: Any) -> MeasuredRow:
     """Return the row of a request: prompt and output tokens, seconds to the first and the last token."""
     keys = ("arrival_s", "input_tokens", "output_tokens", "ttft_s", "total_s")
-    made = dict(zip(keys, (start, *rest), strict=True)) | {"block_ids": []}
+    made: dict[str, Any] = dict(zip(keys, (start, *rest), strict=True))
+    made["block_ids"] = []
     try:
         return msgspec.convert(made, MeasuredRow)
     except msgspec.ValidationError as error:

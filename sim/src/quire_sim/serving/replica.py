@@ -101,6 +101,7 @@ class Replica(ABC):
     """
 
     manager: CacheManager
+    preemptions: int
 
     def __init__(
         self, number: int, limits: ReplicaLimits, timing: Timing, tiers: Tiers | None = None
