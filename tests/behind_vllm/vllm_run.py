@@ -130,6 +130,7 @@ def make_engine(job):
 
 def main():
     job = json.loads(Path(sys.argv[1]).read_text())
+    os.environ.update(job.get("environment", {}))
     if job["model"].endswith("gemma") and not Path(job["model"]).exists():
         tiny_gemma(job["model"])
     llm = make_engine(job)
