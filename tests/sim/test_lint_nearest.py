@@ -57,3 +57,12 @@ def test_what_is_forgotten_is_new_again():
     for row in range(300):
         trie.add(request(row + 3, f"{row} " * 60, system=f"{row} other " * 30))
     assert trie.add(first).hit < 10
+
+
+@pytest.mark.parametrize(("follows", "is_lost"), [("", True), ("Another question altogether.", False)])
+def test_an_answer_is_lost_however_short_if_the_same_message_follows(follows, is_lost):
+    trie, asked = PromptTrie(), "Until when is the shop open on a holiday in the old town?"
+    trie.add(request(1, asked, "<think>Look it up.</think>Until nine.", asked + " And on Sunday?"))
+    found = trie.add(request(2, asked, "Until nine.", follows or asked + " And on Sunday?"))
+    whole = len("Until nine." + asked + " And on Sunday?")
+    assert (found.lost == whole) == is_lost

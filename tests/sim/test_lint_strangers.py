@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from quire.errors import TraceError
 from quire_sim.lint import lint_log
 from quire_sim.lint.hashing import HashedRows
+from quire_sim.lint.linting import LintReport, hide_words
 from quire_sim.lint.picture import LintPicture
 from quire_sim.logs import open_log
 from quire_sim.report.linted import lint_html
@@ -140,3 +141,16 @@ def test_names_in_schemas_of_tools_stay_private(tmp_path):
     assert "tools[0].function.parameters" in told[1].stdout
     for text in (*(each.output for each in told), page.read_text()):
         assert "hidden_name" not in text
+
+
+def test_values_of_refused_bodies_and_unknown_files_stay_private(tmp_path):
+    report = LintReport("log", "requests")
+    report.unread = ['2 not read, the first in line 3: not rendered: tools[0] got {"name":"hush"}']
+    hide_words(report)
+    told = "2 not read, the first in line 3: not rendered, the reason has words of it"
+    assert report.unread == [told]
+    path = tmp_path / "log"
+    path.write_text('{"hush": 1}\n')
+    with pytest.raises(TraceError, match="no request log") as error:
+        open_log(path)
+    assert "hush" not in str(error.value)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire_sim.lint.texts import PIECE, common_prefix, equal_behind, may_be_equal
+from quire_sim.lint.texts import PIECE, common_prefix, common_suffix, equal_behind, may_be_equal
 from quire_sim.logs import Section
 
 SAID = 160
@@ -69,7 +69,11 @@ def alike(old: Sequence[Section], new: Sequence[Section]) -> Alike:
         found = 0
         if not is_said or may_be_equal(other.text, section.text, cut, MAY_BE):
             found = equal_behind(other.text, section.text, cut)
-        if is_said and found + cut < least:
+        if is_place and old[place + 1 : place + 2] == new[place + 1 : place + 2] != []:
+            # The same message, however short it is: the next one is the same.
+            shorter = min(len(other.text), len(section.text))
+            found = max(found, common_suffix(other.text, section.text, shorter - cut))
+        elif is_said and found + cut < least:
             found = 0
             cut = cut if is_place else 0
         total += found + (cut if cut >= PIECE or is_place else 0)

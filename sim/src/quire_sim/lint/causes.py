@@ -44,17 +44,16 @@ class Parting(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A cause: its name, its words for people, the advice, and the rule that finds it."""
+    """A cause: its name, its words for people, and the advice."""
 
     name: str
     title: str
     advice: str
-    rule: Callable[[Parting], bool]
 
 
 def cause_of(parting: Parting) -> Cause:
-    """Return the first cause whose rule holds; the last one always does."""
-    return next(each for each in CAUSES if each.rule(parting))
+    """Return the cause of the first rule that holds."""
+    return next(_BY_NAME[name] for name, rule in _RULES if rule(parting))
 
 
 def _texts(rule: Callable[[str, str, int], bool]) -> Callable[[Parting], bool]:
@@ -274,40 +273,64 @@ def _always(_: Parting) -> bool:
     return True
 
 
-def _never(_: Parting) -> bool:
-    return False
-
-
 _END = "Move the line behind everything that stays: to the end of the last user message."
 
 TEMPLATE = "template"
 """The cause of a difference that the chat template alone makes: no rule on bodies can see it."""
 
 CAUSES = (
-    Cause("model", "another model", "Keep one model per conversation; each has a cache of its own.", _scope("model")),
-    Cause("cache-salt", "another cache_salt", "Give one cache_salt to all requests that may share.", _scope("cache_salt")),
-    Cause("parameters", "a parameter that changed", "Keep response formats, reasoning and template settings the same: caches are keyed by them.", _scope()),
-    Cause(TEMPLATE, "the chat template writes earlier turns otherwise", "Use a chat template that writes a turn the same way whatever follows it, or send back what it leaves out.", _never),
-    Cause("header-line", "a client's header line in the prompt", "Drop the line: it is for billing, not for the model. Claude Code leaves it out with CLAUDE_CODE_ATTRIBUTION_HEADER=0.", _texts(_is_header)),
-    Cause("tool-order", "order of tools", "Sort the tools by name before each request.", _is_tool_order),
-    Cause("tool-set", "tools added or removed", "Send the same tools in every request, and restrict them by tool_choice.", _is_tool_set),
-    Cause("image", "an image encoded again", "Encode an image once and send the same bytes again.", _is_image),
-    Cause("thinking", "reasoning removed from earlier turns", "Use a chat template that keeps reasoning, or send the reasoning back.", _is_thinking),
-    Cause("moved-block", "a block that moves with the last turn", "Leave the block where it was sent first, or send it in a last message of its own.", _is_moved),
-    Cause("history-cut", "history cut", "Cut many messages at once and rarely, so that most requests continue the one before.", _is_history_cut),
-    Cause("summary", "history summarised", "Summarise rarely; the summary starts a new prefix each time.", _is_summary),
-    Cause("message-order", "order of messages or examples", "Send examples in one fixed order; another order may change answers.", _is_message_order),
-    Cause("line-ends", "line ends", "Write the same line ends everywhere: replace CR LF by LF.", _texts(patterns.is_same_but_for_line_ends)),
-    Cause("whitespace", "whitespace", "Normalise blanks where the prompt is put together.", _texts(patterns.is_same_but_for_blanks)),
-    Cause("unicode", "Unicode forms", "Normalise texts to NFC where they enter the prompt.", _texts(patterns.is_same_but_for_form)),
-    Cause("key-order", "order of JSON keys", "Write JSON with sorted keys.", _texts(_is_key_order)),
-    Cause("passage-order", "order of passages or items", "Sort passages by an id of their own; another order may change answers.", _texts(_is_passage_order)),
-    Cause("summary", "history summarised", "Summarise rarely; the summary starts a new prefix each time.", _texts(_is_recap)),
-    Cause("time", "a time or date", f"{_END} A date alone changes once a day.", _pattern(patterns.TIME)),
-    Cause("user-data", "data of a user", f"Put what all users share first. {_END}", _texts(_is_of_user)),
-    Cause("identifier", "an identifier", f"{_END} Or leave it out, if the model does not need it.", _texts(_is_identifier)),
-    Cause("counter", "a counter or number", _END, _pattern(patterns.NUMBER)),
-    Cause("user-data", "data of a user", f"Put what all users share first. {_END}", _texts(_has_names)),
-    Cause("other", "other words", "Put what changes behind what stays.", _always),
+    Cause("model", "another model", "Keep one model per conversation; each has a cache of its own."),
+    Cause("cache-salt", "another cache_salt", "Give one cache_salt to all requests that may share."),
+    Cause("parameters", "a parameter that changed", "Keep response formats, reasoning and template settings the same: caches are keyed by them."),
+    Cause(TEMPLATE, "the chat template writes earlier turns otherwise", "Use a chat template that writes a turn the same way whatever follows it, or send back what it leaves out."),
+    Cause("header-line", "a client's header line in the prompt", "Drop the line: it is for billing, not for the model. Claude Code leaves it out with CLAUDE_CODE_ATTRIBUTION_HEADER=0."),
+    Cause("tool-order", "order of tools", "Sort the tools by name before each request."),
+    Cause("tool-set", "tools added or removed", "Send the same tools in every request, and restrict them by tool_choice."),
+    Cause("image", "an image encoded again", "Encode an image once and send the same bytes again."),
+    Cause("thinking", "reasoning removed from earlier turns", "Use a chat template that keeps reasoning, or send the reasoning back."),
+    Cause("moved-block", "a block that moves with the last turn", "Leave the block where it was sent first, or send it in a last message of its own."),
+    Cause("history-cut", "history cut", "Cut many messages at once and rarely, so that most requests continue the one before."),
+    Cause("summary", "history summarised", "Summarise rarely; the summary starts a new prefix each time."),
+    Cause("message-order", "order of messages or examples", "Send examples in one fixed order; another order may change answers."),
+    Cause("line-ends", "line ends", "Write the same line ends everywhere: replace CR LF by LF."),
+    Cause("whitespace", "whitespace", "Normalise blanks where the prompt is put together."),
+    Cause("unicode", "Unicode forms", "Normalise texts to NFC where they enter the prompt."),
+    Cause("key-order", "order of JSON keys", "Write JSON with sorted keys."),
+    Cause("passage-order", "order of passages or items", "Sort passages by an id of their own; another order may change answers."),
+    Cause("time", "a time or date", f"{_END} A date alone changes once a day."),
+    Cause("user-data", "data of a user", f"Put what all users share first. {_END}"),
+    Cause("identifier", "an identifier", f"{_END} Or leave it out, if the model does not need it."),
+    Cause("counter", "a counter or number", _END),
+    Cause("other", "other words", "Put what changes behind what stays."),
 )  # fmt: skip
 """All causes, the more particular first."""
+
+_RULES: tuple[tuple[str, Callable[[Parting], bool]], ...] = (
+    ("model", _scope("model")),
+    ("cache-salt", _scope("cache_salt")),
+    ("parameters", _scope()),
+    ("header-line", _texts(_is_header)),
+    ("tool-order", _is_tool_order),
+    ("tool-set", _is_tool_set),
+    ("image", _is_image),
+    ("thinking", _is_thinking),
+    ("moved-block", _is_moved),
+    ("history-cut", _is_history_cut),
+    ("summary", _is_summary),
+    ("message-order", _is_message_order),
+    ("line-ends", _texts(patterns.is_same_but_for_line_ends)),
+    ("whitespace", _texts(patterns.is_same_but_for_blanks)),
+    ("unicode", _texts(patterns.is_same_but_for_form)),
+    ("key-order", _texts(_is_key_order)),
+    ("passage-order", _texts(_is_passage_order)),
+    ("summary", _texts(_is_recap)),
+    ("time", _pattern(patterns.TIME)),
+    ("user-data", _texts(_is_of_user)),
+    ("identifier", _texts(_is_identifier)),
+    ("counter", _pattern(patterns.NUMBER)),
+    ("user-data", _texts(_has_names)),
+    ("other", _always),
+)
+"""The rules in the order in which they are tried, each with its cause; the last one always holds."""
+
+_BY_NAME = {cause.name: cause for cause in CAUSES}

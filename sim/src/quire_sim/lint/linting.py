@@ -36,13 +36,22 @@ _IN_TOOL = re.compile(
 )
 """A place in a tool by names that all tools have."""
 
+_REFUSED, _HIDDEN = (
+    re.compile(r"(?<=: not rendered): .*", re.DOTALL),
+    ", the reason has words of it",
+)
+
 _WORD_FIELDS = ("before", "old", "new")
 
 EVERY = 1000
 
 
 class LaterLoss(msgspec.Struct):
-    """A difference behind the first: `tokens` is what it costs once those before it are mended."""
+    """A difference behind the first: `tokens` is what it costs once those before it are mended.
+
+    `path`, `at`   the section that differs, and the character in it
+    `before`       the text before that place; `old`, `new`: both sides from it on
+    """
 
     cause: str
     path: str
@@ -53,24 +62,16 @@ class LaterLoss(msgspec.Struct):
     new: str = ""
 
 
-class Loss(msgspec.Struct):
+class Loss(LaterLoss, kw_only=True):
     """A request that loses tokens: where it parts from the nearest earlier one, and why.
 
-    `earlier_row`  the row of that one; `path`, `at`: the section that differs, and the character in it
-    `before`       the text before that place; `old`, `new`: both sides from it on
+    `earlier_row`  the row of that one
     `tokens`       tokens behind the place that stand in both, about
     `behind`       further differences, in order
     """
 
     row: int
     earlier_row: int
-    cause: str
-    path: str
-    at: int
-    tokens: float
-    before: str = ""
-    old: str = ""
-    new: str = ""
     behind: list[LaterLoss] = []
 
 
@@ -269,9 +270,8 @@ class _Linting:
             return None
         before, old, new = exact.parting(tokens, earlier.rendered, WORDS)
         path = "the chat template"
-        return Loss(
-            found.request.row, earlier.row, TEMPLATE, path, 0, float(lost), before, old, new
-        )
+        rows = {"row": found.request.row, "earlier_row": earlier.row}
+        return Loss(TEMPLATE, path, 0, float(lost), before, old, new, **rows)
 
 
 def without_words(loss: Loss) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def without_words(loss: Loss) -> dict[str, Any]:
 
 
 def hide_words(report: LintReport) -> None:
-    """Take words of prompts, and names in schemas of tools, out of a report."""
+    """Take words of prompts, names in schemas of tools, and values of refused bodies out of a report."""
     for share in report.causes:
         paths, share.paths = share.paths, {}
         for path, requests in paths.items():
@@ -292,6 +292,7 @@ def hide_words(report: LintReport) -> None:
         if share.example is not None:
             share.example = msgspec.convert(without_words(share.example), Loss)
     report.losses = [msgspec.convert(without_words(each), Loss) for each in report.losses]
+    report.unread = [_REFUSED.sub(_HIDDEN, each) for each in report.unread]
 
 
 def _without_names(path: str) -> str:
@@ -350,7 +351,8 @@ def _loss(
     first = (
         chain[0] if chain else PromptDifference(cause_of(parting), parting, found.place, found.lost)
     )
-    loss = Loss(found.request.row, earlier.row, first.cause.name, "", 0, float(found.lost))
+    rows = {"row": found.request.row, "earlier_row": earlier.row}
+    loss = Loss(first.cause.name, "", 0, float(found.lost), **rows)
     for each in chain:
         learned.add(each)
     loss.path, loss.at = place_of(first, found.request.sections)
@@ -365,7 +367,7 @@ def _loss(
 
 
 def _words(
-    loss: Loss | LaterLoss, parting: Parting, old_scope: dict[str, str], scope: dict[str, str]
+    loss: LaterLoss, parting: Parting, old_scope: dict[str, str], scope: dict[str, str]
 ) -> None:
     at = parting.at
     if parting.pair is not None:

@@ -14,7 +14,6 @@ from quire_sim.logs import conversations, entries, hashed, plain, servers, sessi
 from quire_sim.logs.records import LogRecord, has_lines, head_of, objects_in
 from quire_sim.logs.rows import LoggedRequest, Unread
 from quire_sim.names import unknown
-from quire_sim.trace.schemas import excerpt
 
 READERS = {
     "requests": entries.requests,
@@ -92,7 +91,7 @@ def _found(path: Path) -> str:
             f"{path} is ambiguous: its first records are {names}; name one of them with --format"
         )
     raise TraceError(
-        f"{path} is no request log that is known: it begins with {excerpt(head[:200])}; "
+        f"{path} is no request log that is known, by its first {min(len(head), 1 << 16):,} bytes; "
         f"name one of {', '.join(LOG_FORMATS)} with --format"
     )
 
