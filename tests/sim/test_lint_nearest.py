@@ -59,7 +59,9 @@ def test_what_is_forgotten_is_new_again():
     assert trie.add(first).hit < 10
 
 
-@pytest.mark.parametrize(("follows", "is_lost"), [("", True), ("Another question altogether.", False)])
+@pytest.mark.parametrize(
+    ("follows", "is_lost"), [("", True), ("Another question altogether.", False)]
+)
 def test_an_answer_is_lost_however_short_if_the_same_message_follows(follows, is_lost):
     trie, asked = PromptTrie(), "Until when is the shop open on a holiday in the old town?"
     trie.add(request(1, asked, "<think>Look it up.</think>Until nine.", asked + " And on Sunday?"))

@@ -176,7 +176,7 @@ def lint(
     opened = open_log(log, format=log_format)
     learned = ChangingParts()
     with progress(f"reading {log.name}") as say:
-        renderer = None if model is None else _renderer(model)
+        renderer = None if model is None else _renderer(model, server)
         picture = LintPicture(1.0 if renderer else BYTES_PER_TOKEN)
         rows = HashedRows()
         watchers = [picture.add] * bool(report_to) + [rows.add] * bool(hashed)
@@ -249,11 +249,11 @@ def _prompts(renderer: "PromptRenderer | None", report: "LintReport") -> "TextPi
     return TextPieces(report.chars_per_token) if renderer is None else ExactTokens(renderer)
 
 
-def _renderer(model: str) -> "PromptRenderer":
+def _renderer(model: str, server: str | None) -> "PromptRenderer":
     from quire.cli.models import load_tokenizer
     from quire_sim.rendering import PromptRenderer
 
-    return PromptRenderer(load_tokenizer(model))
+    return PromptRenderer(load_tokenizer(model), has_unused_tools=server == "vllm")
 
 
 def show(console: Console, report: "LintReport", *, private: bool) -> None:

@@ -14,6 +14,7 @@ from quire_sim.trace.chunks import lines_of
 _SLOT = re.compile(r"\bslot\s+\w+: id\s+(\d+) \| task (-?\d+) \| (.*)")
 _PROMPT = re.compile(r"(?:task\.n_tokens|n_prompt_tokens) = (\d+)")
 _NEW = re.compile(r"prompt eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
+_WHOLE = re.compile(r"stop processing: n_tokens = (\d+), truncated = 0")
 _EVAL = re.compile(r"(?<!prompt )eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
 
 _RECEIVED = re.compile(r"Received request ([\w-]+): prompt: (['\"].*?['\"]), params: ")
@@ -44,6 +45,9 @@ def llama_server(path: Path, unread: Unread) -> Iterator[LoggedRequest]:
             facts = found.setdefault(timings, {"row": row})
             if told := _PROMPT.search(match[3]):
                 facts["prompt"] = int(told[1])
+            elif (told := _WHOLE.search(match[3])) and "out" in facts:
+                # All but the answer's last token; by default no line has the prompt's own count.
+                facts.setdefault("prompt", int(told[1]) + 1 - facts["out"])
         facts = found.get(timings, {})
         if told := _NEW.search(text):
             facts |= {"new": int(told[2]), "ms": float(told[1])}
@@ -64,15 +68,17 @@ def _counted(facts: dict[str, float]) -> LoggedRequest:
 
 def vllm(path: Path, unread: Unread) -> Iterator[LoggedRequest]:
     """Yield the rendered prompt of each request; vLLM logs them with --enable-log-requests."""
+    known = ""  # the request whose prompt a line of its own has told
     for row, line in enumerate(lines_of(path), 1):
         text = line.decode("utf-8", "replace")
         match = _RECEIVED.search(text) or _DETAILS.search(text)
         if match is None:
-            if _NO_TEXT.search(text):
+            if (told := _NO_TEXT.search(text)) and told[1] != known:
                 unread.add(
                     "a request without its prompt; start vLLM with VLLM_LOGGING_LEVEL=DEBUG", row
                 )
             continue
+        known = match[1]
         try:
             prompt = ast.literal_eval(match[2])
         except (SyntaxError, ValueError):

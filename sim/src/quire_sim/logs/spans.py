@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
+from quire_sim.logs.bodies import texts_of
 from quire_sim.logs.entries import logged
 from quire_sim.logs.records import records_of
 from quire_sim.logs.rows import LoggedRequest, TokenUsage, Unread
@@ -54,7 +55,8 @@ def requests(path: Path, unread: Unread) -> Iterator[LoggedRequest]:
             start, end = (seconds_of(_number(span.get(each) or span.get(other))) for each, other in (
                 ("startTimeUnixNano", "start_time"), ("endTimeUnixNano", "end_time")))  # fmt: skip
             yield logged(
-                record.row, body, "chat", usage=_usage(facts), time_s=start,
+                record.row, body, "completions" if "prompt" in body else "chat", usage=_usage(facts), time_s=start,
+                answer=texts_of(_messages(facts.get("gen_ai.output.messages"))) or None,
                 duration_s=None if start is None or end is None else end - start,
                 session=str(facts.get("gen_ai.conversation.id") or ""),
             )  # fmt: skip
@@ -99,15 +101,15 @@ def _value(value: Any) -> Any:
 
 
 def _body(facts: Body) -> Body | None:
+    """Return what was asked as a body; None without a prompt."""
     given: Any = next((facts[name] for name in _INPUTS if name in facts), None)
-    messages = _decoded(given) if given is not None else _numbered(facts)
-    if isinstance(messages, dict):
-        messages = cast("Body", messages).get("messages")
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    if not isinstance(messages, list) or not messages:
+    messages = _messages(given) if given is not None else _numbered(facts)
+    if not messages:
         return None
-    body: Body = {"messages": [_message(each) for each in cast("list[Any]", messages)]}
+    model = str(facts.get("gen_ai.request.model") or facts.get("gen_ai.response.model") or "")
+    if facts.get("gen_ai.operation.name") in {"text_completion", "completion"}:
+        return {"model": model, "prompt": texts_of([each.get("content") for each in messages])}
+    body: Body = {"model": model, "messages": messages}
     system = _decoded(facts.get("gen_ai.system_instructions"))
     if system:
         parts = _message(
@@ -121,11 +123,26 @@ def _body(facts: Body) -> Body | None:
         body["messages"].insert(0, parts)
     tools = _decoded(facts.get("gen_ai.tool.definitions"))
     if isinstance(tools, list):
-        body["tools"] = tools
-    return {
-        "model": str(facts.get("gen_ai.request.model") or facts.get("gen_ai.response.model") or ""),
-        **body,
-    }
+        body["tools"] = [_tool(each) for each in cast("list[Any]", tools)]
+    return body
+
+
+def _messages(given: Any) -> list[Any]:
+    """Return the messages of an attribute: a list or one text, maybe as JSON."""
+    value = _decoded(given)
+    if isinstance(value, dict):
+        value = cast("Body", value).get("messages")
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    return [_message(each) for each in cast("list[Any]", value)] if isinstance(value, list) else []
+
+
+def _tool(tool: Any) -> Any:
+    """Return a tool of the conventions, whose name stands beside its type, as one of chats."""
+    if not isinstance(tool, dict) or "name" not in tool:
+        return cast("Any", tool)
+    function = {name: value for name, value in cast("Body", tool).items() if name != "type"}
+    return {"type": "function", "function": function}
 
 
 def _message(message: Any) -> Any:

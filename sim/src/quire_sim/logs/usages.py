@@ -10,7 +10,7 @@ from typing import Any, cast
 from quire_sim.logs.bodies import texts_of
 from quire_sim.logs.rows import TokenUsage
 
-TIME_KEYS = ("time", "timestamp", "created_at", "startTime", "start_time", "startedDateTime", "ts", "datetime",
+TIME_KEYS = ("time", "timestamp", "created_at", "startTime", "start_time", "ts", "datetime",
              "created", "request_time", "arrival_time", "start", "date")  # fmt: skip
 _END_KEYS = ("endTime", "end_time", "completed_at")
 _LENGTHS_S = {"duration_s": 1.0, "latency_s": 1.0, "duration": 1.0, "latency": 1.0, "response_time": 1.0,
@@ -40,6 +40,10 @@ def seconds_of(value: Any) -> float | None:
 
 def times_of(fields: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return when a record's request was sent and how long it took, in seconds; None: not told."""
+    if "startedDateTime" in fields:  # an entry of HAR, whose `time` is how long it took
+        took = fields.get("time")
+        is_told = isinstance(took, (int, float)) and took >= 0
+        return seconds_of(fields["startedDateTime"]), took * 1e-3 if is_told else None
     sent = next((t for key in TIME_KEYS if (t := seconds_of(fields.get(key))) is not None), None)
     end = next((t for key in _END_KEYS if (t := seconds_of(fields.get(key))) is not None), None)
     if sent is not None and end is not None and end >= sent:
@@ -56,7 +60,13 @@ def first_of(fields: Mapping[str, Any]) -> float | None:
         value = fields.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
             return value * scale
-    return None
+    timings = _object(fields.get("timings"))
+    parts = [timings.get(name) for name in ("send", "wait")]  # of HAR, in ms; -1: not told
+    return (
+        sum(max(each, 0) for each in parts) * 1e-3
+        if all(isinstance(each, (int, float)) for each in parts)
+        else None
+    )
 
 
 def usage_of(fields: Any) -> TokenUsage:

@@ -24,12 +24,17 @@ _KINDS: dict[str, Any] = {
     "messages": MessagePrompt,
 }
 
+_NO_TOOL: tuple[Any, ...] = ("none", {"type": "none"})
+
 
 class PromptRenderer:
-    """Prompts of requests by a tokenizer of transformers and its chat template, as `quire serve` maps bodies to them."""
+    """Prompts of requests by a tokenizer of transformers and its chat template, as `quire serve` maps bodies to them.
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    With `has_unused_tools`, prompts have tools that `tool_choice: none` forbids, as those of vLLM have.
+    """
+
+    def __init__(self, tokenizer: Any, *, has_unused_tools: bool = False) -> None:
+        self.tokenizer, self._has_unused_tools = tokenizer, has_unused_tools
         self._pieces = PieceTokenizer(tokenizer)
         self._special = tokenizer.num_special_tokens_to_add()
         marks = (
@@ -50,6 +55,9 @@ class PromptRenderer:
 
         Raises `ConfigError` with the reason for a request that the server would refuse, or that has several prompts.
         """
+        if self._has_unused_tools and request.body.get("tool_choice") in _NO_TOOL:
+            body = {name: request.body[name] for name in request.body if name != "tool_choice"}
+            request = msgspec.structs.replace(request, body=body)
         asked = asked_of(request)
         prompts = asked.prompts()
         if len(prompts) > 1:
