@@ -270,8 +270,10 @@ class _Linting:
             return None
         before, old, new = exact.parting(tokens, earlier.rendered, WORDS)
         path = "the chat template"
-        rows = {"row": found.request.row, "earlier_row": earlier.row}
-        return Loss(TEMPLATE, path, 0, float(lost), before, old, new, **rows)
+        row, earlier_row = found.request.row, earlier.row
+        return Loss(
+            TEMPLATE, path, 0, float(lost), before, old, new, row=row, earlier_row=earlier_row
+        )
 
 
 def without_words(loss: Loss) -> dict[str, Any]:
@@ -351,8 +353,8 @@ def _loss(
     first = (
         chain[0] if chain else PromptDifference(cause_of(parting), parting, found.place, found.lost)
     )
-    rows = {"row": found.request.row, "earlier_row": earlier.row}
-    loss = Loss(first.cause.name, "", 0, float(found.lost), **rows)
+    row, earlier_row = found.request.row, earlier.row
+    loss = Loss(first.cause.name, "", 0, float(found.lost), row=row, earlier_row=earlier_row)
     for each in chain:
         learned.add(each)
     loss.path, loss.at = place_of(first, found.request.sections)

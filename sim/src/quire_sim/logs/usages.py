@@ -40,10 +40,8 @@ def seconds_of(value: Any) -> float | None:
 
 def times_of(fields: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return when a record's request was sent and how long it took, in seconds; None: not told."""
-    if "startedDateTime" in fields:  # an entry of HAR, whose `time` is how long it took
-        took = fields.get("time")
-        is_told = isinstance(took, (int, float)) and took >= 0
-        return seconds_of(fields["startedDateTime"]), took * 1e-3 if is_told else None
+    if "startedDateTime" in fields:  # an entry of HAR, whose `time` is how long it took, in ms
+        return seconds_of(fields["startedDateTime"]), _milliseconds(fields, "time")
     sent = next((t for key in TIME_KEYS if (t := seconds_of(fields.get(key))) is not None), None)
     end = next((t for key in _END_KEYS if (t := seconds_of(fields.get(key))) is not None), None)
     if sent is not None and end is not None and end >= sent:
@@ -60,13 +58,15 @@ def first_of(fields: Mapping[str, Any]) -> float | None:
         value = fields.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:
             return value * scale
-    timings = _object(fields.get("timings"))
-    parts = [timings.get(name) for name in ("send", "wait")]  # of HAR, in ms; -1: not told
-    return (
-        sum(max(each, 0) for each in parts) * 1e-3
-        if all(isinstance(each, (int, float)) for each in parts)
-        else None
-    )
+    timings = _object(fields.get("timings"))  # of an entry of HAR
+    return _milliseconds(timings, "send", "wait")
+
+
+def _milliseconds(fields: Mapping[str, Any], *names: str) -> float | None:
+    """Return the sum of durations in ms, in seconds; -1 counts as none. None if one is not told."""
+    told = [fields.get(name) for name in names]
+    numbers = [float(each) for each in told if isinstance(each, (int, float))]
+    return sum(max(each, 0.0) for each in numbers) * 1e-3 if len(numbers) == len(told) else None
 
 
 def usage_of(fields: Any) -> TokenUsage:
