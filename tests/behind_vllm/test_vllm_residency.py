@@ -2,7 +2,7 @@
 
 from sides_help import ALL, BLOCK, SmallEngine
 
-from quire.engines.vllm.residency import Residencies, Stored
+from quire.engines.vllm.residency import Residencies, StoredRecord
 from quire.tiers import Disk, Host
 
 TEXT = [(7 * at) % 50 + 1 for at in range(30)]
@@ -54,11 +54,13 @@ def test_ends_are_told_of_blocks_that_the_slowest_tier_drops(tmp_path):
 def test_a_block_that_comes_and_goes_between_two_questions_is_told_twice():
     host = Host("1MiB")
     told = Residencies(host)
-    told.stored([Stored(b"a" * 32, "a came", "a went"), Stored(b"b" * 32, "b came", "b went")])
-    told.stored([Stored(b"a" * 32, "a came", "a went")])
+    told.stored(
+        [StoredRecord(b"a" * 32, "a came", "a went"), StoredRecord(b"b" * 32, "b came", "b went")]
+    )
+    told.stored([StoredRecord(b"a" * 32, "a came", "a went")])
     assert host.evicting_of([b"a" * 32, b"c" * 32]) == []
     assert told.take() == (["a came", "b came"], ["a went"])
-    told.stored([Stored(b"a" * 32, "a came", "a went")])
+    told.stored([StoredRecord(b"a" * 32, "a came", "a went")])
     assert told.take() == (["a came"], [])
     host.close()
 

@@ -15,7 +15,7 @@ Came = TypeVar("Came")
 Mark = TypeVar("Mark")
 
 
-class Stored(NamedTuple, Generic[Came, Mark]):
+class StoredRecord(NamedTuple, Generic[Came, Mark]):
     """A record that lies in tiers: its key, what is told of it, and what is told when it goes."""
 
     key: bytes
@@ -34,12 +34,12 @@ class Residencies(Generic[Came, Mark]):
     def __init__(self, last: Tier) -> None:
         self.tells_ends = last.is_local
         self._held: dict[bytes, Mark] = {}
-        self._stored: SimpleQueue[list[Stored[Came, Mark]]] = SimpleQueue()
+        self._stored: SimpleQueue[list[StoredRecord[Came, Mark]]] = SimpleQueue()
         self._left: SimpleQueue[list[bytes]] = SimpleQueue()
         if self.tells_ends:
             last.evicting, last.evicting_of = _nobody_reads, self._leaving
 
-    def stored(self, records: Iterable[Stored[Came, Mark]]) -> None:
+    def stored(self, records: Iterable[StoredRecord[Came, Mark]]) -> None:
         """Note records that lie in the tiers; those that were told already are not told again."""
         self._stored.put([*records])
 

@@ -18,7 +18,7 @@ from quire.engines.vllm.figures import Figures, TierFigures
 from quire.engines.vllm.loading import Loading, PromptLoad
 from quire.engines.vllm.parts import GroupPart
 from quire.engines.vllm.prompts import PromptNames
-from quire.engines.vllm.residency import Residencies, Stored
+from quire.engines.vllm.residency import Residencies, StoredRecord
 from quire.tiers.base import Outcome
 from quire.tiers.stack.stack import TierStack
 
@@ -54,7 +54,7 @@ class _Saved(NamedTuple):
     keys: list[bytes]
     copies: list[Copy]
     parts: list[GroupPart]
-    told: list[Stored[Any, Any]]
+    told: list[StoredRecord[Any, Any]]
 
 
 class _Step(NamedTuple):
@@ -348,12 +348,12 @@ class SchedulerSide:
         taken = [keys[at] for at in chosen[: len(slots)]]
         self._under_way.update(taken)
         self.counts["saved_blocks"] += len(taken)
-        told: list[Stored[Any, Any]] = []
+        told: list[StoredRecord[Any, Any]] = []
         for at, key in zip(
             chosen[: len(slots)] if self.told is not None else (), taken, strict=False
         ):
             if (said := self.describe(request, places[at][1], places[at][0].index)) is not None:
-                told.append(Stored(key, *said))
+                told.append(StoredRecord(key, *said))
         return _Saved(taken, copies, [self._parts[each.group] for each in copies], told)
 
     def _store(self, saved: _Saved) -> None:

@@ -38,7 +38,7 @@ from quire.engines.models.weights import FileDigests, default_kept_at, weight_fi
 from quire.engines.tiered.opening import ranked
 from quire.engines.tiered.pages import GOOD, PageRecords, PageStack, pieces
 from quire.engines.vllm.figures import COUNTS, STATES, TierFigures
-from quire.engines.vllm.residency import Residencies, Stored
+from quire.engines.vllm.residency import Residencies, StoredRecord
 from quire.engines.vllm.staging import fitting
 from quire.engines.vllm.support import version_of_vllm
 from quire.errors import ConfigError
@@ -231,7 +231,9 @@ class QuireTier(SecondaryTierManager):
                 self._lookups.mark_miss([key for key, outcome in ended if outcome not in good])
             if self._events is not None:
                 there = [key for key, outcome in ended if outcome in THERE]
-                self._events.stored(Stored(self._records.page_key(key), key, key) for key in there)
+                self._events.stored(
+                    StoredRecord(self._records.page_key(key), key, key) for key in there
+                )
             results.append(
                 JobResult(
                     job_id=job.job_id,
