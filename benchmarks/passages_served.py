@@ -76,7 +76,7 @@ class Asked:
     """A server that is asked about documents: the seconds of each answer, and the last one."""
 
     def __init__(self, opened, model, tokenizer, line):
-        passages = None if line is None else Passages("512MiB", named_selector(line))
+        passages = None if line is None else Passages("512MiB", named_selector(line), None)
         url, self.engine = opened.enter_context(served(model, tokenizer, passages))
         # One client, as each reads certificates first.
         self.client = opened.enter_context(httpx.Client(base_url=url, timeout=600))

@@ -24,7 +24,9 @@ class ChangingCache:
         self.scale(self.fresh[1], 2.0)
         for layer in self.model.model.layers:
             layer.register_forward_pre_hook(self.count)
-        passages = Passages("64MiB", NoRows(), capture, worth=10.0, min_tokens=2, gates=GATES)
+        passages = Passages(
+            "64MiB", NoRows(), None, capture=capture, worth=10.0, min_tokens=2, gates=GATES
+        )
         self.cache = PrefixCache(self.model, "32MiB", passages=passages)
 
     def count(self, *_):

@@ -16,8 +16,8 @@ from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, Passa
 from turns import by_turns, drawn
 
 SIZES = (16, 48, 40, 64, 56, 9)
-FREE = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
-"""Passages are reused whatever they cost: the prompts are short."""
+FREE = {"target": None, "worth": 10.0, "min_tokens": 2, "gates": GATES}
+"""Passages are reused unmeasured, whatever they cost: the prompts are short."""
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ def test_a_prompt_beyond_what_the_gate_vouches_for_is_computed():
 
 
 def test_what_hardly_pays_is_not_done(model):
-    cache = PrefixCache(model, "16MiB", passages=Passages("64MiB", gates=GATES))
+    cache = PrefixCache(model, "16MiB", passages=Passages("64MiB", target=None, gates=GATES))
     segments = prompt(sizes=(16, 17, 17, 60))
     asked(cache, segments)
     _, report = asked(cache, turned(segments, [1, 0]), selector=AllRows())

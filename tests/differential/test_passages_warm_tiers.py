@@ -58,7 +58,7 @@ def spec_of(kind, folder):
 
 
 def passages_of(spec, **given):
-    free = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
+    free = {"target": None, "worth": 10.0, "min_tokens": 2, "gates": GATES}
     return Passages("64MiB", AllRows(), **free, warm=spec, **given)
 
 

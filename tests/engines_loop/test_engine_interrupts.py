@@ -63,7 +63,7 @@ class EngineLife:
 
             self.prompts = SEGMENTS
             options["passages"] = quire_passages.Passages(
-                "64MiB", quire_passages.AllRows(), worth=10.0, min_tokens=2, gates=GATES
+                "64MiB", quire_passages.AllRows(), None, worth=10.0, min_tokens=2, gates=GATES
             )
         self.engine = Engine(model(), tiers=self.stack, max_running=8, debug_nan=True, **options)
         self.params = SamplingParams(temperature=0, max_tokens=9, **more)

@@ -35,7 +35,7 @@ from turns import drawn
 
 SIZES = (21, 48, 40, 64, 56, 9)
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
-FREE = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
+FREE = {"target": None, "worth": 10.0, "min_tokens": 2, "gates": GATES}
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def test_a_scored_prompt_does_not_wait_for_another_request_that_computes_its_pre
 
 def test_a_scored_prompt_in_segments_is_computed_without_passages():
     model, segments = made("Llama", {}), in_segments(sizes=(21, 48, 40, 9))
-    passages = Passages("64MiB", NoRows(), worth=10.0, min_tokens=2, gates=GATES)
+    passages = Passages("64MiB", NoRows(), None, worth=10.0, min_tokens=2, gates=GATES)
     engine = Engine(model, num_blocks=200, passages=passages)
     parts = [segments.head, *segments.passages, segments.question]
     for each in ([parts[0], *parts[-2:0:-1], parts[-1]], parts):

@@ -1,17 +1,18 @@
 """`quire bench passages` and `quire passages check`: what they say, and what they refuse."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from cli_help import refusal, run, shown, told
 from quire import demo_model
-from quire_passages.bench import checking
 from quire_passages.bench import rows as passage_rows
-from quire_passages.bench.checking import BUDGETS, budget_name, holds
 from quire_passages.bench.methods import FULL, METHODS, QUICK, family
 from quire_passages.bench.picture import COLOURS, page, picture
 from quire_passages.bench.prose import is_held_out, joined, read_library
+from quire_passages.hf import PassageModel
 
 TEXT = " ".join(
     f"Item {n} of the list is called {['ab', 'cd', 'ef', 'gh'][n % 4]}." for n in range(300)
@@ -93,16 +94,7 @@ def test_families_are_names_without_budgets():
     } <= found
 
 
-@pytest.mark.ci
-def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes, monkeypatch):
-    found_by, check = [], checking.check_passages
-
-    def checked_once(*given, **named):
-        if not found_by:
-            found_by.append(check(*given, **named))
-        return found_by[0]
-
-    monkeypatch.setattr(checking, "check_passages", checked_once)
+def test_a_model_is_checked_on_texts_with_bounds_and_progress(notes):
     words = (
         "passages",
         "check",
@@ -110,24 +102,37 @@ def test_a_model_is_checked_on_its_passages_and_a_budget_recommended(notes, monk
         "--texts",
         notes,
         "--prompts",
-        1,
-        "--opening",
-        "<quote>",
+        2,
+        "--passage-tokens",
+        40,
     )
-    found = told(*words)
+    done = run(*words, "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1  # two prompts are no verdict
     assert found["relocatable"]
-    assert found["check_layer"] >= 1
-    assert [row["name"] for row in found["rows"]] == ["full", "moved", *map(budget_name, BUDGETS)]
-    assert found["budget"] in BUDGETS
-    assert f"KVDeviation({found['budget']:g})" in shown(*words)
+    assert found["prompts"] == 2
+    assert found["chosen"] is None
+    assert "2 prompts so far" in found["refusal"]
+    first = found["estimates"][0]
+    assert first["policy"] == "none"
+    assert first["agreement_low"] < first["agreement"] <= first["agreement_high"] <= 1
 
 
-@pytest.mark.ci
-def test_a_model_that_no_budget_repairs_is_told_no_with_code_1(notes, monkeypatch):
-    monkeypatch.setattr("quire_passages.bench.checking.LEAST_AGREEMENT", 1.01)
-    done = run("passages", "check", "quire-tiny", "--texts", notes, "--prompts", 1)
+def test_a_check_that_is_interrupted_tells_what_it_has_found(notes, monkeypatch):
+    compare = PassageModel.compare
+
+    def interrupted(self, *given, **named):
+        monkeypatch.setattr(PassageModel, "compare", ending)
+        return compare(self, *given, **named)
+
+    def ending(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PassageModel, "compare", interrupted)
+    done = run("passages", "check", "quire-tiny", "--texts", notes, "--passage-tokens", 40)
     assert done.exit_code == 1
-    assert "no: not even 50% of rows" in done.stdout
+    assert "1 prompts so far" in done.stdout
+    assert "none" in done.stdout
 
 
 def test_a_model_that_the_gate_refuses_is_told_no_with_the_layer(tmp_path, notes):
@@ -144,14 +149,8 @@ def test_a_model_that_the_gate_refuses_is_told_no_with_the_layer(tmp_path, notes
 def test_passages_that_are_too_short_are_refused_with_what_is_needed(tmp_path):
     (tmp_path / "short.txt").write_text("A short text.", "utf-8")
     line = refusal("passages", "check", "quire-tiny", "--texts", tmp_path / "short.txt")
-    assert "384 are needed" in line
-
-
-def test_a_budget_holds_where_both_bounds_do():
-    row = {"name": "20% of rows", "agree_rate": 0.98, "kl": 0.01}
-    assert holds([row], "20% of rows")
-    assert not holds([row | {"kl": 0.011}], "20% of rows")
-    assert not holds([row | {"agree_rate": 0.979}], "20% of rows")
+    assert "the longest text has 13 characters" in line
+    assert "more than 1,600" in line
 
 
 @pytest.mark.ci

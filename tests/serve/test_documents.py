@@ -24,7 +24,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def server():
-    passages = Passages("16MiB", AllRows(), worth=10.0)
+    passages = Passages("16MiB", AllRows(), target=None, worth=10.0)
     with running(passages=passages) as made:
         yield made
         made.quiet()
@@ -195,6 +195,21 @@ def test_documents_as_objects_are_read(server):
     objects = said(server, [{"text": each, "title": "", "id": "x"} for each in DOCUMENTS])
     assert objects["choices"] == plain["choices"]
     assert objects["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
+def test_documents_are_answered_exactly_until_they_were_measured():
+    with running(passages=Passages("16MiB", min_tokens=2, worth=10.0)) as made, running() as plain:
+        for order in (1, -1):
+            answer = said(made, DOCUMENTS[::order])
+            (report,) = answer["passages"]
+            assert report["exactness"] == "exact"
+            assert "passages are measured first" in report["fallback"]
+            assert answer["choices"] == said(plain, DOCUMENTS[::order])["choices"]
+        told = made.get("/metrics").text
+        assert 'quire_passage_verdicts{verdict="open"} 1.0' in told
+        assert "quire_passage_prompts_total 2.0" in told
+        assert made.get("/v1/cache").json()["passages"]["open"] == 1
+        made.quiet()
 
 
 def test_tokenize_counts_documents(server):

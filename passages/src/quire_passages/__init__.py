@@ -7,6 +7,9 @@ masses     the attention of a capture, and what Cache-Craft makes of it
 store      variants in bounded memory, found by passage and scope
 selectors  which rows are computed again
 settings   the settings of all of it
+verdict    the policy that is good enough for one tenant's texts, by samples
+bounds     bounds of 95 % confidence over prompts
+earned     rows of own work, paid by those of requests
 planning   what of a prompt is exact, what is moved, and whether that is worth it
 report     the account of a call
 

@@ -33,16 +33,18 @@ from quire_passages import (
     report_of,
 )
 from quire_passages.earned import FORWARD_ROWS, EarnedRows
+from quire_passages.hf.audit import MOST_ANSWER, Audit
 from quire_passages.hf.blending import Blending, moved_rows
 from quire_passages.hf.capture import PassageKV, captured, grow
-from quire_passages.hf.passages import PassageHolder
+from quire_passages.hf.holder import PassageHolder
 from quire_passages.hf.runs import Runs
 from quire_passages.selectors import Rows
+from quire_passages.verdict import Estimate
 
 _NONE = np.empty(0, np.int64)
 
 _MOST_PENDING = 64
-"""Answered prompts whose passages wait to be captured; of more, the oldest are not captured."""
+"""Answered prompts whose passages wait to be captured, and those that wait to be compared; of more, the oldest go."""
 
 
 class PassagePrompt:
@@ -53,10 +55,11 @@ class PassagePrompt:
         self.plan: PassagePlan | None = None
         self.report: PassagesReport | None = None
         self.num_lacking = 0
+        self.estimate: Estimate | None = None
 
     def tell(self, plan: PassagePlan, rows: Rows) -> None:
         """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""
-        self.report = replace(report_of(plan, rows), captured=self.num_lacking)
+        self.report = replace(report_of(plan, rows, self.estimate), captured=self.num_lacking)
 
 
 class EnginePassages(EngineCompanion):
@@ -90,6 +93,8 @@ class EnginePassages(EngineCompanion):
         self._settings = settings
         self._refusal = _refusal(forward)
         self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque(maxlen=_MOST_PENDING)
+        self._to_compare: deque[tuple[Scope, Segments, list[int]]] = deque(maxlen=_MOST_PENDING)
+        self._audit: Audit | None = None
         self._earned = EarnedRows(settings.share)
         self._head: tuple[Inventory, bytes, PassageKV] | None = None
         self._has_changed = False
@@ -106,6 +111,7 @@ class EnginePassages(EngineCompanion):
         scope = cast("Scope", job.scope)
         plan = self._plan(prompt.segments, scope, cached)
         prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, prompt.segments)
+        prompt.estimate = self.passages.estimate(scope)
         prompt.tell(plan, _NONE)
         if plan.fallback is None and job.seq is None:
             asked = job.terms.get("store_until")
@@ -146,10 +152,10 @@ class EnginePassages(EngineCompanion):
         request.passages = PassagePrompt(segments)
 
     def before_step(self, scheduler: Scheduler) -> None:
-        """Capture a passage, if no request waits or the budget of rows pays for it."""
+        """Capture a passage or compare a prompt, if no request waits or the budget of rows pays for it."""
         has_time = not scheduler.queues.num_waiting
         if has_time or self._earned.is_left:
-            rows = self.capture_next()
+            rows = self.capture_next() or self.compare_next()
             self._earned.spend(0 if has_time else rows)
 
     def observe(self, step: Step, seconds: float) -> None:
@@ -163,19 +169,40 @@ class EnginePassages(EngineCompanion):
             raise ConfigError("the model was changed while passages were placed")
 
     def ended(self, request: EngineRequest) -> None:
-        """Note that the passages of an answered prompt may be captured."""
+        """Note that the passages of an answered prompt may be captured, and whether it is to be compared."""
         prompt, scope = cast("PassagePrompt | None", request.passages), request.scope
         if prompt is None or request.error:
             return
-        if self._settings.capture == "isolated" and not isinstance(
-            self._tried(scope), NotRelocatable
-        ):
+        blending = self._tried(scope)
+        if self._settings.capture == "isolated" and self.passages.captures(scope, blending):
             self._pending.append((scope, prompt.segments, set()))
+        first = request.answers[0]
+        num_told = min(first.num_told, MOST_ANSWER)
+        if num_told and self.passages.is_due(scope, prompt.segments, blending):
+            said = first.known(first.prompt_len, first.prompt_len + num_told)
+            self._to_compare.append((scope, prompt.segments, said.tolist()))
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The verdicts of all tenants, as "passages"."""
+        told = self.passages.figures
+        return {"passages": told} if told else {}
 
     @property
     def is_pending(self) -> bool:
-        """Whether passages wait to be captured."""
-        return bool(self._pending)
+        """Whether passages wait to be captured, or prompts to be compared."""
+        return bool(self._pending or self._to_compare or self._audit)
+
+    def compare_next(self) -> float:
+        """Do the next piece of comparing a prompt with the full forward; return its rows, 0 where none waits."""
+        if self._audit is None:
+            if not self._to_compare:
+                return 0.0
+            self._audit = self.passages.audit(*self._to_compare.popleft())
+        rows = self.passages.advance(self._audit)
+        if self._audit.has_ended:
+            self._audit = None
+        return rows
 
     def capture_next(self) -> int:
         """Compute and keep one passage of those that wait; return its rows, 0 where none waits.
@@ -205,14 +232,19 @@ class EnginePassages(EngineCompanion):
 
     def recover(self) -> None:
         """Forget all captures, and passages that wait to be captured."""
-        self._pending.clear()
+        self._drop_waiting()
         self._head, self._has_changed = None, False
         self.passages.store.clear()
 
     def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
-        """Drop the captures of some scopes, and their waiting passages; return the captures."""
-        others = [each for each in self._pending if not is_own(each[0])]
-        self._pending = deque(others, _MOST_PENDING)
+        """Drop the captures of some scopes, and their waiting prompts; return the captures."""
+        for waiting in (self._pending, self._to_compare):
+            others = [each for each in waiting if not is_own(each[0])]
+            waiting.clear()
+            waiting.extend(cast("Any", others))
+        if self._audit is not None and is_own(self._audit.bound):
+            self._audit.wipe()
+            self._audit = None
         if self._head is not None:  # whose it is, nobody knows
             self._head[2].wipe()
             self._head = None
@@ -227,15 +259,20 @@ class EnginePassages(EngineCompanion):
         return self.passages.purge_tiers(scope, timeout_s)
 
     def close(self) -> None:
-        """Drop passages that wait to be captured, and close the warm tier."""
-        self._pending.clear()
+        """Drop what waits to be captured or compared, and close the warm tier."""
+        self._drop_waiting()
         self.passages.close()
+
+    def _drop_waiting(self) -> None:
+        self._pending.clear()
+        self._to_compare.clear()
+        self._audit = None
 
     def _num_lacking(self, scope: Scope, segments: Segments) -> int:
         blending = self._tried(scope)
-        if self._settings.capture != "isolated" or isinstance(blending, NotRelocatable):
+        if self._settings.capture != "isolated" or not self.passages.captures(scope, blending):
             return 0
-        return len(self.passages.missing(segments, scope, blending))
+        return len(self.passages.missing(segments, scope, cast("Blending", blending)))
 
     def _tried(self, scope: Scope) -> Blending | NotRelocatable:
         if self._refusal is not None:

@@ -154,7 +154,7 @@ def make_plan(
     captured behind this very text, or computed. Passages behind that are placed from variants, which the
     selector prefers among.
     """
-    selector = settings.selector
+    selector = settings.chosen
     exact_until = max(cached, segments.head.size)
     placements: list[PassagePlace] = []
     is_first, passages = True, segments.passage_texts

@@ -6,6 +6,7 @@ from typing import Literal
 from quire_passages.planning import PassagePlan
 from quire_passages.selectors import Rows
 from quire_passages.variants import Kind
+from quire_passages.verdict import Estimate
 
 Exactness = Literal["exact", "approximate"]
 
@@ -48,6 +49,7 @@ class PassagesReport:
     details          one for each passage, in their order
     fallback         why passages were not reused at all; None: they were
     selector         which rows were computed again
+    estimate         of the chosen policy, or of the best one where passages are declined; None: not measured
     captured         passages that this call has stored; an engine computes and stores them after its answer
     """
 
@@ -61,10 +63,13 @@ class PassagesReport:
     selector: str
     checked_rows: int = 0
     work_rows: float = 0.0
+    estimate: Estimate | None = None
     captured: int = 0
 
 
-def report_of(plan: PassagePlan, recomputed: Rows) -> PassagesReport:
+def report_of(
+    plan: PassagePlan, recomputed: Rows, estimate: Estimate | None = None
+) -> PassagesReport:
     """Return the account of a plan that was carried out, with these rows of moved passages computed again."""
     whole = plan.segments.num_tokens
     if plan.fallback is not None:
@@ -81,6 +86,7 @@ def report_of(plan: PassagePlan, recomputed: Rows) -> PassagesReport:
             fallback=plan.fallback,
             selector=plan.selector.name,
             work_rows=whole - plan.cached,
+            estimate=estimate,
         )
     exact = plan.cached + sum(
         each.stop - max(each.start, plan.cached) for each in plan.placed if each.is_exact
@@ -110,4 +116,5 @@ def report_of(plan: PassagePlan, recomputed: Rows) -> PassagesReport:
         selector=plan.selector.name,
         checked_rows=checked,
         work_rows=round(computed + recomputed.size + checked * plan.depth, 1),
+        estimate=estimate,
     )

@@ -130,10 +130,11 @@ Passages: TypeAlias = Annotated[
     ),
 ]
 PassageRows: TypeAlias = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--passage-rows",
         help="Rows of documents to compute again, with --passages: kv-deviation:0.15, epic:16, ...",
+        show_default="the cheapest that agrees",
     ),
 ]
 PassageTier: TypeAlias = Annotated[
@@ -142,6 +143,21 @@ PassageTier: TypeAlias = Annotated[
         "--passage-tier",
         help="A tier for documents' K and V in eight bits, with --passages: disk:/var/kv?capacity=20GiB, ...",
         show_default=False,
+    ),
+]
+PassagesTarget: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--passages-target",
+        min=0.5,
+        max=0.999,
+        help="Reuse documents only where next tokens agree so often with a full forward, as measured.",
+    ),
+]
+PassagesAudit: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--passages-audit", min=1, help="Compare one of so many prompts with a full forward."
     ),
 ]
 Port: TypeAlias = Annotated[int, typer.Option("--port", min=0, max=65535, help="Its port; 0: any.")]

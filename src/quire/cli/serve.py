@@ -14,6 +14,7 @@ from quire.chat.reasoning import check_parser
 from quire.cli import options, output
 from quire.cli.listening import is_local, listen, with_page
 from quire.cli.models import TINY, adapters_of, load_engine_model, name_of, source_of
+from quire.cli.reuse import made_passages
 from quire.cli.tiers import TierFile, TierKeyFile, TierLines, opened
 from quire.config import available_bytes, format_bytes, parse_bytes, read_bytes
 from quire.errors import ConfigError
@@ -118,8 +119,10 @@ def serve(
     gguf: options.GgufLines = None,
     lora: options.Loras = None,
     passages: options.Passages = None,
-    passage_rows: options.PassageRows = "kv-deviation:0.15",
+    passage_rows: options.PassageRows = None,
     passage_tier: options.PassageTier = None,
+    passages_target: options.PassagesTarget = 0.98,
+    passages_audit: options.PassagesAudit = 50,
     events: Annotated[
         str | None,
         typer.Option(
@@ -157,7 +160,7 @@ def serve(
     With --replicas, Ray Serve runs engines of as much memory each, and --router says which one answers; on the cluster
     of RAY_ADDRESS, where that is in the environment.
     With --passages, a chat that brings "documents" reuses their K and V in any order, and its answer says what of it
-    is approximate; --passage-rows says which of their rows are computed again, --passage-tier where they outlive the process.
+    is approximate, once that was measured on the tenant's prompts to keep --passages-target of next tokens.
     With --mend, requests are changed before they are read, and answers say so; --tap shows each of them at /tap.
     Ctrl-C or SIGTERM: what runs is finished, nothing new is taken, and tiers get what is cached.
 
@@ -197,17 +200,9 @@ def serve(
         )
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
-    from quire.engines.models.weights import default_kept_at
-
-    kept = None
-    if passages is not None:
-        gates = default_kept_at().with_name("gates")
-        make = load_offered("quire.passages", "server")
-        if make is None:
-            raise ConfigError(lacking_package("--passages", "quire-passages"))
-        kept = make(parse_bytes(passages), passage_rows, passage_tier, tier_key_file, gates)
-    elif passage_tier is not None:
-        raise ConfigError("--passage-tier is given without --passages, which switches reuse on")
+    warm = {"warm": passage_tier, "warm_key": tier_key_file}
+    measured = {"target": passages_target, "audit": passages_audit}
+    kept = made_passages(passages, passage_rows, warm, measured)
     whole = size + (0 if passages is None else parse_bytes(passages))
     wanted = Wanted(
         model=model,

@@ -44,6 +44,11 @@ class EngineCompanion(TenantHolder):
     """Base of a companion of an engine. Each hook does nothing by itself; all run in the engine's thread."""
 
     @property
+    def figures(self) -> dict[str, Any]:
+        """Figures of its own for metrics and pages, as plain data by name."""
+        return {}
+
+    @property
     def is_pending(self) -> bool:
         """Whether it has work that needs further steps, though no request has."""
         return False
@@ -107,8 +112,8 @@ class AskedCompanion(Protocol):
         """Bring a working cache from its cached columns to all but the prompt's last one."""
         ...
 
-    def ended(self, calls: Any, request: Any, past: WorkingCache, report: Any) -> Any:
-        """Return the call's report, with that on passages."""
+    def ended(self, request: Any, past: WorkingCache, report: Any, output: Any) -> Any:
+        """Return the call's report, with that on passages; `output` is what generate returned."""
         ...
 
 

@@ -84,7 +84,7 @@ class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PurgeableEngine:
-    """The part of an engine that purges a tenant."""
+    """The part of an engine that purges a tenant, and shows figures of its companions."""
 
     manager: CacheManager
     tiers: TierStack | None
@@ -93,6 +93,11 @@ class PurgeableEngine:
     _companions: list[EngineCompanion]
     _requests: dict[str, EngineRequest]
     _end: Callable[[EngineRequest, FinishReason, RequestFailed], None]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Figures of its companions, as plain data by name."""
+        return {name: told for each in self._companions for name, told in each.figures.items()}
 
     def purge(self, tenant: Scope | ScopePart, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeReport:
         """Delete and overwrite all that the engine and its tiers hold of a tenant; return the counts.

@@ -13,11 +13,13 @@ class EngineView(NamedTuple):
 
     `running`, `waiting`  sequences by tenant
     `counters`            of `EngineStats`, with the preemptions of requests that run or wait
+    `figures`             of companions by name, such as "passages"
     """
 
     running: Counter[Any]
     waiting: Counter[Any]
     counters: dict[str, int]
+    figures: dict[str, Any]
 
     @classmethod
     def of(cls, engine: Any) -> EngineView:
@@ -29,4 +31,4 @@ class EngineView(NamedTuple):
         tenants = queues.tenants.items()
         running = Counter({name: tenant.num_running for name, tenant in tenants})
         waiting = Counter({name: len(tenant.waiting) for name, tenant in tenants})
-        return cls(running, waiting, counters)
+        return cls(running, waiting, counters, engine.figures)

@@ -57,7 +57,7 @@ class Overview:
         told: dict[str, Any] = {}
         if engine is not None:
             view = EngineView.of(engine)
-            told = {"engine": view.counters, "queues": [view.running, view.waiting]}
+            told = {"engine": view.counters, "queues": [view.running, view.waiting]} | view.figures
         return told | {
             "block_size": manager.block_size,
             "groups": [

@@ -44,6 +44,7 @@ class ServerMetrics:
         with suppress(QuireError):
             view = EngineView.of(engine)
             families += [*self._queues(view), *_counters_as_vllm(view, engine.manager, self._own)]
+            families += _passages(view.figures.get("passages"))
         return families
 
     def text(self, seen: Iterable[Metric]) -> bytes:
@@ -149,6 +150,28 @@ def _counters_as_vllm(
     ):
         family = kind(f"vllm:{name}", _AS_VLLM, labels=[*own])
         family.add_metric([*own.values()], value)
+        yield family
+
+
+def _passages(told: Mapping[str, Any] | None) -> Iterator[Metric]:
+    """Return the verdicts on passages, and their estimate over all tenants with its bounds of 95 % confidence."""
+    if told is None:
+        return
+    says = "Tenants by the verdict on reuse of their passages"
+    verdicts = GaugeMetricFamily("quire_passage_verdicts", says, labels=["verdict"])
+    for name in ("served", "declined", "open"):
+        verdicts.add_metric([name], told[name])
+    yield verdicts
+    says = "Prompts that were compared with a full forward"
+    yield CounterMetricFamily("quire_passage_prompts", says, value=told["prompts"])
+    for part, says in (
+        ("agreement", "Next tokens behind reused passages that are those of a full forward"),
+        ("kl", "Nats per token from a full forward's distributions behind reused passages"),
+    ):
+        family = GaugeMetricFamily(f"quire_passage_{part}", says, labels=["bound"])
+        for bound, suffix in (("estimate", ""), ("low", "_low"), ("high", "_high")):
+            if told["estimate"]:
+                family.add_metric([bound], told["estimate"][part + suffix])
         yield family
 
 

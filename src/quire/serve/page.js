@@ -50,6 +50,10 @@ function show(state) {
   $("tenants").replaceChildren(...table(["tenant", "running", "waiting", "prompt tokens", "cached tokens", "hit rate", "generated tokens", "preemptions"],
     seen.sort((a, b) => b.prompt_tokens + b.generated_tokens - a.prompt_tokens - a.generated_tokens).map(each => [each.tenant || "all (no keys)", num(each.running), num(each.waiting),
       num(each.prompt_tokens), num(each.cached_tokens), each.prompt_tokens ? pct(each.cached_tokens / each.prompt_tokens) : "–", num(each.generated_tokens), num(each.preemptions)])));
+  const p = state.passages, e = p && p.estimate, range = (name, say) => say(e[name]) + " (" + say(e[name + "_low"]) + " to " + say(e[name + "_high"]) + ")";
+  $("passagebox").hidden = !p;
+  if (p) $("passages").replaceChildren(...table(["tenants served", "declined", "being measured", "prompts compared", "agreement (95 %)", "KL, nats (95 %)"],
+    [[num(p.served), num(p.declined), num(p.open), num(p.prompts), e ? range("agreement", pct) : "–", e ? range("kl", x => x.toFixed(4)) : "–"]]));
   showRequests($("requests"), state.recent);
 }
 async function asked(path) {

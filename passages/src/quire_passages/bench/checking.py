@@ -1,25 +1,19 @@
-"""Whether a model's passages can be reused, and how much of them has to be computed again."""
+"""Whether passages of a model can be reused on texts, and by which policy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-import numpy as np
-
-from quire.bench.timing import Progress, Row
-from quire.errors import ConfigError, NotRelocatable
-from quire_passages import KVDeviation, NoRows
-from quire_passages.bench import quotes
-from quire_passages.bench.measure import measure
-from quire_passages.bench.methods import Method
-from quire_passages.bench.workloads import NUM_PASSAGES, Case, Ids, quoted
+from quire.engines.segments import Segments
+from quire.errors import NotRelocatable
 from quire_passages.hf import PassageModel, Relocation
-from quire_passages.hf.check_layer import LEAST_AGREEMENT, MOST_KL
+from quire_passages.verdict import Estimate, Verdict, candidates
 
-BUDGETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
-NUM_QUOTES, QUOTED_TOKENS = 8, 16
+Told = Callable[[int, list[Estimate]], object]
+"""Is shown the prompts that were compared so far, and the estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,75 +22,46 @@ class PassageCheck:
 
     relocation  the relocation gate's result; None: it refused the model
     refusal     the gate's reason then
-    rows        of each budget, as `measure` gives them
-    budget      the least that holds `LEAST_AGREEMENT` and `MOST_KL`; None: no budget does
+    verdict     what policies do to answers; of few prompts where the check was ended early
     """
 
     relocation: Relocation | None
     refusal: str | None
-    rows: list[Row]
-    budget: float | None
+    verdict: Verdict | None
+
+    @property
+    def chosen(self) -> str | None:
+        """The name of the policy that is good enough, if one is."""
+        chosen = self.verdict and self.verdict.chosen
+        return None if chosen is None else chosen.name
 
 
 def check_passages(
     model: Any,
-    texts: Sequence[Ids],
-    head: Ids,
-    opening: Ids,
+    prompts: Iterable[Segments],
     *,
-    num_prompts: int = 12,
-    passage_tokens: int = 64,
-    progress: Progress | None = None,
+    count: int = 64,
+    target: float = 0.98,
+    answer_tokens: int = 32,
+    progress: Told | None = None,
 ) -> PassageCheck:
-    """Put a model through the gate, then ask for what follows in passages of texts, by rising budgets.
+    """Put a model through the gate, then compare policies with the full forward on so many prompts.
 
-    texts    token ids that passages are cut from
-    head     what each passage is computed behind: the first token that the model expects; may be empty
-    opening  what stands between passages and quotes; one token at least
-
-    Prompts have six passages and eight quotes, half of which end where a passage does. Raises `ConfigError` for
-    texts that are too short.
+    An interrupt ends the check with what was found so far.
     """
-    long_enough = [text for text in texts if len(text) >= 2 * passage_tokens]
-    if sum(map(len, long_enough)) < NUM_PASSAGES * passage_tokens:
-        raise ConfigError(
-            f"the passages have {sum(map(len, texts)):,} tokens, of which {sum(map(len, long_enough)):,} in texts of "
-            f"{2 * passage_tokens} or more; {NUM_PASSAGES * passage_tokens} are needed: pass more or longer files"
-        )
-    cases = _cases(long_enough, head, opening, num_prompts, passage_tokens)
-    if progress is not None:
-        progress("the gate")
     try:
-        passage_model = PassageModel(model, sample=cases[0].passages)
+        passage_model = PassageModel(model)
     except NotRelocatable as error:
-        return PassageCheck(None, str(error), [], None)
-    methods = {"moved": Method(NoRows())}
-    methods |= {budget_name(share): Method(KVDeviation(share)) for share in BUDGETS}
-    found = measure(model, passage_model, cases, methods, progress)
-    rows = [{key: row[key] for key in row if key != "right_rate"} for row in found]
-    holding = (share for share in BUDGETS if holds(rows, budget_name(share)))
-    return PassageCheck(passage_model.relocation, None, rows, next(holding, None))
-
-
-def budget_name(share: float) -> str:
-    """Return the name of a budget's row."""
-    return f"{share:.0%} of rows"
-
-
-def holds(rows: Sequence[Row], name: str) -> bool:
-    """Return whether a row holds both bounds."""
-    row = next(row for row in rows if row["name"] == name)
-    return float(row["agree_rate"]) >= LEAST_AGREEMENT and float(row["kl"]) <= MOST_KL
-
-
-def _cases(texts: Sequence[Ids], head: Ids, opening: Ids, count: int, size: int) -> list[Case]:
-    rng = np.random.default_rng(44)
-    cases: list[Case] = []
-    while len(cases) < count:
-        runs = quotes.cut_runs(rng, texts, NUM_PASSAGES, size)
-        if any(len(run) > 1 for run in runs):
-            asked = quoted(rng, runs, NUM_QUOTES, QUOTED_TOKENS)
-            cases.append(
-                Case(head, [passage for run in runs for passage in run], opening, asked, [])
-            )
-    return cases
+        return PassageCheck(None, str(error), None)
+    found = passage_model.relocation
+    policies = candidates(found.num_layers, drops_rows=found.drops_rows is None)
+    verdict = Verdict(policies, target)
+    try:
+        for number, segments in enumerate(islice(prompts, count)):
+            compared = passage_model.compare(segments, verdict.wanted, num_tokens=answer_tokens)
+            verdict.add(compared)
+            if progress is not None:
+                progress(number + 1, verdict.estimates())
+    except KeyboardInterrupt:
+        pass
+    return PassageCheck(found, None, verdict)

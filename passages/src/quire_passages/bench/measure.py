@@ -17,7 +17,7 @@ from quire_passages.bench.methods import FULL, Captured, Method
 from quire_passages.bench.published import mean_of_all
 from quire_passages.bench.workloads import Case
 from quire_passages.hf import Blended, PassageModel
-from quire_passages.hf.check_layer import divergence
+from quire_passages.hf.beside import divergence
 from quire_passages.hf.weighing import largest_early
 
 

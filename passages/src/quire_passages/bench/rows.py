@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quire.bench.timing import Progress, Row, check_names
 from quire_passages.bench.measure import measure
 from quire_passages.bench.methods import FULL, METHODS, QUICK
-from quire_passages.bench.workloads import WORKLOADS, Case, Ids
+from quire_passages.bench.workloads import WORKLOADS
 from quire_passages.hf import PassageModel
 
 CASES, QUICK_CASES = 40, 5
@@ -15,9 +15,6 @@ CASES, QUICK_CASES = 40, 5
 
 TIMED = ("name", "rows_rate", "ms", "ratio_to_full")
 """What a row has of a workload whose answers mean nothing."""
-
-SAMPLED_CASES = 2
-"""So many prompts' passages are the text by which the gate picks the check layer."""
 
 
 def rows(
@@ -43,7 +40,7 @@ def rows(
             progress(f"{workload}: loading")
         model, tokenizer = workloads[workload].load()
         cases = workloads[workload].cases(tokenizer, QUICK_CASES if quick else CASES)
-        passage_model = PassageModel(model, sample=sample_of(cases))
+        passage_model = PassageModel(model)
         say = None if progress is None else _under(workload, progress)
         measured = measure(model, passage_model, cases, methods, say)
         kept = [row for row in measured if row["name"] in wanted]
@@ -51,11 +48,6 @@ def rows(
             kept = [{key: row[key] for key in row if key in TIMED} for row in kept]
         found += [{"workload": workload, **row} for row in kept]
     return found
-
-
-def sample_of(cases: Sequence[Case]) -> list[Ids]:
-    """Return the passages by which the gate picks the check layer."""
-    return [ids for case in cases[:SAMPLED_CASES] for ids in case.passages]
 
 
 def _under(workload: str, progress: Progress) -> Progress:

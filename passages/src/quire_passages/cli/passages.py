@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Group
 from rich.table import Column
@@ -10,12 +11,13 @@ from rich.text import Text
 
 from quire.cli import models
 from quire.cli.files import read_text
-from quire.cli.options import AsJson, Dtype
+from quire.cli.options import AsJson, Dtype, PassagesTarget
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
 
 if TYPE_CHECKING:
     from quire_passages.bench.checking import PassageCheck
+    from quire_passages.verdict import Estimate
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -38,99 +40,76 @@ def check(
         list[Path] | None,
         typer.Option(help="Text files that passages are cut from.", show_default="Python's manual"),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of six passages.")] = 12,
-    passage_tokens: Annotated[int, typer.Option(min=32, help="Tokens of a passage.")] = 64,
-    opening: Annotated[
-        str,
-        typer.Option(help="Text between passages and a question.", show_default="an empty line"),
-    ] = "\n\n",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of four to eight passages.")] = 64,
+    passage_tokens: Annotated[
+        int, typer.Option(min=32, help="Tokens of the longest passage; the shortest has half.")
+    ] = 200,
+    passages_target: PassagesTarget = 0.98,
     dtype: Dtype = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Put a model through the gate, then compare answers with reused passages to full forwards.
+    """Put a model through the gate, then compare answers behind reused passages to the full forward's.
 
-    Says which share of rows has to be computed again: the least at which 98 % of next tokens are
-    those of the full forward and the distributions differ by 0.01 nats at most. Exit code 1 where
-    the gate refuses the model or no share up to a half will do.
+    Says which policy is the cheapest that agrees in --passages-target of next tokens, with bounds of 95 %
+    confidence. Figures are shown as they come; Ctrl-C ends the check with those so far. Exit code 1 where the
+    gate refuses the model or no policy agrees so often.
 
     [bold]Examples[/bold]
 
-      quire passages check quire-quotes --opening '<quote>'
-      quire passages check ./my-model --texts faq.txt --texts manual.txt --passage-tokens 256
+      quire passages check ./my-model --texts faq.txt --texts manual.txt
+      quire passages check quire-tiny --prompts 40 --passage-tokens 64
     """
     read = None if texts is None else [read_text(path) for path in texts]
     with progress("loading the model") as say:
         loaded, tokenizer = models.load(model, dtype)
+        from quire_passages.bench.asked_text import TextSizes, text_prompts
         from quire_passages.bench.checking import check_passages
-        from quire_passages.bench.prose import is_held_out, joined, read_library
 
-        read = joined(read_library(is_held_out)) if read is None else read
-        found = check_passages(
-            loaded,
-            [_ids(tokenizer, text) for text in read],
-            () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
-            _ids(tokenizer, opening),
-            num_prompts=prompts,
-            passage_tokens=passage_tokens,
-            progress=say,
-        )
+        def told(number: int, estimates: "list[Estimate]") -> None:
+            best = max(estimates, key=lambda each: each.agreement)
+            say(f"prompt {number} of {prompts}: {best}")
+
+        sizes = TextSizes(tokens=(passage_tokens // 2, passage_tokens))
+        given = text_prompts(tokenizer, sizes, texts=read)
+        found = check_passages(loaded, given, count=prompts, target=passages_target, progress=told)
     if as_json:
         print_json(_told(found))
     else:
         stdout().print(picture(model, found))
-    if found.budget is None:
+    if found.chosen is None:
         raise typer.Exit(1)
-
-
-def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def picture(model: str, found: "PassageCheck") -> Group:
     """Return a check drawn for people."""
-    if found.relocation is None:
+    if found.relocation is None or found.verdict is None:
         return Group(Text(), Text(f"no: {found.refusal}", "bold red"), Text())
     gate = found.relocation
     facts = [
         ("model", model),
         ("gate", f"passed to position {gate.positions:,}, K and V off by {gate.error:.1e}"),
-        ("check layer", str(gate.check_layer)),
+        ("prompts", str(found.verdict.num_prompts)),
     ]
-    heads = (Column("computed again", no_wrap=True), "agree", "KL", "border", "inside", "ms")
+    heads = (Column("policy", no_wrap=True), "prompts", "agree", "95 %", "KL", "95 %", "work")
     table = plain_table(*heads)
-    for row in found.rows:
-        figures = [f"{float(row['agree_rate']):.1%}", f"{float(row['kl']):.4f}"]
-        figures += [f"{float(row[key]):.0%}" for key in ("border_rate", "inside_rate")]
-        table.add_row(str(row["name"]), *figures, f"{float(row['ms']):,.1f}")
-    return Group(Text(), facts_table(facts), Text(), table, Text(), _advice(found), Text())
-
-
-def _advice(found: "PassageCheck") -> Text:
-    from quire_passages.bench.checking import BUDGETS, LEAST_AGREEMENT, MOST_KL, holds
-
-    bounds = f"{LEAST_AGREEMENT:.0%} of next tokens and {MOST_KL:g} nats"
-    if found.budget is None:
-        return Text(
-            f"no: not even {BUDGETS[-1]:.0%} of rows hold {bounds}; leave passages off", "bold red"
-        )
-    said = Text.assemble(
-        "yes: ", (f"KVDeviation({found.budget:g})", "bold green"), f" holds {bounds}"
-    )
-    if holds(found.rows, "moved"):
-        said.append(
-            "\nthese passages hardly ask for each other: moving them alone holds it too; "
-            "pass --texts of yours to be sure"
-        )
-    return said
+    for each in found.verdict.estimates():
+        agreement = f"{each.agreement_low:.1%} to {each.agreement_high:.1%}"
+        kl = f"{each.kl_low:.4f} to {each.kl_high:.4f}"
+        figures = (f"{each.agreement:.1%}", agreement, f"{each.kl:.4f}", kl, f"{each.work:.0%}")
+        table.add_row(each.policy, str(each.prompts), *figures)
+    said = Text(f"no: {found.verdict.reason}", "bold red")
+    if found.chosen is not None:
+        said = Text.assemble("yes: ", (found.chosen, "bold green"))
+    return Group(Text(), facts_table(facts), Text(), table, Text(), said, Text())
 
 
 def _told(found: "PassageCheck") -> dict[str, Any]:
-    gate = found.relocation
+    gate, verdict = found.relocation, found.verdict
     return {
         "relocatable": gate is not None,
-        "refusal": found.refusal,
-        "check_layer": None if gate is None else gate.check_layer,
+        "refusal": found.refusal if verdict is None or found.chosen else verdict.reason,
         "gate_error": None if gate is None else gate.error,
-        "rows": found.rows,
-        "budget": found.budget,
+        "prompts": 0 if verdict is None else verdict.num_prompts,
+        "estimates": [] if verdict is None else msgspec.to_builtins(verdict.estimates()),
+        "chosen": found.chosen,
     }

@@ -13,7 +13,6 @@ Then rows are chosen in a forward of the model over exact K and V: logits must b
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +25,6 @@ from quire.errors import NotRelocatable, UnsupportedModel
 from quire.tensors.kinds import LayerKind, decoder_config, model_type
 from quire.tensors.rotary import Pairs, Rotation, rotate_into
 from quire_passages.hf.capture import PassageKV
-from quire_passages.hf.check_layer import check_layer
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.rows import RowForward
 from quire_passages.hf.runs import Runs
@@ -49,12 +47,10 @@ _FAILURES = (UnsupportedModel, RuntimeError, TypeError, ValueError, AttributeErr
 def relocation_of(
     model: Any,
     kinds: Sequence[LayerKind],
-    sample: Sequence[Sequence[int]] | None = None,
     positions: int | None = None,
 ) -> Relocation:
     """Try a model, in a few short forwards.
 
-    sample     passages of real text, by which the check layer is picked; None: random tokens
     positions  positions to vouch for; None: those of the model's config
 
     Raises `NotRelocatable`, with the layer and the distance.
@@ -69,7 +65,7 @@ def relocation_of(
         if kind.tokens is None:
             raise NotRelocatable(f"{name}: layer {index} keeps no K and V of its own ({kind.word})")
     runs = Runs(model, kinds)
-    return _tried(runs, name, sample, positions)
+    return _tried(runs, name, positions)
 
 
 @contextmanager
@@ -91,9 +87,7 @@ def buffers_kept(model: Any) -> Generator[None, None, None]:
                 buffer.copy_(values)
 
 
-def _tried(
-    runs: Runs, name: str, sample: Sequence[Sequence[int]] | None, positions: int | None
-) -> Relocation:
+def _tried(runs: Runs, name: str, positions: int | None) -> Relocation:
     ids = np.random.default_rng(0).integers(1, num_embeddings(runs.model), _NUM_TOKENS)
     near = runs.kv(ids, _FIRST)
     limits = _thresholds(runs.model.config, positions)
@@ -114,15 +108,13 @@ def _tried(
         raise NotRelocatable(f"{beyond}; below position {limit} it can be moved") from beyond
     rows = RowForward(runs.model, runs.kinds)
     _check_rows(runs, rows, name, ids)
-    found = Relocation(
+    return Relocation(
         rotations=rotations,
         positions=limit,
         error=error,
         beyond=None if beyond is None else str(beyond),
-        check_layer=1,
         drops_rows=_dropping(runs, rows, name, ids),
     )
-    return replace(found, check_layer=check_layer(runs, found, sample))
 
 
 def _compared(

@@ -12,12 +12,14 @@ from quire.engines.segments import Given
 from quire.errors import TokensError
 from quire.tensors.kinds import layer_kinds
 from quire_passages import NoRows, PassagePlace, PassagePlan, Segments, Selector, Variant
+from quire_passages.hf.beside import FullAnswer
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.gate import relocation_of
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.runs import Runs, contextual
 from quire_passages.hf.weighing import Counting, masses_of
 from quire_passages.selectors import Rows
+from quire_passages.verdict import Outcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +50,6 @@ class PassageModel:
         held = [passage_model.capture(ids, before=segments.head) for ids in segments.passages]
         blended, whole = passage_model.blend(segments, held, Epic(16)), passage_model.full(segments)
 
-    sample     passages of real text as token ids, by which the check layer is picked; None: random ones
     positions  positions that the gate has to vouch for; None: as far as the model's config goes
 
     Raises `NotRelocatable` for a model whose keys cannot be moved.
@@ -58,13 +59,12 @@ class PassageModel:
         self,
         model: Any,
         *,
-        sample: Sequence[Sequence[int]] | None = None,
         positions: int | None = None,
     ) -> None:
         model = checked_model(model, "PassageModel")
         kinds = layer_kinds(model.config)
         self._runs = Runs(model, kinds)
-        self.relocation: Relocation = relocation_of(model, kinds, sample, positions)
+        self.relocation: Relocation = relocation_of(model, kinds, positions)
         self._blending = Blending(model, kinds, self.relocation)
 
     def capture(self, ids: Given, before: Given = ()) -> Variant:
@@ -132,6 +132,14 @@ class PassageModel:
         assert logits is not None
         moved = sum(each.num_tokens for each in plan.moved)
         return Blended(logits.float().cpu(), rows, moved, past)
+
+    def compare(
+        self, segments: Segments, policies: Sequence[Selector], *, num_tokens: int = 32
+    ) -> dict[str, Outcome]:
+        """Return by name what policies do to the model's own answer to a prompt."""
+        full = FullAnswer(self._runs, self._blending, segments, num_tokens=num_tokens)
+        held = self._runs.isolated(segments.head, segments.passages)
+        return {each.name: full.beside(each, held) for each in policies}
 
     def full(self, segments: Segments) -> Blended:
         """Return the result of a prompt in one plain forward."""

@@ -15,7 +15,7 @@ from quire.errors import NotRelocatable
 from quire.tensors.rotary import Pairs, Rotation
 from quire_passages.hf.relocation import Relocation
 
-_FORM = "quire-gate-2"
+_FORM = "quire-gate-3"
 
 
 class _Turn(msgspec.Struct, frozen=True):
@@ -30,7 +30,6 @@ class _Found(msgspec.Struct, frozen=True):
     positions: int
     error: float
     beyond: str | None
-    check_layer: int
     drops_rows: str | None
 
 
@@ -54,7 +53,7 @@ class GateMemory:
             return None
         if isinstance(found, str):
             return NotRelocatable(found)
-        if len(found.rotations) != num_layers or not 1 <= found.check_layer < max(num_layers, 2):
+        if len(found.rotations) != num_layers:
             return None
         rotations = tuple(
             each and Rotation(each.in_values, each.offset, each.pairs, np.asarray(each.frequencies))
@@ -65,7 +64,6 @@ class GateMemory:
             found.positions,
             found.error,
             found.beyond,
-            found.check_layer,
             found.drops_rows,
         )
 
@@ -90,6 +88,4 @@ def _told(found: Relocation | NotRelocatable) -> _Found | str:
         each and _Turn(each.in_values, each.offset, each.pairs, each.frequencies.tolist())
         for each in found.rotations
     ]
-    return _Found(
-        turns, found.positions, found.error, found.beyond, found.check_layer, found.drops_rows
-    )
+    return _Found(turns, found.positions, found.error, found.beyond, found.drops_rows)

@@ -181,7 +181,7 @@ class PrefixCache(PurgeableCache, ModelFace):
             texts = returned(prompts, plan, past, output)
             self.last = calls.end(request, recorder, texts, started, is_same or request.has_stayed)
             if asked is not None:
-                self.last = asked.ended(calls, request, recorder.cache, self.last)
+                self.last = asked.ended(request, recorder.cache, self.last, output)
         return brought_home(prompts, output)
 
     @contextmanager

@@ -1,0 +1,91 @@
+"""The audit of one prompt: its answer by the full forward, then behind each policy, in pieces of work."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+from quire.core import Scope
+from quire.engines.models.identity import Computed
+from quire.engines.segments import Segments
+from quire_passages.earned import FORWARD_ROWS
+from quire_passages.hf.beside import FullAnswer
+from quire_passages.hf.blending import Blending
+from quire_passages.hf.capture import PassageKV
+from quire_passages.hf.runs import Runs
+from quire_passages.selectors import Selector
+from quire_passages.variants import Variant
+from quire_passages.verdict import Outcome
+
+MOST_ANSWER = 32
+"""Tokens of an answer that are compared."""
+
+_T = TypeVar("_T")
+
+Find = Callable[[bytes, tuple[bytes, ...], Selector], Variant | None]
+"""Returns the variant of a passage that a policy would place now, behind others; None: there is none."""
+
+
+class Audit:
+    """A comparison of policies on one prompt. Each `advance` does one piece: a forward of a prompt, or a passage.
+
+    answer  ids that were answered; where none are given, the model's own
+
+    A passage that is in no store is captured for it. Where the model changes meanwhile, it ends without outcomes.
+    """
+
+    def __init__(
+        self,
+        bound: Scope,
+        segments: Segments,
+        answer: Sequence[int],
+        policies: Sequence[Selector],
+    ) -> None:
+        self.bound, self.segments = bound, segments
+        self.outcomes: dict[str, Outcome] = {}
+        self._answer = list(answer[:MOST_ANSWER])
+        self._left = list(policies)
+        self._full: FullAnswer | None = None
+        self._captured: dict[bytes, Variant] = {}
+        self.has_ended = False
+
+    def advance(self, runs: Runs, blending: Blending, computed: Computed, find: Find) -> float:
+        """Do the next piece, of the model that the scope is bound to; return its rows."""
+        segments = self.segments
+
+        def done(piece: Callable[[], _T]) -> _T | None:
+            found = computed(self.bound, lambda _: piece())
+            self.has_ended |= found is None
+            return found
+
+        if self._full is None:
+            self._full = done(lambda: FullAnswer(runs, blending, segments, self._answer))
+            return float(segments.num_tokens + FORWARD_ROWS)
+        policy, full, texts = self._left[0], self._full, segments.passage_texts
+        held = [
+            find(ids, texts[:at], policy) or self._captured.get(ids) for at, ids in enumerate(texts)
+        ]
+        if None in held:
+            ids = segments.passages[held.index(None)]
+            for each in done(lambda: runs.isolated(segments.head, [ids])) or ():
+                self._captured[each.ids] = each
+            return float(segments.head.size + ids.size + FORWARD_ROWS)
+        self._left.pop(0)
+        outcome = done(lambda: full.beside(policy, held))
+        if outcome is not None:
+            self.outcomes[policy.name] = outcome
+        self.has_ended |= not self._left
+        return (0.0 if outcome is None else outcome.work * segments.num_tokens) + FORWARD_ROWS
+
+    @property
+    def captures(self) -> list[Variant]:
+        """The passages that were captured for it."""
+        return list(self._captured.values())
+
+    def wipe(self) -> None:
+        """Overwrite the K and V of its prompt: its tenant is purged."""
+        self.has_ended = True
+        if self._full is not None:
+            for layer in self._full.past.kv_layers.values():
+                for each in layer.row(0, layer.first, layer.length):
+                    each.zero_()
+        for each in self.captures:
+            cast("PassageKV", each.kv).wipe()
