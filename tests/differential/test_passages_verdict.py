@@ -115,6 +115,23 @@ def test_comparing_takes_its_share_while_requests_wait(model):
     assert 3 < own.passages.verdict_counts["prompts"] < 40
 
 
+def test_a_comparison_that_fails_costs_no_answer(model, monkeypatch):
+    def failing(*_, **__):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("quire_passages.hf.audit.FullAnswer", failing)
+    passages = Passages("64MiB", AllRows(), **{**MEASURED, "share": 1.0})
+    engine, cache = (
+        Engine(model, num_blocks=400, passages=passages),
+        PrefixCache(model, passages=passages),
+    )
+    (segments,) = prompts(1)
+    assert asked(engine, segments)[0] == plain(model, segments)
+    cache.generate(segments=segments, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    for holder in (engine._companions[-1].passages, cache.passages):
+        assert holder.verdict_counts["prompts"] == 0
+
+
 def test_a_purge_takes_a_comparison_that_is_under_way(model):
     engine = Engine(model, num_blocks=400, passages=Passages("64MiB", AllRows(), **MEASURED))
     own = engine._companions[-1]

