@@ -81,7 +81,9 @@ def first_tokens(layers, width, rounds):
     given = {"max_new_tokens": 1, "do_sample": False, "pad_token_id": 0, "store_until": HEAD}
     plain = PrefixCache(model, "512MiB")
     caches = {
-        each.name: PrefixCache(model, "512MiB", passages=Passages("1GiB", each, None, capture="none"))
+        each.name: PrefixCache(
+            model, "512MiB", passages=Passages("1GiB", each, None, capture="none")
+        )
         for each in SELECTORS
     }
     every = list(prompts(rounds + 1))

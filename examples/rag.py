@@ -32,8 +32,7 @@ def main(folder: Path, num_questions: int) -> None:
     retriever.index(words, show_progress=False)
 
     prefixes = PrefixCache(model, capacity="256MiB")
-    unmeasured = Passages("512MiB", KVDeviation(0.2), target=None)
-    reusing = PrefixCache(model, capacity="256MiB", passages=unmeasured)
+    reusing = PrefixCache(model, "256MiB", passages=Passages("512MiB", KVDeviation(0.2), None))
     head, line_end = [tokenizer.bos_token_id], tokenizer("\n").input_ids
     reusing.passages.capture(passages, head=head)
     exact_ms, passage_ms, same = [], [], 0

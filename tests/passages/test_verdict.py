@@ -10,7 +10,14 @@ from quire.core import Scope
 from quire.errors import ConfigError
 from quire_passages import NoRows, Passages
 from quire_passages.bounds import agreement_bounds, mean_bounds
-from quire_passages.verdict import LEAST_PROMPTS, Outcome, Verdict, Verdicts, candidates, estimate
+from quire_passages.verdict import (
+    LEAST_PROMPTS,
+    PolicyOutcome,
+    Verdict,
+    Verdicts,
+    candidates,
+    estimate,
+)
 
 COMPUTED = Path(__file__).parents[1] / "data" / "passages_quotes.json"
 """400 prompts of documentation, computed once on quire-quotes: tokens, those that agree, and nats of each, by policy."""
@@ -18,13 +25,13 @@ COMPUTED = Path(__file__).parents[1] / "data" / "passages_quotes.json"
 WORK = {"none": 0.2, "epic 16": 0.4, "deep": 0.6}
 
 
-class Named(NoRows):
+class NamedPolicy(NoRows):
     def __init__(self, name):
         self.name = name
 
 
 def verdict_of(target=0.98):
-    return Verdict([Named(name) for name in WORK], target)
+    return Verdict([NamedPolicy(name) for name in WORK], target)
 
 
 def told(verdict, count, wrong, seed=0):
@@ -35,7 +42,7 @@ def told(verdict, count, wrong, seed=0):
         agreed = {name: 32 - rng.binomial(32, share) for name, share in wrong.items()}
         verdict.add(
             {
-                name: Outcome(32, int(agreed[name]), 0.1, WORK[name])
+                name: PolicyOutcome(32, int(agreed[name]), 0.1, WORK[name])
                 for name in wrong
                 if name in asked
             }
@@ -95,10 +102,10 @@ def test_a_policy_that_is_barely_below_the_target_is_seldom_chosen():
 def test_each_tenant_has_a_verdict_of_its_own():
     verdicts = Verdicts(0.98, 10)
     one, two = Scope(tenant="one", model="m"), Scope(tenant="two", model="m")
-    told(verdicts.of(one, lambda: [Named("none")]), 40, {"none": 0.0})
+    told(verdicts.of(one, lambda: [NamedPolicy("none")]), 40, {"none": 0.0})
     assert verdicts.of(one, list).chosen is not None
     assert verdicts.of(Scope(tenant="one", salt="s", model="m"), list).chosen is not None
-    assert verdicts.of(two, lambda: [Named("none")]).chosen is None
+    assert verdicts.of(two, lambda: [NamedPolicy("none")]).chosen is None
     assert verdicts.counts() == {"served": 1, "declined": 0, "open": 1, "prompts": 40}
     assert [verdicts.is_due(two) for _ in range(3)] == [True] * 3
     assert sum(verdicts.is_due(one) for _ in range(100)) == 10
@@ -154,7 +161,7 @@ def test_bounds_hold_on_prompts_that_they_have_not_seen(size):
     """Of 100 pools that are drawn from all prompts, in 90 the figures of all are within the bounds."""
     rng = np.random.default_rng(7)
     for policy, rows in json.loads(COMPUTED.read_text())["policies"].items():
-        samples = [Outcome(*row, 0.5) for row in rows]
+        samples = [PolicyOutcome(*row, 0.5) for row in rows]
         whole = estimate(policy, samples)
         held = np.zeros(2)
         for _ in range(100):

@@ -39,7 +39,7 @@ from quire_passages.hf.capture import PassageKV, captured, grow
 from quire_passages.hf.holder import PassageHolder
 from quire_passages.hf.runs import Runs
 from quire_passages.selectors import Rows
-from quire_passages.verdict import Estimate
+from quire_passages.verdict import PolicyEstimate
 
 _NONE = np.empty(0, np.int64)
 
@@ -55,7 +55,7 @@ class PassagePrompt:
         self.plan: PassagePlan | None = None
         self.report: PassagesReport | None = None
         self.num_lacking = 0
-        self.estimate: Estimate | None = None
+        self.estimate: PolicyEstimate | None = None
 
     def tell(self, plan: PassagePlan, rows: Rows) -> None:
         """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""

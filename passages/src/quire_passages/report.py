@@ -6,7 +6,7 @@ from typing import Literal
 from quire_passages.planning import PassagePlan
 from quire_passages.selectors import Rows
 from quire_passages.variants import Kind
-from quire_passages.verdict import Estimate
+from quire_passages.verdict import PolicyEstimate
 
 Exactness = Literal["exact", "approximate"]
 
@@ -63,12 +63,12 @@ class PassagesReport:
     selector: str
     checked_rows: int = 0
     work_rows: float = 0.0
-    estimate: Estimate | None = None
+    estimate: PolicyEstimate | None = None
     captured: int = 0
 
 
 def report_of(
-    plan: PassagePlan, recomputed: Rows, estimate: Estimate | None = None
+    plan: PassagePlan, recomputed: Rows, estimate: PolicyEstimate | None = None
 ) -> PassagesReport:
     """Return the account of a plan that was carried out, with these rows of moved passages computed again."""
     whole = plan.segments.num_tokens

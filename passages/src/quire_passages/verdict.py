@@ -32,7 +32,7 @@ _MOST_SCOPES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyOutcome:
     """One policy on one prompt, beside the full forward.
 
     tokens   of the answer
@@ -49,7 +49,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class PolicyEstimate(msgspec.Struct, frozen=True):
     """The figures of a policy, with bounds of 95 % confidence.
 
     agreement  share of next tokens that are those of the full forward
@@ -95,11 +95,11 @@ class Verdict:
         self.target = target
         self.chosen: Selector | None = None
         self.num_prompts = 0
-        self._samples: list[deque[Outcome]] = [deque(maxlen=MOST_PROMPTS) for _ in policies]
-        self._found: list[Estimate | None] = [None] * len(self.policies)
+        self._samples: list[deque[PolicyOutcome]] = [deque(maxlen=MOST_PROMPTS) for _ in policies]
+        self._found: list[PolicyEstimate | None] = [None] * len(self.policies)
         self._order = list(range(len(self.policies)))
 
-    def add(self, outcomes: Mapping[str, Outcome]) -> None:
+    def add(self, outcomes: Mapping[str, PolicyOutcome]) -> None:
         """Take the outcomes of one prompt, by the names of policies."""
         for at, policy in enumerate(self.policies):
             found = outcomes.get(policy.name)
@@ -132,13 +132,13 @@ class Verdict:
             )
         return f"no policy agrees in {self.target:.3g} of next tokens: {self._found[self._best()]}"
 
-    def estimates(self) -> list[Estimate]:
+    def estimates(self) -> list[PolicyEstimate]:
         """Return the estimates of policies that have samples, as they are now, the cheapest first."""
         found = map(self._estimate, self._order)
         return [each for each in found if each is not None]
 
     @property
-    def chosen_estimate(self) -> Estimate | None:
+    def chosen_estimate(self) -> PolicyEstimate | None:
         """The last estimate of the chosen policy; of none, that of the one that agrees most."""
         at = self._best() if self.chosen is None else self.policies.index(self.chosen)
         return self._found[at]
@@ -173,18 +173,18 @@ class Verdict:
 
         return max(self._order, key=agreement)
 
-    def _estimate(self, at: int) -> Estimate | None:
+    def _estimate(self, at: int) -> PolicyEstimate | None:
         samples = self._samples[at]
         return estimate(self.policies[at].name, samples) if samples else None
 
 
-def estimate(policy: str, samples: Sequence[Outcome]) -> Estimate:
+def estimate(policy: str, samples: Sequence[PolicyOutcome]) -> PolicyEstimate:
     """Return the estimate of a policy from its samples, one at least."""
     tokens = np.array([each.tokens for each in samples], np.float64)
     agreement = agreement_bounds(tokens, np.array([each.agreed for each in samples], np.float64))
     kl = mean_bounds(tokens, np.array([each.kl for each in samples], np.float64))
     work = float(np.mean([each.work for each in samples]))
-    return Estimate(policy, len(samples), int(tokens.sum()), *agreement, *kl, work)
+    return PolicyEstimate(policy, len(samples), int(tokens.sum()), *agreement, *kl, work)
 
 
 class Verdicts:
@@ -202,7 +202,7 @@ class Verdicts:
         self._audit = audit
         self._verdicts: OrderedDict[Scope, Verdict] = OrderedDict()
         self._since: dict[Scope, int] = {}
-        self._latest: deque[Outcome] = deque(maxlen=MOST_PROMPTS)
+        self._latest: deque[PolicyOutcome] = deque(maxlen=MOST_PROMPTS)
 
     def of(self, scope: Scope, policies: Callable[[], Sequence[Selector]]) -> Verdict:
         """Return the verdict of a scope; `policies` of a new one."""
@@ -233,7 +233,7 @@ class Verdicts:
             del self._verdicts[scope]
             self._since.pop(scope, None)
 
-    def add(self, verdict: Verdict, outcomes: Mapping[str, Outcome]) -> None:
+    def add(self, verdict: Verdict, outcomes: Mapping[str, PolicyOutcome]) -> None:
         """Have a verdict take the outcomes of a prompt."""
         verdict.add(outcomes)
         told = verdict.chosen_estimate
@@ -241,7 +241,7 @@ class Verdicts:
             self._latest.append(outcomes[told.policy])
 
     @property
-    def estimate(self) -> Estimate | None:
+    def estimate(self) -> PolicyEstimate | None:
         """The estimate over the latest prompts of all tenants, each by its chosen policy, or the best."""
         return estimate("all", self._latest) if self._latest else None
 

@@ -10,9 +10,9 @@ from typing import Any
 from quire.engines.segments import Segments
 from quire.errors import NotRelocatable
 from quire_passages.hf import PassageModel, Relocation
-from quire_passages.verdict import Estimate, Verdict, candidates
+from quire_passages.verdict import PolicyEstimate, Verdict, candidates
 
-Told = Callable[[int, list[Estimate]], object]
+Told = Callable[[int, list[PolicyEstimate]], object]
 """Is shown the prompts that were compared so far, and the estimates."""
 
 

@@ -17,7 +17,7 @@ from quire.cli.tables import facts_table, plain_table
 
 if TYPE_CHECKING:
     from quire_passages.bench.checking import PassageCheck
-    from quire_passages.verdict import Estimate
+    from quire_passages.verdict import PolicyEstimate
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -65,7 +65,7 @@ def check(
         from quire_passages.bench.asked_text import TextSizes, text_prompts
         from quire_passages.bench.checking import check_passages
 
-        def told(number: int, estimates: "list[Estimate]") -> None:
+        def told(number: int, estimates: "list[PolicyEstimate]") -> None:
             best = max(estimates, key=lambda each: each.agreement)
             say(f"prompt {number} of {prompts}: {best}")
 

@@ -13,7 +13,7 @@ from quire_passages.hf.capture import PassageKV
 from quire_passages.hf.runs import Runs
 from quire_passages.selectors import Selector
 from quire_passages.variants import Variant
-from quire_passages.verdict import Outcome
+from quire_passages.verdict import PolicyOutcome
 
 MOST_ANSWER = 32
 """Tokens of an answer that are compared."""
@@ -40,7 +40,7 @@ class Audit:
         policies: Sequence[Selector],
     ) -> None:
         self.bound, self.segments = bound, segments
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, PolicyOutcome] = {}
         self._answer = list(answer[:MOST_ANSWER])
         self._left = list(policies)
         self._full: FullAnswer | None = None

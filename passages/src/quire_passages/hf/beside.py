@@ -9,12 +9,12 @@ import torch
 
 from quire.engines.models.working_cache import WorkingCache
 from quire.engines.segments import Segments, Tokens
+from quire_passages import PassagePlace, PassagePlan
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.runs import Runs
-from quire_passages.planning import PassagePlace, PassagePlan
 from quire_passages.selectors import Selector
 from quire_passages.variants import Variant
-from quire_passages.verdict import Outcome
+from quire_passages.verdict import PolicyOutcome
 
 _ROWS_AT_ONCE = 16
 """Rows of an answer whose logits are held at once: memory is bounded by rows, not by the vocabulary."""
@@ -47,7 +47,7 @@ class FullAnswer:
         self.seconds = time.process_time() - started
         self.answer = _until(list(answer) or self._said(num_tokens), _ends(runs.model))
 
-    def beside(self, selector: Selector, variants: Sequence[Variant | None]) -> Outcome:
+    def beside(self, selector: Selector, variants: Sequence[Variant | None]) -> PolicyOutcome:
         """Return the outcome of a policy: passages placed from variants, one for each; None: computed."""
         runs, segments = self._runs, self.segments
         plan = planned(segments, selector, variants)
@@ -61,7 +61,7 @@ class FullAnswer:
         depth = self._blending.limits(selector).depth
         placed = sum(each.stop - each.start for each in plan.placed)
         work = segments.num_tokens - placed + selector.work(plan.moved, depth)
-        return Outcome(len(self.answer), agreed, kl, work / segments.num_tokens, seconds)
+        return PolicyOutcome(len(self.answer), agreed, kl, work / segments.num_tokens, seconds)
 
     def _compared(self, past: WorkingCache) -> tuple[int, float]:
         """Return the tokens of the answer that agree, and the nats of all of them."""

@@ -36,7 +36,7 @@ from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.remembered import GateMemory
 from quire_passages.hf.runs import Runs
 from quire_passages.hf.warm import WarmPassages
-from quire_passages.verdict import Estimate, Verdict, Verdicts, candidates
+from quire_passages.verdict import PolicyEstimate, Verdict, Verdicts, candidates
 
 _NONE = np.empty(0, np.int64)
 
@@ -152,7 +152,7 @@ class PassageHolder(TenantHolder):
 
         return self._verdicts.of(bound, policies) if self._verdicts else None
 
-    def estimate(self, bound: Scope) -> Estimate | None:
+    def estimate(self, bound: Scope) -> PolicyEstimate | None:
         """Return the estimate of the policy that a scope is served by, or the best of those declined."""
         blending = self.tried(bound)
         if isinstance(blending, NotRelocatable):
@@ -211,8 +211,8 @@ class PassageHolder(TenantHolder):
         self,
         prompts: Iterable[Segments | Iterable[Given]],
         scope: Scope | None = None,
-        progress: Callable[[list[Estimate]], object] | None = None,
-    ) -> list[Estimate]:
+        progress: Callable[[list[PolicyEstimate]], object] | None = None,
+    ) -> list[PolicyEstimate]:
         """Compare policies on prompts in segments now, each behind the model's own answer; return the estimates.
 
         progress  is shown the estimates after each prompt

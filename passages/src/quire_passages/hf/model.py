@@ -19,7 +19,7 @@ from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.runs import Runs, contextual
 from quire_passages.hf.weighing import Counting, masses_of
 from quire_passages.selectors import Rows
-from quire_passages.verdict import Outcome
+from quire_passages.verdict import PolicyOutcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +135,7 @@ class PassageModel:
 
     def compare(
         self, segments: Segments, policies: Sequence[Selector], *, num_tokens: int = 32
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, PolicyOutcome]:
         """Return by name what policies do to the model's own answer to a prompt."""
         full = FullAnswer(self._runs, self._blending, segments, num_tokens=num_tokens)
         held = self._runs.isolated(segments.head, segments.passages)

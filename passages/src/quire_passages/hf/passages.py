@@ -30,7 +30,7 @@ from quire_passages.hf.capture import captured
 from quire_passages.hf.holder import PassageHolder
 from quire_passages.hf.runs import Runs, contextual
 from quire_passages.hf.weighing import masses_of
-from quire_passages.verdict import Estimate
+from quire_passages.verdict import PolicyEstimate
 
 _NONE = np.empty(0, np.int64)
 
@@ -43,7 +43,7 @@ class AskedSegments:
         self._segments = segments
         self._settings = settings
         self._report: PassagesReport | None = None
-        self._estimate: Estimate | None = None
+        self._estimate: PolicyEstimate | None = None
 
     def prompt(
         self, input_ids: object, attention_mask: object, media: object
