@@ -94,7 +94,8 @@ class FullAnswer:
 def _ends(model: Any) -> set[int]:
     """Return the ids that end an answer of a model."""
     given: Any = getattr(model.generation_config, "eos_token_id", None)
-    return set(given) if isinstance(given, list) else {given}
+    ids: list[int] = given if isinstance(given, list) else [given]
+    return set(ids)
 
 
 def _until(answer: list[int], ends: set[int]) -> list[int]:

@@ -78,7 +78,7 @@ class PassageHolder(TenantHolder):
             self._warm = WarmPassages(tier, runs.model, shared=shared, key=key)
         self._gates = None if settings.gates is None else GateMemory(settings.gates)
         self._tried: dict[tuple[object, object], Blending | NotRelocatable] = {}
-        self._verdicts = settings.target and Verdicts(settings.target, settings.audit)
+        self._verdicts = Verdicts(settings.target, settings.audit) if settings.target else None
 
     @guarded
     def relocation(self, scope: Scope | None = None) -> Relocation:

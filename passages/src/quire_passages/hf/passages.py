@@ -95,7 +95,7 @@ class AskedSegments:
             if self._settings.capture == "contextual" or passages.captures(bound, blending):
                 count = self._captured(request, past, blending)
             ids: torch.Tensor = getattr(output, "sequences", output)
-            answer = ids[0, self._segments.num_tokens :].tolist()
+            answer = [int(each) for each in ids[0, self._segments.num_tokens :]]
             passages.earned.earn(self._segments.num_tokens + len(answer))
             if passages.earned.is_left and passages.is_due(bound, self._segments, blending):
                 audit = passages.audit(bound, self._segments, answer)
