@@ -94,8 +94,7 @@ class FullAnswer:
 def _ends(model: Any) -> set[int]:
     """Return the ids that end an answer of a model."""
     given: Any = getattr(model.generation_config, "eos_token_id", None)
-    ids: list[int] = given if isinstance(given, list) else [given]
-    return set(ids)
+    return {*np.atleast_1d(given).tolist()}
 
 
 def _until(answer: list[int], ends: set[int]) -> list[int]:
