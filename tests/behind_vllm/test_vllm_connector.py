@@ -7,7 +7,19 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 BASE = "vllm.distributed.kv_transfer.kv_connector"
-OURS = ("quire.engines.vllm.connector", "quire.engines.vllm.metrics", "quire.engines.vllm.support")
+OURS = tuple(
+    f"quire.engines.vllm.{name}" for name in ("connector", "kv_events", "metrics", "support")
+)
+
+EVENTS = {
+    f"vllm.{module}": dict.fromkeys(names.split())
+    for module, names in {
+        "distributed.kv_events": "MEDIUM_STORAGE BlockRemoved BlockStored",
+        "v1.core.kv_cache_utils": "generate_block_hash_extra_keys maybe_convert_block_hash to_event_extra_keys",
+        "v1.kv_cache_interface": "get_kv_cache_spec_kind get_kv_cache_spec_sliding_window",
+    }.items()
+}
+"""What events need of vLLM: no test here publishes any."""
 
 
 class StandIn:
@@ -44,6 +56,7 @@ def connector(monkeypatch):
         f"{BASE}.factory": {"KVConnectorFactory": factory},
         f"{BASE}.v1.base": kinds | {"KVConnectorBase_V1": StandIn},
         f"{BASE}.v1.metrics": stats,
+        **EVENTS,
     }.items():
         module = ModuleType(name)
         vars(module).update(members)

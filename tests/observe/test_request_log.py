@@ -40,7 +40,11 @@ def engine(manager=None, running=(), waiting=(), **counts):
             scheduler.plan()
     stats = EngineStats(running=len(running), waiting=len(waiting), **counts)
     return SimpleNamespace(
-        manager=manager or CacheManager(8, 4), tiers=None, scheduler=scheduler, stats=lambda: stats
+        manager=manager or CacheManager(8, 4),
+        tiers=None,
+        scheduler=scheduler,
+        stats=lambda: stats,
+        figures={},
     )
 
 
