@@ -23,6 +23,7 @@
     ├── DeadlinePassed                a job that was not finished in its time
     ├── QueueTimeout                  a job that had not begun when its wait was over
     ├── RequestFailed                 a request whose step the model could not compute
+    │   └── TenantPurged              a request whose tenant was purged
     ├── CacheBusy                     a cache that another thread is using
     ├── UnsupportedModel              a model with layers that cannot be cached exactly
     │   └── NotRelocatable            a model whose keys cannot be rotated to another position
@@ -158,6 +159,10 @@ class QueueTimeout(QuireError):  # noqa: N818 - as OutOfBlocks
 
 class RequestFailed(QuireError):  # noqa: N818 - as OutOfBlocks
     """A request that ended because a step of it could not be computed."""
+
+
+class TenantPurged(RequestFailed):
+    """A request that ended because its tenant was purged."""
 
 
 class CacheBusy(QuireError):  # noqa: N818 - as TierBusy

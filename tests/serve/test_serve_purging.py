@@ -68,22 +68,30 @@ def test_the_tenant_goes_while_anothers_stream_goes_on(server, folder):
         except openai.APIError as error:
             ended.append(error)
 
-    threads = [threading.Thread(target=each) for each in (stream, fails)]
+    def refused():
+        body = {"prompt": TEXT, "max_tokens": 1500, "ignore_eos": True}
+        headers = {"Authorization": "Bearer key-of-ann"}
+        ended.append(server.post("/v1/completions", body, headers=headers))
+
+    threads = [threading.Thread(target=each) for each in (stream, fails, refused)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: streamed and server.service.running.engine.scheduler.queues.num_running == 2)
+    wait_for(lambda: streamed and server.service.running.engine.scheduler.queues.num_running == 3)
     tag = tenant_tag(Scope(tenant="ann"))
     answer = server.post("/v1/cache/purge", {"tenant": "ann"}, headers=OPERATOR)
     assert answer.status_code == 200
     found = answer.json()
-    assert (found["complete"], found["reason"], found["requests"]) == (True, "", 1)
+    assert (found["complete"], found["reason"], found["requests"]) == (True, "", 2)
     assert found["pins"] == 1
     assert found["blocks"]["full"] > 4
     assert found["tiers"]["files"]["is_complete"]
     assert found_in_files(folder, tag) == []
     for thread in threads:
         thread.join(60)
-    assert "purged" in str(ended[0])
+    whole, broken_off = sorted(ended, key=lambda each: isinstance(each, Exception))
+    assert "purged" in str(broken_off)
+    assert (whole.status_code, whole.json()["error"]["code"]) == (503, "purged")
+    assert whole.headers["retry-after"] == "1"
     assert "".join(streamed) == plain.choices[0].text
     server.quiet()
     server.service.running.engine.tiers.drain(10)

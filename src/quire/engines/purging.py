@@ -13,7 +13,7 @@ import msgspec
 
 from quire import ops
 from quire.core import CacheManager, Scope
-from quire.errors import CacheBusy, ConfigError, RequestFailed
+from quire.errors import CacheBusy, ConfigError, RequestFailed, TenantPurged
 from quire.exchange.hashing import tenant_tag
 from quire.ops.purging import IsOwn, num_held, sequences_of
 from quire.scope import ScopePart, scope_of
@@ -103,7 +103,7 @@ class PurgeableEngine:
         """Delete and overwrite all that the engine and its tiers hold of a tenant; return the counts.
 
         `tenant` is the scope's `tenant`, its `salt` where it has none, or a scope that has them; None is everybody's.
-        Its requests end with `RequestFailed`. Others go on; while tiers are purged they wait, but in an `AsyncEngine`.
+        Its requests end with `TenantPurged`. Others go on; while tiers are purged they wait, but in an `AsyncEngine`.
         `timeout_s` bounds the wait for tiers. A tier that fails is told in the report. Raises `ScopeError`, and `CacheBusy`,
         with nothing changed, from within a step or while another thread has its turn.
         """
@@ -129,7 +129,7 @@ class PurgeableEngine:
             before = free_blocks(self.manager)
             for request in own:
                 why = f"request {request.request_id!r} ended: its tenant was purged"
-                self._end(request, "error", RequestFailed(why))
+                self._end(request, "error", TenantPurged(why))
             self._forward.copy()
             passages = sum(each.purge(scope, is_own, timeout_s) for each in self._companions)
             told = purge_blocks(self.manager, self._forward.pools, is_own, before)

@@ -20,6 +20,7 @@ from quire.errors import (
     QueueTimeout,
     QuireError,
     ScopeError,
+    TenantPurged,
     TokensError,
 )
 from quire.web.mends import MENDED
@@ -91,6 +92,8 @@ def refused(error: Exception, fields: Container[str] = ()) -> ApiError:
             return ApiError(503, said, code="out_of_memory", headers={"Retry-After": "10"})
         case QueueTimeout():
             return ApiError(503, str(error), code="overloaded", headers={"Retry-After": "10"})
+        case TenantPurged():
+            return ApiError(503, str(error), code="purged", headers={"Retry-After": "1"})
         case DeadlinePassed():
             return ApiError(504, str(error), param="deadline_s", code="deadline_passed")
         case QuireError():
