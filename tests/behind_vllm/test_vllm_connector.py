@@ -19,7 +19,7 @@ EVENTS = {
         "v1.kv_cache_interface": "get_kv_cache_spec_kind get_kv_cache_spec_sliding_window",
     }.items()
 }
-"""What events need of vLLM: no test here publishes any."""
+"""The names that events import from vLLM; no test here publishes any."""
 
 
 class StandIn:

@@ -53,7 +53,7 @@ HASH_BYTES = 32
 """Bytes of a name of a block by SHA-256; names of other lengths are of hashes that collide."""
 
 THERE = (Outcome.HIT, Outcome.STORED, Outcome.PRESENT)
-"""What says that a chunk is in the tiers."""
+"""The outcomes of a chunk that is in the tiers."""
 
 Work: TypeAlias = Callable[[Sequence[OffloadKey], Sequence[int]], list[Outcome]]
 """Moves chunks by their keys and places in host memory."""
