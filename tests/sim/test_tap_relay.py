@@ -11,7 +11,8 @@ import pytest
 
 from quire.errors import ConfigError
 from quire_sim.logs import open_log
-from quire_sim.tap.records import RecordFile
+from quire_sim.tap.observing import Exchange
+from quire_sim.tap.records import MOST_KEYS, KeyNumbers, RecordFile
 from quire_sim.tap.relay import Relay
 from tap_help import OK, RawServer, asked, post, sent, tapped, wait_for
 
@@ -277,3 +278,15 @@ def test_the_page_is_for_this_machine():
         told = b"".join(asked(url, (page % own).replace(b"/tap", b"/tap/requests")))
     assert refused.startswith(b"HTTP/1.1 403")
     assert json.loads(told.partition(b"\r\n\r\n")[2])["upstream"] == server.url
+
+
+def test_keys_beyond_a_bound_share_a_name_and_known_ones_keep_theirs():
+    numbers = KeyNumbers()
+    asked = [
+        Exchange("POST", "/", [(b"authorization", b"Bearer %d" % i)], 0.0)
+        for i in range(MOST_KEYS + 2)
+    ]
+    names = [numbers.name_of(each) for each in asked]
+    assert names[MOST_KEYS - 1] == f"key-{MOST_KEYS}"
+    assert names[MOST_KEYS:] == ["key-more"] * 2
+    assert [numbers.name_of(each) for each in asked] == names

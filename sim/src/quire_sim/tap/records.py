@@ -23,8 +23,15 @@ _CREDENTIALS = frozenset(
 _MARKS = tuple(name.encode() for name in _CREDENTIALS)
 
 
+MOST_KEYS = 10_000
+"""API keys that have a number of their own."""
+
+
 class KeyNumbers:
-    """API keys by number: which requests have the same key, and nothing of the keys."""
+    """API keys by number: which requests have the same key, and nothing of the keys.
+
+    Keys are what clients say, invalid ones too: those beyond `MOST_KEYS` are all called `key-more`.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
@@ -40,6 +47,8 @@ class KeyNumbers:
         if not given:
             return ""
         digest = hash((self._salt, *given))
+        if len(self._known) >= MOST_KEYS:
+            return self._known.get(digest, "key-more")
         return self._known.setdefault(digest, f"key-{len(self._known) + 1}")
 
 
