@@ -8,8 +8,8 @@ random token ids, answers greedy. llama.cpp's server has one slot; for 48 reques
 
     behind_3000  first token, ms, of a prompt of 3,000 cached tokens and 48 new ones
     beside_32k   ms from token to token, 64 of them, of one user, while 32,000 tokens of ten other conversations are cached
-    agents_8     first token, ms, mean of turns two to four of eight agents in turn, each with 6,000 tokens of its own; device
-                 and host have room for three on both sides, and quire has a disk
+    agents_8     first token, ms, mean over eight agents in turn, each with 6,000 tokens of its own; a round is a turn, from the
+                 second to the fourth; device and host have room for three on both sides, and quire has a disk
     shared_48    requests/s of 48 at once, each one of two prompts of 1,024 tokens and 96 of its own, 64 new
     restarted    first token, ms, of 3,000 tokens that were asked before a restart (llama.cpp's computes them)
     host_20      bytes in host memory, MB, of 20 conversations of 500 tokens behind 2,000 common ones: quire's blocks beside
@@ -91,18 +91,6 @@ def beside_32k(server: ServerProcess, seed: int) -> float:
     return 1e3 * ask(server, talks[-1] + tokens((seed, "new"), 16), 64).between_s
 
 
-def agents_8(server: ServerProcess, seed: int) -> float:
-    prompts = [tokens((seed, i), 6000) for i in range(8)]
-    first_s: list[float] = []
-    for turn in range(4):
-        for i in range(8):
-            prompts[i] += tokens((seed, i, turn), 100)
-            heard = ask(server, prompts[i], 16)
-            prompts[i] += tokens((seed, i, turn, "answer"), 16)
-            first_s += [heard.first_s] * (turn > 0)
-    return 1e3 * mean(first_s)
-
-
 def shared_48(server: ServerProcess, seed: int) -> float:
     heads = [tokens((seed, i), 1024) for i in range(2)]
     asked = [
@@ -144,27 +132,42 @@ Row = Callable[[Sides, int], Generator[tuple[float, float]]]
 
 
 def of_calls(
-    measure: Callable[[ServerProcess, int], float],
-    quire: list[Any],
-    llama: list[Any],
-    *,
-    has_disk: bool = False,
+    measure: Callable[[ServerProcess, int], float], quire: list[Any], llama: list[Any]
 ) -> Row:
     """Return a row whose servers stay up: `measure` is called with each in turn, once to warm up."""
 
     def run(sides: Sides, rounds: int) -> Generator[tuple[float, float]]:
-        with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            disk = ["--tier", f"disk:{folder}?capacity=8GiB"] * has_disk
-            ours = stack.enter_context(sides.quire(*quire, *disk))
-            theirs = stack.enter_context(sides.llama(*llama))
-            for seed in range(rounds + (measure is not agents_8)):
+        with sides.quire(*quire) as ours, sides.llama(*llama) as theirs:
+            for seed in range(rounds + 1):
                 pair = [ours, theirs]
                 found = {each.port: measure(each, seed) for each in pair[:: 1 - 2 * (seed % 2)]}
-                if seed or measure is agents_8:
+                if seed:
                     yield found[ours.port], found[theirs.port]
 
     return run
+
+
+def agents_8(sides: Sides, rounds: int) -> Generator[tuple[float, float]]:
+    prompts: list[list[int]] = []
+
+    def turn(server: ServerProcess) -> float:
+        return 1e3 * mean(ask(server, each, 16).first_s for each in prompts)
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        disk = ["--tier", f"disk:{folder}?capacity=8GiB"]
+        ours = stack.enter_context(sides.quire(19_200, 19_200, *disk))
+        shared = ["--parallel", "3", "--kv-unified"]
+        theirs = stack.enter_context(sides.llama(19_200, 24_576, *shared))
+        for at in range(4 * -(-rounds // 3)):
+            seed, number = divmod(at, 4)
+            if number == 0:
+                prompts = [tokens((seed, i), 6000) for i in range(8)]
+            prompts = [each + tokens((seed, i, number), 116) for i, each in enumerate(prompts)]
+            pair = [ours, theirs]
+            found = {each.port: turn(each) for each in pair[:: 1 - 2 * (at % 2)]}
+            if number:
+                yield found[ours.port], found[theirs.port]
 
 
 def after_restart(sides: Sides, rounds: int) -> Generator[tuple[float, float]]:
@@ -201,15 +204,7 @@ ROWS: dict[str, tuple[float, Row]] = {
     ),
     "restarted": (0.1, after_restart),
     "host_20": (0.4, in_host_memory),
-    "agents_8": (
-        0.15,
-        of_calls(
-            agents_8,
-            [19_200, 19_200],
-            [19_200, 24_576, "--parallel", "3", "--kv-unified"],
-            has_disk=True,
-        ),
-    ),
+    "agents_8": (0.15, agents_8),
 }
 
 
