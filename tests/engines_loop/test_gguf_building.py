@@ -6,6 +6,8 @@ import tarfile
 import pytest
 
 pytest.importorskip("torch")
+from small_llama import HEADER, source
+
 from quire.engines.gguf import building, library
 from quire.engines.gguf.building import build
 from quire.errors import ConfigError
@@ -17,31 +19,6 @@ pytestmark = [
     ),
 ]
 
-HEADER = """
-#include <stdbool.h>
-#include <stdint.h>
-#define LLAMA_STATE_SEQ_VERSION 4
-struct llama_model_params { int32_t n_gpu_layers; void * progress_callback; bool vocab_only; };
-struct llama_context_params {
-    uint32_t n_ctx; uint32_t n_batch; uint32_t n_ubatch; uint32_t n_seq_max; // comments are read over
-    int32_t n_threads; int32_t n_threads_batch; enum llama_flash_attn_type flash_attn_type;
-    enum ggml_type type_k; enum ggml_type type_v; bool offload_kqv; bool swa_full; bool kv_unified; };
-struct llama_batch { int32_t n_tokens; int32_t * token; float * embd; int32_t * pos; int32_t * n_seq_id;
-    int32_t ** seq_id; int8_t * logits; };
-"""
-SOURCE = """
-enum llama_flash_attn_type { A }; enum ggml_type { B };
-#include "llama.h"
-struct llama_model_params llama_model_default_params(void) { return (struct llama_model_params){0}; }
-struct llama_context_params llama_context_default_params(void) {
-    return (struct llama_context_params){.n_batch = 2048, .n_ubatch = 512, .n_seq_max = 1, .type_k = 1, .type_v = 1,
-                                         .offload_kqv = true}; }
-const char * llama_version(void) { return "a small one"; }
-void llama_model_load_from_file(void) {}
-void llama_init_from_model(void) {}
-void llama_decode(void) {}
-bool llama_supports_gpu_offload(void) { return false; }
-"""
 PROJECT = """
 cmake_minimum_required(VERSION 3.14)
 project(small C)
@@ -62,9 +39,7 @@ def package(tmp_path, monkeypatch):
     def made(more=""):
         (root / "include").mkdir(parents=True, exist_ok=True)
         (root / "include" / "llama.h").write_text(HEADER)
-        own = {*library._FUNCTIONS} - {"llama_supports_gpu_offload"}
-        stubs = "".join(f"void {name}(void) {{}}\n" for name in sorted(own))
-        (root / "llama.c").write_text(SOURCE + stubs + more)
+        (root / "llama.c").write_text(source(more))
         (root / "CMakeLists.txt").write_text(PROJECT)
         with tarfile.open(tmp_path / "small.tar.gz", "w:gz") as packed:
             packed.add(tmp_path / "small", "small")

@@ -1,7 +1,7 @@
 """`quire gguf`: the library that computes GGUF models."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,23 +43,50 @@ def build(
       quire gguf build --cuda
     """
     from quire.engines.gguf.building import build as made
-    from quire.engines.gguf.library import load
+    from quire.engines.gguf.library import find
 
     wanted = {"cuda": cuda, "vulkan": vulkan}
     with progress("llama.cpp") as tell:
         path = made([name for name, is_on in wanted.items() if is_on], source=source, tell=tell)
+        first = find()
+    answer(_told(path) | {"first": str(first)}, _show, as_json=as_json)
+
+
+@app.command()
+def which(*, as_json: AsJson = False) -> None:
+    """Print which library computes GGUF models, and why bindings before it are passed over.
+
+    [bold]Examples[/bold]
+
+      quire gguf which
+    """
+    from quire.engines.gguf.library import find
+
+    passed: list[str] = []
+    path = find(passed.append)
+    answer(_told(path) | {"passed_over": passed}, _show, as_json=as_json)
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """Return what a library is, as plain data."""
+    from quire.engines.gguf.library import load
+
     library = load(path)
-    told = {
+    return {
         "library": str(path),
         "version": library.version,
         "gpu": bool(library.llama_supports_gpu_offload()),
+        "attention": "quire" if library.has_attention else "llama.cpp",
     }
-    answer(
-        told,
-        lambda told: stdout().print(
-            f"llama.cpp {told['version']}, {'with' if told['gpu'] else 'without'} a GPU: {told['library']}",
-            highlight=False,
-            soft_wrap=True,
-        ),
-        as_json=as_json,
-    )
+
+
+def _show(told: dict[str, Any]) -> None:
+    """Print a library, those that were passed over, and one that comes first."""
+    own, first = told["library"], told.get("first")
+    gpu = "with" if told["gpu"] else "without"
+    about = f"llama.cpp {told['version']}, {gpu} a GPU, attention by {told['attention']}"
+    lines = [f"{about}: {own}", *told.get("passed_over", ())]
+    if first not in (None, own):
+        lines.append(f"{first} comes first; QUIRE_LLAMA_LIB={own} has this one used")
+    for line in lines:
+        stdout().print(line, highlight=False, soft_wrap=True, markup=False)

@@ -43,12 +43,10 @@ def structures(header: str) -> dict[str, Any]:
     return {name: _structure(name, text, enums) for name in NEEDED}
 
 
-def number(header: str, name: str) -> int:
-    """Return the number that the header defines by a name. Raises `ConfigError`."""
+def number(header: str, name: str) -> int | None:
+    """Return the number that the header defines by a name, None for none."""
     found = re.search(rf"#define\s+{name}\s+(\d+)\b", header)
-    if found is None:
-        raise ConfigError(f"the header of llama.cpp defines no {name}: {_OTHER}")
-    return int(found[1])
+    return None if found is None else int(found[1])
 
 
 _OTHER = "it is of another version than quire knows; `quire gguf build` makes one that fits"

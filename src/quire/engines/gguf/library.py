@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any
 
 from quire.config import user_cache
+from quire.engines.gguf.bindings import DECLARATIONS, installed
 from quire.engines.gguf.declarations import number, structures
 from quire.errors import ConfigError
 
@@ -91,8 +92,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 class LlamaLibrary:
     """llama.cpp as functions: `library.llama_decode(context, batch)`.
 
-    `path`      the file; its `llama.h` lies beside it, or in the folder `include` beside its folder
+    `path`      the file; its `llama.h` lies beside it, or in the folder `include` beside its folder, or above that; or a
+                binding's declarations lie beside it
     `version`   the version that it tells, or that of its header's state
+    `state_version`  that of its states; None where a binding's declarations lack it: each context proves their form
     `said`      its last lines of errors
     `has_attention`  quire's attention lies beside it; else `why_no_attention` says why not
 
@@ -104,7 +107,7 @@ class LlamaLibrary:
         header = _header_of(path)
         self._structures = structures(header)
         self.state_version = number(header, "LLAMA_STATE_SEQ_VERSION")
-        if self.state_version not in STATE_VERSIONS:
+        if self.state_version is not None and self.state_version not in STATE_VERSIONS:
             raise ConfigError(
                 f"{path} writes states of version {self.state_version}, and quire reads "
                 f"{STATE_VERSIONS.start} to {STATE_VERSIONS.stop - 1}: {_MEND} that fits"
@@ -197,9 +200,10 @@ def builds() -> Path:
     return user_cache() / "llama.cpp"
 
 
-def find() -> Path:
-    """Return the library: that of `QUIRE_LLAMA_LIB`, the newest that `quire gguf build` made, or the system's.
+def find(tell: Callable[[str], object] = str) -> Path:
+    """Return the library: of `QUIRE_LLAMA_LIB`, an installed binding, the newest `quire gguf build`, or the system.
 
+    tell  called with why a binding is passed over
     Raises `ConfigError` where there is none.
     """
     if given := os.environ.get(VARIABLE):
@@ -208,15 +212,19 @@ def find() -> Path:
         if not path.is_file():
             raise ConfigError(f"{VARIABLE} is {given!r}, and there is no such library; {_MEND}")
         return path
+    passed: list[str] = []
+    for package, path, why in installed(FILE):
+        if not why:
+            return path
+        passed.append(f"{package} is passed over: {why}")
+        tell(passed[-1])
     made = sorted(builds().glob(f"*/lib/{FILE}"), key=lambda each: each.stat().st_mtime)
     folders = (*_SYSTEM, f"/usr/lib/{platform.machine()}-linux-gnu")
-    found = [*made[-1:], *(Path(each) / FILE for each in folders)]
-    for path in found:
+    for path in (*made[-1:], *(Path(each) / FILE for each in folders)):
         if path.is_file() and _headers(path):
             return path
-    raise ConfigError(
-        f"there is no library of llama.cpp ({FILE} with its llama.h): {_MEND}, or set {VARIABLE} to the file"
-    )
+    lacks = f"there is no library of llama.cpp ({FILE} with its llama.h): {_MEND}, or set {VARIABLE} to the file"
+    raise ConfigError("; ".join([lacks, *passed]))
 
 
 @cache
@@ -236,7 +244,8 @@ def missing() -> str | None:
 
 def _headers(path: Path) -> list[Path]:
     near = (path.parent, path.parent.parent / "include", path.parent.parent.parent / "include")
-    return [each / "llama.h" for each in near if (each / "llama.h").is_file()]
+    places = (*(each / "llama.h" for each in near), path.parent / DECLARATIONS)
+    return [each for each in places if each.is_file()]
 
 
 def _header_of(path: Path) -> str:
