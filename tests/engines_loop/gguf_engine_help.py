@@ -1,4 +1,7 @@
-"""A tiny Llama in a GGUF file, and random traffic to engines that compute it with llama.cpp."""
+"""Tiny models in GGUF files, and random traffic to engines that compute them with llama.cpp.
+
+A Llama, an LFM2 of attention and convolutions, and a Mamba, which keeps recurrent states alone.
+"""
 
 import functools
 import json
@@ -7,11 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-from loop_help import EOS, tiny_model
+import torch
+from loop_help import EOS, VOCAB, make_cache, tiny_model
 from rules_help import letters
 from traffic_help import Traffic
+from transformers import MambaConfig, MambaForCausalLM
 
-from gguf_help import write_llama
+from gguf_help import write_lfm2, write_llama, write_mamba
 from quire.engines.gguf import GgufModel
 from quire.engines.gguf.context import NoCells
 from quire.engines.loop import Engine
@@ -26,32 +31,56 @@ TOKENS = SimpleNamespace(
 )
 
 
+WRITERS = {"llama": write_llama, "lfm2": write_lfm2, "mamba": write_mamba}
+
+
 @functools.cache
-def tiny_file():
-    """The file of the tiny Llama, made once per process."""
+def plain_model(kind):
+    """The model of transformers that a file is made of."""
+    if kind != "mamba":
+        return tiny_model(kind)
+    torch.manual_seed(0)
+    config = MambaConfig(
+        vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, initializer_range=0.3,
+        pad_token_id=0, bos_token_id=1, eos_token_id=EOS,
+    )  # fmt: skip
+    return MambaForCausalLM(config).eval()
+
+
+@functools.cache
+def tiny_file(kind="llama"):
+    """The file of a tiny model, made once per process."""
     folder = tempfile.TemporaryDirectory(prefix="quire-gguf-")
-    tiny_file.folder = folder  # removed with the process
-    return write_llama(Path(folder.name) / "tiny.gguf", tiny_model("llama"), TOKENS)
+    KEPT.append(folder)  # removed with the process
+    return WRITERS[kind](Path(folder.name) / "tiny.gguf", plain_model(kind), TOKENS)
 
 
-def tiny_gguf(**settings):
-    """The tiny Llama, computed by llama.cpp; in float32, so that the places of cells hardly show."""
+KEPT = []
+
+
+def tiny_gguf(kind="llama", **settings):
+    """A tiny model, computed by llama.cpp; in float32, so that the places of cells hardly show."""
     exact = {"type_k": "f32", "type_v": "f32", "n_threads": 1}
-    return GgufModel(tiny_file(), **exact | settings)
+    return GgufModel(tiny_file(kind), **exact | settings)
 
 
 class GgufTraffic(Traffic):
     """Traffic to engines over the GGUF file of a model; each engine has a context of its own, mostly a small one."""
 
-    def __init__(self, seed):
-        super().__init__(tiny_model("llama"), seed)
-        self.roomy.close()
-        self.gguf = tiny_gguf(n_ctx=2048)
-        self.roomy = Engine(self.gguf, letters(), num_blocks=100, block_size=8)
+    def __init__(self, seed, kind="llama"):
+        self.kind = kind
+        super().__init__(plain_model(kind), seed)
+
+    def _beside(self):
+        self.gguf = tiny_gguf(self.kind, n_ctx=2048)
+        cache = (
+            make_cache(self.model, block_size=4, num_blocks=30) if self.kind == "llama" else None
+        )
+        return cache, Engine(self.gguf, letters(), num_blocks=100, block_size=8)
 
     def _engine(self, options):
         pick, given = self.random.choice, self._drawn() | options
-        gguf = tiny_gguf(n_ctx=pick((256, 256, 1024)))
+        gguf = tiny_gguf(self.kind, n_ctx=pick((256, 256, 1024)))
         engine = Engine(gguf, letters(), **given)
         engine._forward.residents.idle_steps = pick((-1, 0, 3, 64))
         engine.when_computing(lambda: self._look(engine))

@@ -19,8 +19,11 @@ def near(monkeypatch):
         monkeypatch.setattr(helper, "TIE", 5e-3)
 
 
-def test_random_traffic_gives_the_tokens_of_the_plain_model():
-    counts = GgufTraffic(seed=1).live(24, **TIGHT).live(8).counts
+@pytest.mark.parametrize(
+    "kind", ["llama", *[pytest.param(each, marks=pytest.mark.ci) for each in ("lfm2", "mamba")]]
+)
+def test_random_traffic_gives_the_tokens_of_the_plain_model(kind):
+    counts = GgufTraffic(1, kind).live(24, **TIGHT).live(8).counts
     assert counts["compared"] > 5
     assert counts["cached tokens"] > 0
     assert counts["ties"] <= 1

@@ -103,8 +103,7 @@ class Traffic:
             self.model.modules()
         ):  # before anybody computes with it: later it would be another model
             module.register_forward_pre_hook(self._fail)
-        self.cache = make_cache(self.model, block_size=4, num_blocks=30)
-        self.roomy = Engine(self.model, letters(), num_blocks=100, block_size=8)
+        self.cache, self.roomy = self._beside()
         self.pins, self.now = {}, 0.0
 
     def live(self, num_requests, **options):
@@ -138,6 +137,11 @@ class Traffic:
         return self
 
     # -- what is drawn ---------------------------------------------------------------------
+
+    def _beside(self):
+        """A `PrefixCache` of the model, and an engine with room for all that it is asked."""
+        roomy = Engine(self.model, letters(), num_blocks=100, block_size=8)
+        return make_cache(self.model, block_size=4, num_blocks=30), roomy
 
     def _engine(self, options):
         engine = Engine(self.model, letters(), **self._drawn() | options)
@@ -310,7 +314,7 @@ class Traffic:
             case "plain":
                 with torch.inference_mode():
                     self.model(torch.tensor([prompt], device=self.model.device))
-            case "cache":
+            case "cache" if self.cache is not None:
                 ids = torch.tensor([prompt], device=self.model.device)
                 made = self.cache.generate(
                     ids, attention_mask=torch.ones_like(ids), max_new_tokens=5

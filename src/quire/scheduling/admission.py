@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from quire.core import CacheManager
 from quire.core.room import least
 from quire.core.tokens import common_prefix
+from quire.groups import stops
 from quire.ops import fits
 from quire.scheduling.job import BY_RANK, Job
 
@@ -44,8 +45,13 @@ def lacking(manager: CacheManager, job: Job, prefilling: Items[Job], watermark: 
 
 
 def granted(manager: CacheManager, job: Job, num_tokens: int) -> int:
-    """Return how many of the next `num_tokens` tokens of a running job there is room for, in every group."""
+    """Return how many of the next `num_tokens` tokens of a running job there is room for, in every group.
+
+    They end where a snapshot of recurrent states is due.
+    """
     size, computed = manager.block_size, job.num_computed
+    if ends := stops(manager, job.open_seq):
+        num_tokens = min(num_tokens, ends[0] - computed)
     while num_tokens > 0 and not (fit := fits(manager, job.open_seq, num_tokens)):
         over = max(map(int.__sub__, fit.needed, fit.room))
         num_tokens = (-(-(computed + num_tokens) // size) - over) * size - computed

@@ -238,9 +238,7 @@ class Scheduler(Room):
                 at = len(tenant.waiting)
             elif any(self._goes_before(other, tenant, job) for other in overdue):
                 at = len(tenant.waiting)
-            elif not has_leader(self.manager, job, tenant.prefilling) and self._makes_room(
-                job, tenant.priority(job)
-            ):
+            elif self._can_start(tenant, job):
                 self._start(tenant, job)
                 if (
                     self.queues.num_running <= num_running
@@ -271,12 +269,9 @@ class Scheduler(Room):
     def _is_behind(self, tenant: Tenant, job: Job, share: float) -> bool:
         """Whether a waiting job would compute nothing yet, as those before it need its tenant's share of a step."""
         most = self.limits.max_prefill_tokens or self.limits.max_step_tokens
-        before = (
-            each
-            for each in tenant.prefilling
-            if each.adapter == job.adapter and BY_RANK(each) < BY_RANK(job)
-        )
-        return sum(min(each.num_left, most) for each in before) >= share
+        others = [each for each in tenant.prefilling if each.adapter == job.adapter]
+        before = (min(each.num_left, most) for each in others if BY_RANK(each) < BY_RANK(job))
+        return sum(before) >= share
 
     def _is_in_share(self, tenant: Tenant, job: Job) -> bool:
         """Whether a tenant has no more than its part of all blocks and places with a waiting job."""
@@ -285,17 +280,18 @@ class Scheduler(Room):
         for each in (job, *(each for each in self.queues.running if each.tenant == job.tenant)):
             blocks = [*map(int.__add__, blocks, least(self.manager.kernel, each.num_tokens))]
         has_slot = (tenant.num_running + 1) * num <= self.limits.max_running
-        return has_slot and all(
-            n * num <= pool.num_blocks for n, pool in zip(blocks, pools, strict=True)
-        )
+        fits = (n * num <= pool.num_blocks for n, pool in zip(blocks, pools, strict=True))
+        return has_slot and all(fits)
 
-    def _makes_room(self, job: Job, priority: int) -> bool:
+    def _can_start(self, tenant: Tenant, job: Job) -> bool:
         """Whether a waiting job finds a place and room, once running ones that yield to it were preempted.
 
-        `priority`  its own, or that of one that it holds up
-        Where nothing runs there is nothing to wait for.
+        It has its own priority, or that of one that it holds up. One waits for another that computes its prefix. Where
+        nothing runs there is nothing to wait for.
         """
-        queues = self.queues
+        queues, priority = self.queues, tenant.priority(job)
+        if has_leader(self.manager, job, tenant.prefilling):
+            return False
         while queues.num_running:
             slots = queues.num_running + 1 - self.limits.max_running
             blocks = lacking(self.manager, job, queues.prefilling, self.limits.watermark)
@@ -379,7 +375,6 @@ class Scheduler(Room):
     def check(self) -> None:
         """Raise `InvariantError` unless every job is in one queue, in order, with its sequence in the right state."""
         self.queues.check()
-        if self._batch is not None and [job.seq for job in self.queues.decoding] != [
-            *self._batch.seqs
-        ]:
+        seqs = [job.seq for job in self.queues.decoding]
+        if self._batch is not None and seqs != [*self._batch.seqs]:
             raise InvariantError("the batch is not of the jobs that decode")

@@ -9,7 +9,7 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
-from quire.engines.gguf.state import Masked, SequenceLayout, Words
+from quire.engines.gguf.state import BEGIN, Masked, SequenceLayout, Words
 from quire.errors import ConfigError, QuireError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ PIECE = 1024
 
 _NO_SLOT = 1
 _FLASH = 1
+_RECURRENT = 1
+"""The flag of a sequence's state without K and V."""
 
 
 class NoCells(QuireError):  # noqa: N818 - reads as what it says
@@ -42,8 +44,11 @@ class Chunk(NamedTuple):
 class Context:
     """Cells of one model, in which sequences share what they have in common.
 
-    Every call is made by one thread at a time. `layout` is that of states; `owner` is what has to live as long. Raises `ConfigError` where llama.cpp has no
-    memory for it, and `UnsupportedModel`.
+    `state_bytes`  those of a sequence's recurrent state, 0 for a model that keeps none. Such a state is of all positions
+                   of its sequence, and cannot go back
+    `layout`       that of states; `owner` is what has to live as long
+    Every call is made by one thread at a time. Raises `ConfigError` where llama.cpp has no memory for it, and
+    `UnsupportedModel`.
     """
 
     owner: object = None
@@ -68,7 +73,12 @@ class Context:
         self.num_cells: int = library.llama_n_ctx(self._context)
         self.num_batch: int = library.llama_n_batch(self._context)
         self.num_ids: int = library.llama_n_seq_max(self._context)
-        self.layout = self._probed()
+        keeps_states = any(
+            each(model)
+            for each in (library.llama_model_is_recurrent, library.llama_model_is_hybrid)
+        )
+        self.state_bytes = 0
+        self.layout = self._probed(keeps_states=keeps_states)
 
     @property
     def is_open(self) -> bool:
@@ -82,7 +92,8 @@ class Context:
     def decode(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
         """Compute tokens; return the logits `[asked, vocab]`, a copy.
 
-        Raises `NoCells`, and `QuireError` where llama.cpp fails; then none of the tokens is in the context.
+        Raises `NoCells`, and `QuireError` where llama.cpp fails; then none of the tokens is in the context, unless the model
+        keeps recurrent states: of the sequences of such a model only K and V of earlier positions are of use then.
         """
         tokens = np.concatenate([each.tokens for each in chunks]).astype(np.int32)
         asked = np.concatenate([each.asked for each in chunks])
@@ -108,7 +119,7 @@ class Context:
         self._library.said.clear()
         code = self._library.llama_decode(self._context, batch)
         if code:
-            for each in chunks:
+            for each in () if self.state_bytes else chunks:
                 self.cut(each.ids, each.start)
             if code == _NO_SLOT:
                 raise NoCells(
@@ -163,15 +174,29 @@ class Context:
     def restore(self, rows: Words, ids: tuple[int, ...], start: int) -> None:
         """Bring rows of positions from `start` on into cells of sequences. Raises `NoCells`."""
         data = self.layout.write(rows, start)
-        set_data = self._library.llama_state_seq_set_data
         try:
-            if not set_data(self._context, data.ctypes.data, data.nbytes, SCRATCH):
+            if not self._set_state(data, SCRATCH):
                 raise NoCells(
                     f"the context of {self.num_cells} cells has none for {len(rows)} tokens"
                 )
             self.share(SCRATCH, ids, start, start + len(rows))
         finally:
             self.cut((SCRATCH,))
+
+    def save_recurrent(self, number: int) -> npt.NDArray[np.uint8]:
+        """Return the recurrent state of a sequence."""
+        data = self._state(number, _RECURRENT)[BEGIN:]
+        if data.nbytes != self.state_bytes:
+            raise QuireError(
+                f"llama.cpp wrote a recurrent state of {data.nbytes} bytes, not {self.state_bytes}"
+            )
+        return data
+
+    def restore_recurrent(self, data: npt.NDArray[np.uint8], number: int) -> None:
+        """Give a sequence a recurrent state, in place of its own."""
+        whole = np.concatenate([np.frombuffer(self.layout.begin, np.uint8), data])
+        if not self._set_state(whole, number, _RECURRENT):
+            raise QuireError(f"llama.cpp did not take a recurrent state{self._library.why()}")
 
     def whole_state(self) -> bytes:
         """Return the state of all cells, for tests."""
@@ -180,11 +205,11 @@ class Context:
         size = self._library.llama_state_get_data(self._context, data.ctypes.data, size)
         return data[:size].tobytes()
 
-    def _state(self, number: int) -> npt.NDArray[np.uint8]:
-        size = self._library.llama_state_seq_get_size(self._context, number)
+    def _state(self, number: int, flags: int = 0) -> npt.NDArray[np.uint8]:
+        size = self._library.llama_state_seq_get_size_ext(self._context, number, flags)
         data = np.empty(size, np.uint8)
-        written = self._library.llama_state_seq_get_data(
-            self._context, data.ctypes.data, size, number
+        written = self._library.llama_state_seq_get_data_ext(
+            self._context, data.ctypes.data, size, number, flags
         )
         if written != size:
             raise QuireError(
@@ -192,12 +217,23 @@ class Context:
             )
         return data
 
-    def _probed(self) -> SequenceLayout:
+    def _set_state(self, data: npt.NDArray[np.uint8], number: int, flags: int = 0) -> bool:
+        set_data = self._library.llama_state_seq_set_data_ext
+        self._library.said.clear()
+        return bool(set_data(self._context, data.ctypes.data, data.nbytes, number, flags))
+
+    def _probed(self, *, keeps_states: bool) -> SequenceLayout:
         """Decode three tokens, and read the layout of states from theirs."""
         try:
             none = np.zeros(3, np.int8)
             self.decode([Chunk((SCRATCH,), 0, np.zeros(3, np.int32), none)])
-            layout = SequenceLayout.proven(self._state(SCRATCH), 3)
+            data, behind = self._state(SCRATCH), b""
+            if keeps_states:
+                self.state_bytes = self._state(SCRATCH, _RECURRENT).nbytes - BEGIN
+                data = data[: -self.state_bytes]
+                self.clear()
+                behind = self._state(SCRATCH, _RECURRENT)[BEGIN:].tobytes()
+            layout = SequenceLayout.proven(data, 3, behind)
         except BaseException:
             self.close()
             raise

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from quire.core.tokens import TOKEN_BYTES
 from quire.engines.companions import EngineCompanion
 from quire.engines.gguf.context import PIECE, Chunk, Context, NoCells
-from quire.engines.gguf.host_pool import HostPool
+from quire.engines.gguf.host_pool import HostPool, HostStates
 from quire.engines.gguf.residents import Resident, SequencePool
 from quire.errors import InvariantError, QuireError
 from quire.ops import blocks_at
 from quire.tensors.copy import do_copies
+from quire.tensors.layout import StateLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from quire.core import CacheManager, Scope, Sequence
     from quire.core.blocks import BlockCopy
     from quire.core.tokens import IntArray
-    from quire.scheduling import Job, Step
+    from quire.scheduling import Job, Scheduler, Step
 
 
 NONE_MOVED: Mapping[int, BlockCopy] = {}
@@ -57,6 +59,9 @@ class GgufForward:
 
     a row of a block that is not `written` is in the resident of the open sequence that has computed it.
 
+    So is the state that such a sequence works on, of a model that keeps recurrent states. Its snapshots are the manager's,
+    which plans copies of it; the scheduler ends parts of prompts where one is due.
+
     model   the `BoundGguf` that has made it
     before_copies, before_forward  as of `engines.loop.computing.Forward`
     """
@@ -68,26 +73,40 @@ class GgufForward:
         self, model: Any, context: Context, manager: CacheManager, *, debug_nan: bool
     ) -> None:
         self.model, self.manager, self._context = model, manager, context
-        (group,), (blocks,) = model.layout.groups, manager.pools
-        self._pool = HostPool(group.memory, blocks.num_blocks, debug_nan=debug_nan)  # pyright: ignore[reportArgumentType] - it has K and V
-        self.pools = [self._pool]
-        self.residents = SequencePool(context, model.ids_per_sequence, self.save)
+        self._pool: HostPool | None = None
+        self._states: HostStates | None = None
+        for group, blocks in zip(model.layout.groups, manager.pools, strict=True):
+            if isinstance(group.memory, StateLayout):
+                self._states = HostStates(group.memory, blocks.num_blocks, debug_nan=debug_nan)
+            else:
+                self._pool = HostPool(group.memory, blocks.num_blocks, debug_nan=debug_nan)
+        self.pools = [each for each in (self._pool, self._states) if each is not None]
+        self.residents = SequencePool(context, model.ids_per_sequence, self._save_all)
         self.companions = [_Keeper(self, context)]
 
     def copy(self) -> None:
         """Do the copies that the manager has planned."""
         if self.before_copies is not None:
             self.before_copies()
-        moved = {each.dst: each for each in self.manager.kernel.copies.peek()}
+        plan = self.manager.kernel.copies.peek()
+        if self._states is not None:
+            self._save_copied(self._states, plan)
+        moved = {each.dst: each for each in plan if self.pools[each.group] is self._pool}
         join = partial(self.save_running, moved)
         do_copies(
             self.manager, self.pools, join=join
         )  # which may plan more, of blocks that did not move
 
     def save_running(self, moved: Mapping[int, BlockCopy] = NONE_MOVED) -> None:
-        """Write to blocks what only running residents have; `moved` as for `save`."""
+        """Write rows to blocks that only running residents have; `moved` as for `save`."""
         for resident in self.residents.by_owner.values():
             self.save(resident, moved)
+
+    def clear(self) -> None:
+        """Overwrite all cells; residents of requests that run are restored when they are needed."""
+        for resident in self.residents.by_owner.values():
+            self._save_all(resident)
+        self.residents.clear(data=True)
 
     def logits(self, step: Step, _: object) -> torch.Tensor:
         """Return the logits `[len(step.logit_rows), vocab]` of a step that was planned."""
@@ -120,6 +139,8 @@ class GgufForward:
 
     def _note_begun(self, step: Step) -> None:
         """Take note that rows of the blocks that a step writes to are in the context alone."""
+        if self._pool is None:
+            return
         size, written = self._pool.layout.block_size, self._pool.written
         seqs = [job.open_seq for job in step.jobs]
         first = step.starts // size
@@ -172,6 +193,8 @@ class GgufForward:
         for resident, part in zip(residents, parts, strict=True):
             resident.key += part.tokens.tobytes()
             resident.used = self.residents.step
+            if self._states is not None:
+                self._states.written[self._working(part.job.open_seq)] = False
         return logits
 
     def _settled(self, part: _Part, needed: set[Sequence]) -> Resident:
@@ -183,10 +206,21 @@ class GgufForward:
             resident = self.residents.adopt(seq, scope, key, needed)
         if resident.num_tokens < part.start:
             self._restore(resident, part)
+        if resident.lacks_state and self._states is not None:
+            block = self._working(seq)
+            if not self._states.written[block]:
+                raise InvariantError(
+                    f"the state behind {part.start} tokens is in no context and in no block"
+                )
+            self._context.restore_recurrent(self._states.read_state(block), resident.ids[0])
+        resident.lacks_state = False
         return resident
 
     def _restore(self, resident: Resident, part: _Part) -> None:
         """Bring what a resident lacks before a part from its blocks. Raises `NoCells`, with some of it there."""
+        if self._pool is None:
+            resident.key[:] = part.job.known(0, part.start).tobytes()
+            return
         table, size = part.job.open_seq.block_ids(), self._pool.layout.block_size
         for start in range(resident.num_tokens, part.start, PIECE):
             stop = min(start + PIECE, part.start)
@@ -201,7 +235,9 @@ class GgufForward:
             resident.key += part.job.known(start, stop).tobytes()
 
     def save(self, resident: Resident, moved: Mapping[int, BlockCopy] = NONE_MOVED) -> None:
-        """Write to blocks what only a resident has; for a block in `moved`, to the source of its copy."""
+        """Write rows to blocks that only a resident has; for a block in `moved`, to the source of its copy."""
+        if self._pool is None:
+            return
         seq: Any = resident.owner
         size, written = self._pool.layout.block_size, self._pool.written
         stop = resident.num_tokens
@@ -217,15 +253,41 @@ class GgufForward:
         ends = lacks * size + needed[lacks]
         while len(begins):
             num = int(np.argmax(np.append(begins[1:] != ends[:-1], True))) + 1
-            self._save_range(resident, table, int(begins[0]), int(ends[num - 1]))
+            self._save_range(resident, self._pool, table, (int(begins[0]), int(ends[num - 1])))
             begins, ends = begins[num:], ends[num:]
         written[table[lacks]] = needed[lacks]
 
-    def _save_range(self, resident: Resident, table: IntArray, start: int, stop: int) -> None:
-        for begin in range(start, stop, PIECE):
-            end = min(begin + PIECE, stop)
-            rows = self._context.save(resident.ids[0], begin, end)
-            self._pool.write_rows(table, begin, rows)
+    def _save_range(
+        self, resident: Resident, pool: HostPool, table: IntArray, extent: tuple[int, int]
+    ) -> None:
+        for begin in range(*extent, PIECE):
+            rows = self._context.save(resident.ids[0], begin, min(begin + PIECE, extent[1]))
+            pool.write_rows(table, begin, rows)
+
+    def _working(self, seq: Sequence) -> int:
+        """Return the block of the state that a sequence works on."""
+        return int(seq.block_ids(len(self.pools) - 1)[0])
+
+    def _save_all(self, resident: Resident) -> None:
+        """Write to blocks what only a resident has, its state too."""
+        self.save(resident)
+        if self._states is not None and not resident.lacks_state:
+            block = self._working(resident.owner)  # pyright: ignore[reportArgumentType] - it runs
+            self._states.write_state(block, self._context.save_recurrent(resident.ids[0]))
+
+    def _save_copied(self, states: HostStates, plan: list[BlockCopy]) -> None:
+        """Write to blocks the states that planned copies read, and that only residents have."""
+        own = [each for each in plan if self.pools[each.group] is states]
+        moved, read = {each.dst: each.src for each in own}, {each.src for each in own}
+        for seq, resident in self.residents.by_owner.items():
+            block = self._working(seq)
+            block = moved.get(block, block)
+            if block in read and not states.written[block]:
+                states.write_state(block, self._context.save_recurrent(resident.ids[0]))
+        if lacking := [each for each in sorted(read) if not states.written[each]]:
+            raise InvariantError(
+                f"the state of block {lacking[0]} is in no context and in no block"
+            )
 
 
 class _Keeper(EngineCompanion):
@@ -234,18 +296,34 @@ class _Keeper(EngineCompanion):
     def __init__(self, forward: GgufForward, context: Context) -> None:
         self._forward, self._context = forward, context
 
+    def before_step(self, scheduler: Scheduler) -> None:
+        """Leave drafts out where there are recurrent states, which cannot go back behind a wrong one."""
+        if self._context.state_bytes:
+            for job in scheduler.queues.decoding:
+                job.drafts = None
+
     def keep(self, job: Job) -> None:
-        """Write a job's rows before its blocks are given back, which its forks may share; its resident outlives it."""
+        """Write a job's rows before its blocks are given back, which its forks may share; its resident outlives it.
+
+        One with a recurrent state does not: no other prompt goes on where it stands.
+        """
         residents = self._forward.residents
-        if (resident := residents.by_owner.get(job.open_seq)) is not None:
-            residents.cut(resident, job.num_computed)
+        if (resident := residents.by_owner.get(job.open_seq)) is None:
+            return
+        if self._context.state_bytes:
+            if self._forward.manager.kernel.copies:  # of snapshots: next it is too late
+                self._forward.copy()
+            del resident.key[job.num_computed * TOKEN_BYTES :]  # of a step that failed
             self._forward.save(resident)
-            residents.release(job.open_seq)
+            residents.drop(job.open_seq)
+            return
+        residents.cut(resident, job.num_computed)
+        self._forward.save(resident)
+        residents.release(job.open_seq)
 
     def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
         """Overwrite all cells; the residents of other tenants are restored when they are needed."""
-        self._forward.save_running()
-        self._forward.residents.clear(data=True)
+        self._forward.clear()
         return 0
 
     def recover(self) -> None:

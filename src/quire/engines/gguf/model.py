@@ -16,10 +16,11 @@ from quire.config import check_count, format_bytes, parse_bytes
 from quire.core import FullAttention, Scope
 from quire.engines.gguf.context import Context
 from quire.engines.gguf.forward import GgufForward
-from quire.engines.gguf.host_pool import host_layout
+from quire.engines.gguf.host_pool import host_layout, state_layout
 from quire.engines.gguf.library import LlamaLibrary, load
 from quire.engines.models.weights import FileDigests, default_kept_at
 from quire.errors import ConfigError, ScopeError, UnsupportedModel
+from quire.groups import Recurrent
 from quire.scope import check_scope
 from quire.tensors.model import GroupLayout, ModelLayout
 
@@ -62,7 +63,8 @@ class GgufModel:
     attention     "quire" or "llama.cpp": whose code computes attention on a CPU; None: quire's, where the library has it
 
     Raises `ConfigError` for a file or setting that is none, and `UnsupportedModel`, by name, for a model whose memory is
-    not K and V of each token: a recurrent, hybrid or diffusion one, an encoder, one of multi-part positions.
+    not K and V of each token, or a recurrent state: a diffusion one, an encoder, one of multi-part positions, one with
+    recurrent states beside sliding windows.
     """
 
     def __init__(
@@ -129,23 +131,41 @@ class GgufModel:
             )
         return BoundGguf(self, settings, outlives=outlives)
 
-    def context(self) -> Context:
-        """Return a new context. Raises `ConfigError`."""
+    def context(self, max_running: int | None = None) -> Context:
+        """Return a new context; `max_running`: requests at once of an engine, for whose states it has room.
+
+        Raises `ConfigError`.
+        """
         if not self._free.alive:
             raise ConfigError(f"the model {self.path.name} was closed; make another one")
-        sizes = {"n_seq_max": self._library.llama_max_parallel_sequences()}
+        most = self._library.llama_max_parallel_sequences()
+        if self.keeps_states and max_running is not None:  # each sequence has the bytes of a state
+            most = min(most, max_running + 1)
+        sizes = {"n_seq_max": most}
         how = self._library, self._model, self.vocab_size
         n_ctx = self._n_ctx
         with self._library.attention(is_own=self.attention == "quire"):
             if n_ctx is None:
-                tiny = Context(*how, n_ctx=256, **self._settings, **sizes)
+                tiny = Context(*how, n_ctx=256, **self._settings, n_seq_max=1)
                 tiny.close()
-                fits = self._device_memory // (2 * tiny.layout.num_words)
-                n_ctx = max(fits, min(self.trained_positions, LEAST_CELLS)) // 256 * 256
+                n_ctx = self._fitting(tiny, most)
             made = Context(*how, n_ctx=n_ctx, **self._settings, **sizes)
         made.owner = self
         self._contexts.add(made)
         return made
+
+    def _fitting(self, context: Context, most: int) -> int:
+        """Return the cells that fit into the device memory, beside the recurrent states of `most` sequences."""
+        states, row = most * context.state_bytes, 2 * context.layout.num_words
+        if states > self._device_memory:
+            raise ConfigError(
+                f"device_memory is {format_bytes(self._device_memory)}, and the recurrent states of {most - 1} requests "
+                f"take {format_bytes(states)}; give more, or lower max_running"
+            )
+        if not row:
+            return self.trained_positions
+        fits = (self._device_memory - states) // row
+        return max(fits, min(self.trained_positions, LEAST_CELLS)) // 256 * 256
 
     def identity(self, state: str, *, outlives: bool) -> str:
         """Return the name of what K and V are of; `outlives`: a name that other processes have too."""
@@ -177,15 +197,20 @@ class GgufModel:
         )
         self.trained_positions: int = library.llama_model_n_ctx_train(model)
         self.is_windowed = library.llama_model_n_swa(model) > 0
-        kinds = ("is_recurrent", "is_hybrid", "is_diffusion", "has_encoder")
+        self.keeps_states = bool(
+            library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model)
+        )
+        kinds = ("is_diffusion", "has_encoder")
         other = [each for each in kinds if getattr(library, f"llama_model_{each}")(model)]
+        if self.keeps_states and self.is_windowed:
+            other.append("has recurrent states beside sliding windows")
         if library.llama_model_rope_type(model) not in _ROPES:
             other.append("has positions of several parts")
         if other or not self.vocab_size:
             what = " and ".join(other).replace("_", " ") or "has no vocabulary"
             raise UnsupportedModel(
-                f"{self.path.name} ({self.meta('general.architecture')}) {what}: quire keeps K and V of tokens, and "
-                "runs decoders that keep nothing else"
+                f"{self.path.name} ({self.meta('general.architecture')}) {what}: quire keeps K and V of tokens and "
+                "recurrent states, and runs decoders that keep nothing else"
             )
 
 
@@ -194,16 +219,20 @@ class BoundGguf:
 
     def __init__(self, model: GgufModel, settings: EngineSettings, *, outlives: bool) -> None:
         self.model = model
-        self._context = model.context()
+        self._context = model.context(settings.max_running)
         try:
             state, size = self._context.layout, settings.block_size
-            memory = host_layout(state, size)
-            self.layout = ModelLayout(
-                (GroupLayout("full", FullAttention(), (0,), memory),), 1, size
-            )
+            groups: list[GroupLayout] = []
+            if state.num_words:
+                groups.append(GroupLayout("full", FullAttention(), (0,), host_layout(state, size)))
+            if num_bytes := self._context.state_bytes:
+                memory = state_layout(num_bytes)
+                groups.append(GroupLayout("recurrent", Recurrent(), (len(groups),), memory))
+            self.layout = ModelLayout((*groups,), len(groups), size)
             self.ids_per_sequence = 2 if model.is_windowed else 1
             _check_running(settings.max_running, self._context.num_ids, self.ids_per_sequence)
-            self.fingerprint = model.identity(state.name, outlives=outlives)
+            name = f"{state.name} {num_bytes}" if num_bytes else state.name
+            self.fingerprint = model.identity(name, outlives=outlives)
         except BaseException:
             self._context.close()
             raise

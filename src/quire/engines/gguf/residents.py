@@ -25,6 +25,7 @@ class Resident:
     ids    its ids; a windowed model's second id guards cells behind the window
     owner  the request that it is of; None: it is idle, and all of it is in host memory
     used   the step that used it last
+    lacks_state  whether its recurrent state is still to be restored, of a model that keeps some
     """
 
     def __init__(self, ids: tuple[int, ...], scope: Scope, owner: Sequence) -> None:
@@ -32,6 +33,7 @@ class Resident:
         self.key = bytearray()
         self.owner: Sequence | None = owner
         self.used = 0
+        self.lacks_state = False
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +87,8 @@ class SequencePool:
         An idle one that has nothing else is taken over. Others make room, but those of `needed`. Raises `NoCells`.
         """
         found, num_tokens = self.longest(scope, key)
+        if not self.context.layout.num_words:  # a state is of one length
+            found, num_tokens = None, 0
         if found is not None and found in self.idle and found.num_tokens == num_tokens:
             del self.idle[found]
             found.owner = owner
@@ -100,6 +104,7 @@ class SequencePool:
             found = Resident(ids, scope, owner)
             found.key[:] = key[: num_tokens * TOKEN_BYTES]
         found.used = self.step
+        found.lacks_state = self.context.state_bytes > 0 and len(key) > 0
         self.by_owner[owner] = found
         return found
 
@@ -158,7 +163,8 @@ class SequencePool:
         wanted = {number: each.num_tokens for each in residents for number in each.ids}
         for number in range(self.context.num_ids):
             num = wanted.get(number, 0)
-            extent = (0, num - 1) if num else (-1, -1)
+            first = num - 1 if self.context.state_bytes else 0
+            extent = (first, num - 1) if num else (-1, -1)
             if (found := self.context.extent(number)) != extent:
                 raise InvariantError(f"sequence {number} has positions {found}, not {extent}")
         if len(self._free) + len(residents) != self._num_ids:

@@ -18,7 +18,7 @@ _SHAPE = np.dtype(
     [("transposed", "<u4"), ("layers", "<u4"), ("rotated_k", "<u4"), ("rotated_v", "<u4")]
 )
 _PLANE = np.dtype([("type", "<i4"), ("row", "<u8")])
-_BEGIN = 8
+BEGIN = 8
 """Bytes before the first cache: a magic number, and the sequence that was saved."""
 
 
@@ -40,18 +40,19 @@ class _Cache(NamedTuple):
 
 
 class SequenceLayout:
-    """The layout of sequences' states of one context, read from a state of `num_tokens` tokens.
+    """The layout of K and V in sequences' states of one context, read from a state of `num_tokens` tokens.
 
-    num_words  words of a token's row
+    num_words  words of a token's row; 0 for a model that keeps recurrent states alone
     split      how many of these are the K of the first cache, which pools hold as K
     name       what tells layouts apart
 
-    A model of sliding windows has two caches, that of other layers first. Raises `UnsupportedModel` for a state of
-    another form: of transposed V, of several streams, or with more than positions in its cells.
+    A model of sliding windows has two caches, that of other layers first. `behind` is what a sequence without a recurrent
+    state has behind K and V, for a model that keeps some. Raises `UnsupportedModel` for a state of another form: of
+    transposed V, of several streams, or with more than positions in its cells.
     """
 
-    def __init__(self, data: bytes | memoryview, num_tokens: int) -> None:
-        self._begin, at = bytes(data[:_BEGIN]), _BEGIN
+    def __init__(self, data: bytes | memoryview, num_tokens: int, behind: bytes = b"") -> None:
+        self.begin, at, self._behind = bytes(data[:BEGIN]), BEGIN, behind
         self._caches: list[_Cache] = []
         self.num_words = 0
         try:
@@ -59,7 +60,7 @@ class SequenceLayout:
                 at = self._read_cache(data, at, num_tokens)
         except (ValueError, IndexError):
             at = -1
-        if at != len(data) or not self._caches:
+        if at != len(data) or not (self._caches or behind):
             raise _other("its cells or rows have another form than K and V of each position")
         planes = [plane for cache in self._caches for plane in cache.planes]
         self.split = (
@@ -69,10 +70,13 @@ class SequenceLayout:
         self.name = f"{[cache.shape.hex() for cache in self._caches]} {rows}"
 
     @classmethod
-    def proven(cls, data: npt.NDArray[np.uint8], num_tokens: int) -> SequenceLayout:
+    def proven(
+        cls, data: npt.NDArray[np.uint8], num_tokens: int, behind: bytes = b""
+    ) -> SequenceLayout:
         """Return the layout of a state, which it writes as it reads it. Raises `UnsupportedModel`."""
-        layout = cls(data.data, num_tokens)
-        if not np.array_equal(layout.write(layout.read(data, 0, num_tokens), 0), data):
+        layout = cls(data.data, num_tokens, behind)
+        written = layout.write(layout.read(data, 0, num_tokens), 0)
+        if written.tobytes() != data.tobytes() + behind:
             raise _other("a state that was read is written as another one")
         return layout
 
@@ -81,7 +85,7 @@ class SequenceLayout:
 
         Raises `Masked` where a cache lacks some, and `QuireError` for another layout.
         """
-        at, num = _BEGIN, stop - start
+        at, num = BEGIN, stop - start
         found = np.empty((num, self.num_words), np.uint16)
         for cache in self._caches:
             head = data[at : at + _HEAD.itemsize].view(_HEAD)[0]
@@ -114,11 +118,12 @@ class SequenceLayout:
         cells = np.zeros(num, _CELL)
         cells["position"], cells["sequences"] = np.arange(start, start + num), 1
         head = np.array([(1, num)], _HEAD).tobytes() + cells.tobytes()
-        parts: list[bytes | Words] = [self._begin]
+        parts: list[bytes | Words] = [self.begin]
         for cache in self._caches:
             parts += [head, cache.shape]
             for plane in cache.planes:
                 parts += [np.array([plane[:2]], _PLANE).tobytes(), rows[:, plane.words]]
+        parts.append(self._behind)
         sizes = [len(each) if isinstance(each, bytes) else each.nbytes for each in parts]
         data, at = np.empty(sum(sizes), np.uint8), 0
         for part, size in zip(parts, sizes, strict=True):
