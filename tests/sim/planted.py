@@ -352,12 +352,16 @@ class Making:
         return Log(records, list(plants))
 
 
-def of_lines(kinds, api, seed, count=24):
-    """Return a log with a changing line for each kind, at places in order, each value but once."""
+def of_lines(kinds, api, seed, count=24, longer=0):
+    """Return a log with a changing line for each kind, at places in order, each value but once.
+
+    The system prompt has so many more paragraphs.
+    """
     making = Making(api, seed, seed % 2)
     rng = making.rng
+    making.system += [paragraph(rng, 9) for _ in range(longer)]
     places = sorted(rng.sample(range(len(making.system) - 1), len(kinds)))
-    if kinds[0] == "header-line":
+    if kinds[:1] == ["header-line"]:
         places[0] = 0
     makers = [
         line_plant(LINES[kind], seed + n * 3) if kind in LINES else _formed(variant(kind, rng))

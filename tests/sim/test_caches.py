@@ -63,10 +63,10 @@ def test_the_radix_cache_holds_as_many_tokens_as_it_counts():
     found = list(hits(cache, asked))
     assert len(found) == 300
     assert {"evicted", "rounding"} <= {each.why for each in found}
-    nodes = [tree.root for tree in cache.of._trees.values()]
+    nodes = [tree.root for tree in cache.at("").of._trees.values()]
     for node in nodes:
         nodes += node.children.values()
-    assert sum(node.size for node in nodes) == cache.of._stored <= 500
+    assert sum(node.size for node in nodes) == cache.at("").of._stored <= 500
     assert not any(node.locks for node in nodes)
 
 

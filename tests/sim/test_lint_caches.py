@@ -83,7 +83,7 @@ def test_a_schema_stands_before_the_prompt_of_openai(tmp_path):
 def test_the_screen_and_the_document_show_the_cache(tmp_path):
     path = lines(tmp_path / "log.jsonl", clean(12))
     output = run(path, "--server", "vllm", "--kv-tokens", "100000").output
-    assert "The cache of vllm finds" in output
+    assert "the cache of vllm finds" in output
     document = json.loads(run(path, "--server", "vllm", "--json").stdout)
     assert document["cache"]["server"] == "vllm"
     assert document["cache"]["hit_tokens"] > 0

@@ -16,12 +16,14 @@ REASONS = {
     "minimum": "shorter than the provider's minimum",
     "no-breakpoint": "the request has no breakpoint",
     "behind-breakpoint": "its breakpoints stand behind what changed",
+    "unmarked": "earlier requests had no breakpoint there",
     "look-back": "the last entry lies too many blocks before the breakpoint",
     "parameters": "parameters that belong to the cached prefix changed",
     "ttl": "the TTL had passed",
     "evicted": "evicted for lack of room",
     "at-once": "its twin was not computed yet",
     "other-slot": "held by a slot that another request used",
+    "other-replica": "another replica has it",
 }
 """Why a request finds less than earlier prompts have."""
 
@@ -29,12 +31,14 @@ ADVICE = {
     "minimum": "Put more of what stays at the front, or leave short prompts as they are.",
     "no-breakpoint": "Mark the last tool or the end of the system text with cache_control, and the last message.",
     "behind-breakpoint": "Place a breakpoint before what changes.",
+    "unmarked": "Place the same breakpoints in every request.",
     "look-back": "Place a second breakpoint at most 20 blocks before the last one.",
     "parameters": "Keep tool_choice, thinking and images the same during a conversation.",
     "ttl": "Ask for a longer TTL, or send a request before it has passed.",
     "evicted": "Give the cache more memory; --curve shows what that finds.",
     "at-once": "Send one request first, and the others once its answer begins.",
     "other-slot": "Give the server more slots, or send a conversation's requests one after the other.",
+    "other-replica": "Send requests with one beginning to one replica: quire route does, by the prompt.",
 }
 """Advice for each reason that can be mended."""
 
@@ -52,6 +56,9 @@ class CacheHit(msgspec.Struct):
     `seen_tokens`   those that an earlier prompt of its model and scope begins with: a cache without limits finds them
     `hit_tokens`    those found
     `why`           one of `REASONS`: why that is less
+    `least`         of "minimum", tokens of the shortest beginning that is found; 0: none
+    `earlier_row`   the line of the last prompt that has most of it; 0: none
+    `replica`       of "other-replica", the one that has it; `own_replica`: the one that was asked
     `written`       tokens that a provider writes to its cache, by TTL in seconds
     `cost`          the price of the prompt in input tokens that are not cached; of a server, the tokens it computes
     """
@@ -62,6 +69,10 @@ class CacheHit(msgspec.Struct):
     seen_tokens: int
     hit_tokens: int
     why: str = ""
+    least: int = 0
+    earlier_row: int = 0
+    replica: str = ""
+    own_replica: str = ""
     written: dict[int, int] = {}
     cost: float = 0.0
 

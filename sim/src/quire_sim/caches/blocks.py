@@ -66,7 +66,7 @@ class BlockCache(TrackedCache):
         if self._limit is not None and needed + reused > self._room():
             if self._running:
                 return None
-            return self._hit(number, prompt, 0, self._size, now)  # larger than the pool
+            return self._hit(number, prompt, 0, self._size)  # larger than the pool
         for block in hits:
             if not block.users:
                 del self._free[block.number]
@@ -75,7 +75,7 @@ class BlockCache(TrackedCache):
         self._running[number] = run
         hit = len(hits) * self._size
         self._publish(run, (hit + self._step) // self._size)
-        found = self._hit(number, prompt, hit, self._size, now)
+        found = self._hit(number, prompt, hit, self._size)
         if prompt.size - hit <= self._step:
             self._computed(number)
         return found
@@ -88,7 +88,7 @@ class BlockCache(TrackedCache):
 
     def end(self, number: int, now: float) -> None:
         """Publish the blocks of an answer, and free all."""
-        prompt, run = self._ended(number, now), self._running.pop(number, None)
+        prompt, run = self._ended(number), self._running.pop(number, None)
         if run is None:
             return
         if len(prompt.output) > 1:

@@ -130,7 +130,7 @@ class KernelCache(TrackedCache):
             self._scheduler.add(job)
         except OutOfBlocks:  # larger than the pool: the server refuses it
             size = self.manager.block_size
-            self._found.append(self._hit(job.place, job.prompt, 0, size, self._now))
+            self._found.append(self._hit(job.place, job.prompt, 0, size))
 
     def _plan(self) -> None:
         """Plan the next step and its end."""
@@ -143,7 +143,7 @@ class KernelCache(TrackedCache):
             if step.num_decodes:
                 step = scheduler.plan(self._now)
         for job, _ in scheduler.given_up:
-            self._ended(cast("_LoggedJob", job).place, self._now)
+            self._ended(cast("_LoggedJob", job).place)
         scheduler.given_up = []
         self.manager.take_copies()
         self._step = step
@@ -173,7 +173,7 @@ class KernelCache(TrackedCache):
             self._computed(job.place)
             if job.num_generated == job.max_tokens:
                 self._scheduler.finish(job)
-                self._ended(job.place, self._now)
+                self._ended(job.place)
 
     def _note_hit(self, job: Job) -> None:
         """Note the hit of a request that starts for the first time, and when its answer comes."""
@@ -181,7 +181,7 @@ class KernelCache(TrackedCache):
             return
         job = cast("_LoggedJob", job)
         size = self.manager.block_size
-        hit = self._hit(job.place, job.prompt, job.num_found, size, self._now)
+        hit = self._hit(job.place, job.prompt, job.num_found, size)
         self._found.append(hit)
         prefill_s, whole_s = answer_times(job.prompt, hit)
         sent_s = self._now if job.prompt.time_s is None else job.sent_s

@@ -8,11 +8,12 @@ import msgspec
 
 from quire.config import check_count
 from quire.errors import ConfigError
-from quire_sim.caches.asking import ServerCache, TimedCache
+from quire_sim.caches.asking import TimedCache
 from quire_sim.caches.blocks import STEP_TOKENS, BlockCache
 from quire_sim.caches.kernel import KernelCache
 from quire_sim.caches.pages import RadixCache
 from quire_sim.caches.providers import ProviderCache
+from quire_sim.caches.replicas import ReplicaCaches
 from quire_sim.caches.rules import read_rules, rules_of
 from quire_sim.caches.slots import PromptSlots
 from quire_sim.names import unknown
@@ -47,8 +48,8 @@ class CacheOptions(msgspec.Struct, frozen=True):
     rules: str | None = None
 
 
-def cache_of(server: str, options: CacheOptions = CacheOptions()) -> ServerCache:  # noqa: B008 - frozen
-    """Return an empty cache as a server has it. Raises `ConfigError`."""
+def cache_of(server: str, options: CacheOptions = CacheOptions()) -> ReplicaCaches:  # noqa: B008 - frozen
+    """Return the empty caches of a server's replicas; of one, unless a log names more. Raises `ConfigError`."""
     if server not in _OPTIONS:
         raise unknown("server", server, SERVERS)
     given: dict[str, Any] = {
@@ -60,7 +61,8 @@ def cache_of(server: str, options: CacheOptions = CacheOptions()) -> ServerCache
         if name != "rules":
             check_count(name, value)
     if server in {"openai", "anthropic"}:
-        return TimedCache(ProviderCache(rules_of(server, read_rules(options.rules))))
+        rules = rules_of(server, read_rules(options.rules))
+        return ReplicaCaches(lambda: TimedCache(ProviderCache(rules)))
     size = options.block_size or 16
     num_blocks = None if options.capacity_tokens is None else options.capacity_tokens // size
     if num_blocks is not None and num_blocks < 2 and server in {"quire", "vllm"}:
@@ -69,10 +71,12 @@ def cache_of(server: str, options: CacheOptions = CacheOptions()) -> ServerCache
         )
     match server:
         case "quire":
-            return KernelCache(num_blocks, size)
+            return ReplicaCaches(lambda: KernelCache(num_blocks, size))
         case "vllm":
-            return TimedCache(BlockCache(num_blocks, size, options.step_tokens or STEP_TOKENS))
+            step = options.step_tokens or STEP_TOKENS
+            return ReplicaCaches(lambda: TimedCache(BlockCache(num_blocks, size, step)))
         case "sglang":
-            return TimedCache(RadixCache(options.capacity_tokens))
+            return ReplicaCaches(lambda: TimedCache(RadixCache(options.capacity_tokens)))
         case _:
-            return TimedCache(PromptSlots(options.capacity_tokens, options.num_slots or 4))
+            slots = options.num_slots or 4
+            return ReplicaCaches(lambda: TimedCache(PromptSlots(options.capacity_tokens, slots)))

@@ -41,9 +41,9 @@ class RadixCache(TrackedCache):
         if not self._make_room(prompt.size - hit):
             self._lock(last, -1)
             self._offer(last, tree)
-            return None if self._taken else self._hit(number, prompt, 0, 1, now)
+            return None if self._taken else self._hit(number, prompt, 0, 1)
         self._locked[number], self._taken[number] = last, prompt.size - hit
-        return self._hit(number, prompt, hit, 1, now)
+        return self._hit(number, prompt, hit, 1)
 
     def computed(self, number: int, now: float) -> None:
         """Add the tokens of a prompt to the tree."""
@@ -53,7 +53,7 @@ class RadixCache(TrackedCache):
 
     def end(self, number: int, now: float) -> None:
         """Add the tokens of an answer, and unlock all."""
-        prompt = self._ended(number, now)
+        prompt = self._ended(number)
         if number not in self._taken:
             return
         made = prompt.output[:-1]

@@ -102,6 +102,7 @@ def cache_prompt(
         model=request.model,
         scope=f"{request.tenant}\0{request.salt}" if request.tenant or request.salt else "",
         key=request.cache_key,
+        replica=request.replica,
         retention_s=DAY_S if request.retention == "24h" else 0,
         time_s=request.time_s,
         first_s=request.first_s if request.body.get("stream") else None,

@@ -37,6 +37,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     `output`      ids of the answer; empty if unknown
     `scope`       what divides caches beside the model: a salt, an API key
     `key`         `prompt_cache_key`
+    `replica`     the replica that answered; empty if unknown
     `retention_s` how long the request asks its prefix to be kept, in seconds; 0: not said
     `time_s`      when it was sent; None: requests come one at a time, in the log's order
     `first_s`     seconds from there to the first byte of the answer; None: not told
@@ -52,6 +53,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     model: str = ""
     scope: str = ""
     key: str = ""
+    replica: str = ""
     retention_s: int = 0
     time_s: float | None = None
     first_s: float | None = None

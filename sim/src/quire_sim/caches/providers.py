@@ -63,8 +63,9 @@ class ProviderCache(TrackedCache):
                 if mark.size <= hit and _is_alive(entries, mark, now):
                     entry = entries[mark.digest]
                     entry.ends_s = max(entry.ends_s, now + entry.ttl_s)
-        found = self._hit(number, prompt, hit, 1, now)
+        found = self._hit(number, prompt, hit, 1)
         found.why = self._why(found, prompt, (marks, places), now)
+        found.least = rules.minimum if found.why == "minimum" else 0
         self._writes[number] = [mark for mark in writes if mark.size > hit]
         found.written = _written(self._writes[number], hit)
         found.cost += hit * rules.read + sum(
@@ -123,7 +124,8 @@ class ProviderCache(TrackedCache):
         sizes = {mark.size for mark in looked_at if mark.size > found.hit_tokens}
         if any(m.digest in self._contents and m.size in sizes for m in _ends(prompt, without)):
             return "parameters"
-        return "behind-breakpoint"
+        is_equal = any(mark.ttl_s for mark in longer if mark in looked_at)
+        return "unmarked" if is_equal else "behind-breakpoint"
 
 
 def _is_alive(entries: dict[bytes, _Entry], mark: _Mark, now: float) -> bool:

@@ -98,25 +98,36 @@ def _common(run: bytes, key: bytes, at: int) -> int:
 
 
 class SeenPrompts:
-    """All prompts so far, by model and scope: what a cache without limits would find."""
+    """All prompts so far, by model and scope: what a cache without limits would find.
+
+    `used` of a node is the row of the last prompt that has it.
+    """
 
     def __init__(self) -> None:
         self._trees: dict[tuple[str, str], RadixTree] = {}
 
-    def add(self, scope: tuple[str, str], key: bytes, now: float) -> tuple[int, int, RadixNode]:
-        """Add a prompt. Return its tokens that were seen, those of them that are computed, and its last node."""
+    def longest(self, scope: tuple[str, str], key: bytes) -> tuple[int, int]:
+        """Return the tokens of a prompt that were seen, and the row of the last prompt that has them; 0: none."""
+        tree = self._trees.get(scope)
+        found = [] if tree is None else tree.match(key)
+        return sum(equal for _, equal in found), int(found[-1][0].used) if found else 0
+
+    def add(self, scope: tuple[str, str], key: bytes, row: int) -> tuple[int, int, RadixNode, int]:
+        """Add a prompt. Return its tokens that were seen, those of them that are computed, its last node, and the row."""
         tree = self._trees.get(scope)
         if tree is None:
             tree = self._trees[scope] = RadixTree()
         found = tree.match(key)
         seen = sum(equal for _, equal in found)
-        ready = 0
+        ready, earlier_row = 0, int(found[-1][0].used) if found else 0
         for node, equal in found:
             if not node.is_ready:
                 break
             ready += equal
-        node, _ = tree.insert(key, now)
-        return seen, ready, node
+        node, _ = tree.insert(key, row)
+        for each in node.path():
+            each.used = row
+        return seen, ready, node, earlier_row
 
     @staticmethod
     def mark(node: RadixNode) -> None:

@@ -75,7 +75,7 @@ class PromptSlots(TrackedCache):
                 if not each.is_busy:
                     self._save(each.key)
                     each.key = b"" if self._is_unified else each.key
-        found = self._hit(number, prompt, hit, 1, now)
+        found = self._hit(number, prompt, hit, 1)
         if found.why in {"evicted", "at-once"} and longest > hit:
             found.why = "other-slot"
         return found
@@ -86,7 +86,7 @@ class PromptSlots(TrackedCache):
 
     def end(self, number: int, now: float) -> None:
         """Release a slot: it keeps the prompt, and the answer but for its last token."""
-        prompt, slot = self._ended(number, now), self._using.pop(number)
+        prompt, slot = self._ended(number), self._using.pop(number)
         self._clock += 1
         slot.key += prompt.output[:-1].tobytes()
         slot.is_busy, slot.used = False, self._clock

@@ -20,10 +20,10 @@ class TrackedCache:
     def step(self, now: float) -> None:
         """Compute the requests that started."""
 
-    def _hit(self, number: int, prompt: CachePrompt, hit: int, unit: int, now: float) -> CacheHit:
+    def _hit(self, number: int, prompt: CachePrompt, hit: int, unit: int) -> CacheHit:
         """Note a request that starts, and return its hit in a cache that finds whole units of tokens."""
-        seen, ready, node = self._seen.add(
-            (prompt.model, prompt.scope), prompt.tokens.tobytes(), now
+        seen, ready, node, earlier_row = self._seen.add(
+            (prompt.model, prompt.scope), prompt.tokens.tobytes(), prompt.row
         )
         self._nodes[number], self._prompts[number] = node, prompt
         why = "evicted"
@@ -34,8 +34,9 @@ class TrackedCache:
             why = "rounding"
         elif hit >= min(ready, most) // unit * unit:
             why = "at-once"
+        cost = float(prompt.size - hit)
         return CacheHit(
-            number, prompt.row, prompt.size, seen, hit, why, cost=float(prompt.size - hit)
+            number, prompt.row, prompt.size, seen, hit, why, earlier_row=earlier_row, cost=cost
         )
 
     def _computed(self, number: int) -> CachePrompt | None:
@@ -46,11 +47,11 @@ class TrackedCache:
         SeenPrompts.mark(node)
         return self._prompts[number]
 
-    def _ended(self, number: int, now: float) -> CachePrompt:
+    def _ended(self, number: int) -> CachePrompt:
         """Note that an answer has ended: it may be the beginning of a prompt, but for its last token."""
         prompt = self._prompts.pop(number)
         if len(prompt.output) > 1:
             key = prompt.tokens.tobytes() + prompt.output[:-1].tobytes()
-            *_, node = self._seen.add((prompt.model, prompt.scope), key, now)
+            _, _, node, _ = self._seen.add((prompt.model, prompt.scope), key, prompt.row)
             SeenPrompts.mark(node)
         return prompt

@@ -4,16 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Column
-from rich.text import Text
 
 from quire.cli.files import check_writable, write_text
 from quire.cli.options import AsJson, Mends
-from quire.cli.output import CACHED, print_json, progress, stderr, stdout
-from quire.cli.tables import plain_table
+from quire.cli.output import print_json, progress, stderr, stdout
 from quire.errors import ConfigError
-from quire_sim.cli.lint_caches import capacity_of, found_in, show_cache, show_hits
+from quire_sim.cli.lint_caches import AskedCache, capacity_of, found_in, show_cache, show_hits
 from quire_sim.cli.lint_mends import (
     MOST_REQUESTS,
     Replaying,
@@ -23,15 +19,12 @@ from quire_sim.cli.lint_mends import (
     show_mends,
     times_for,
 )
+from quire_sim.cli.lint_shown import show, show_request
 
 if TYPE_CHECKING:
     from quire_sim.caches import ExactTokens, TextPieces
-    from quire_sim.lint import LintReport, Loss
-    from quire_sim.logs import LogFile
+    from quire_sim.lint import LintReport
     from quire_sim.rendering import PromptRenderer
-
-SHOWN = 5
-"""Causes on the screen."""
 
 
 def lint(
@@ -148,8 +141,9 @@ def lint(
     from quire_sim.caches import CacheOptions, cache_of
     from quire_sim.lint import lint_log
     from quire_sim.lint.hashing import HashedRows
-    from quire_sim.lint.linting import hide_words
+    from quire_sim.lint.joined import JoinedLosses
     from quire_sim.lint.picture import LintPicture
+    from quire_sim.lint.reports import hide_words
     from quire_sim.lint.rewrites import ChangingParts
     from quire_sim.lint.texts import BYTES_PER_TOKEN
     from quire_sim.logs import open_log
@@ -174,27 +168,34 @@ def lint(
         cache_of(server, options)  # wrong options are told before the log is read
     times = times_for(model, gpu)
     opened = open_log(log, format=log_format)
+    if server is not None and opened.format == "hashed":
+        raise ConfigError(
+            f"{log} has no text, so no cache of {server} can be asked; leave --server out"
+        )
     learned = ChangingParts()
     with progress(f"reading {log.name}") as say:
         renderer = None if model is None else _renderer(model, server)
         picture = LintPicture(1.0 if renderer else BYTES_PER_TOKEN)
         rows = HashedRows()
+        joined = JoinedLosses()
         watchers = [picture.add] * bool(report_to) + [rows.add] * bool(hashed)
+        watchers += [joined.add] * (server is not None)
         report = lint_log(
             opened,
             renderer=renderer,
             watchers=watchers,
             learned=learned,
-            keep=lambda loss: request is None or loss.row == request,
+            keep=lambda loss: server is not None or request in {None, loss.row},
             on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
         )
+        cache = None
+        if server is not None:
+            asked = AskedCache(server, options, request, has_curve=curve)
+            prompts = _prompts(renderer, report)
+            cache = found_in(opened, asked, prompts, joined, report, say=say)
+            report.losses = [each for each in report.losses if request in {None, each.row}]
     if private:
         hide_words(report)
-    cache = None
-    if server is not None:
-        cache = found_in(
-            opened, server, options, _prompts(renderer, report), row=request, has_curve=curve
-        )
     mends, saved = [], None
     if (
         opened.format != "hashed"
@@ -254,120 +255,6 @@ def _renderer(model: str, server: str | None) -> "PromptRenderer":
     from quire_sim.rendering import PromptRenderer
 
     return PromptRenderer(load_tokenizer(model), has_unused_tools=server == "vllm")
-
-
-def show(console: Console, report: "LintReport", *, private: bool) -> None:
-    """Print a report on one screen."""
-    from quire_sim.lint import CAUSES
-
-    by_name = {cause.name: cause for cause in CAUSES}
-    about = "about " * report.is_estimated
-    whole = max(report.prompt_tokens, 1)
-    console.print()
-    console.print(Text.assemble((report.source, "bold"), f": {report.requests:,} requests ({report.format}), "
-                                f"{about}{report.prompt_tokens:,.0f} prompt tokens"), soft_wrap=True)  # fmt: skip
-    if report.without_prompt:
-        console.print(f"  {report.without_prompt:,} have counts and no prompt")
-    if report.told_prompt_tokens:
-        told = (report.told_cached_tokens or 0) / report.told_prompt_tokens
-        console.print(
-            f"  cached by the server's own count: {told:.1%} of {report.told_prompt_tokens:,} tokens"
-        )
-    if not report.requests:
-        return
-    now, then = report.hit_tokens / whole, (report.hit_tokens + report.lost_tokens) / whole
-    console.print(Text.assemble("  a prefix cache without limits finds ", (f"{about}{now:.1%}", CACHED), " now, and ",
-                                (f"{about}{then:.1%}", CACHED), " if all below is mended"))  # fmt: skip
-    if not report.causes:
-        console.print("  Nothing breaks the cache: no prompt repeats text behind a difference.\n")
-        return
-    lost = f"{about}tokens lost"
-    table = plain_table(Column("cause"), "requests", lost, "of all", Column("place"))
-    first = [share for share in report.causes if share.requests]
-    for share in first[:SHOWN]:
-        place = max(share.paths, key=lambda path: share.paths[path])
-        more = f" and {len(share.paths) - 1:,} more" if len(share.paths) > 1 else ""
-        table.add_row(
-            by_name[share.cause].title,
-            f"{share.requests:,}",
-            f"{share.tokens:,.0f}",
-            f"{share.share:.1%}",
-            place + more,
-        )
-    console.print(table)
-    for share in first[:SHOWN]:
-        if share.example is not None:
-            console.print()
-            console.print(Text(by_name[share.cause].title, "bold"))
-            _show_loss(console, share.example, private=private)
-            console.print(Text(f"  {by_name[share.cause].advice}"))
-            for each in share.example.behind:
-                then = f"  Once that is mended: {by_name[each.cause].title} in {each.path} costs {about}{each.tokens:,.0f} tokens"
-                console.print(Text(then + " of these.", "bright_black"), soft_wrap=True)
-    if len(first) > SHOWN:
-        rest = sum(share.tokens for share in first[SHOWN:])
-        console.print(
-            f"\n{len(first) - SHOWN} more causes lose {about}{rest:,.0f} tokens; --json has them"
-        )
-    how = "exact, by the model's tokenizer and chat template"
-    if report.is_estimated:
-        how = f"estimated: {report.chars_per_token:.2f} characters each; --model counts exactly"
-    console.print(Text(f"\n  tokens are {how}", "bright_black"))
-    console.print()
-
-
-def _show_loss(console: Console, loss: "Loss", *, private: bool) -> None:
-    where = (
-        f"  {loss.path}, character {loss.at:,}: line {loss.row:,} after line {loss.earlier_row:,}"
-    )
-    console.print(Text(where, "bright_black"))
-    if private or not (loss.old or loss.new):
-        return
-    before = loss.before.rpartition("\n")[2]
-    for mark, text, style in (("-", loss.old, "red"), ("+", loss.new, "green")):
-        console.print(
-            Text.assemble(f"  {mark} {_shown(before)}", (_shown(text), style)), soft_wrap=True
-        )
-
-
-def _shown(text: str) -> str:
-    """Return a text on one line, its blanks visible."""
-    return text.replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t")
-
-
-def show_request(
-    console: Console,
-    log: "LogFile",
-    report: "LintReport",
-    row: int,
-    renderer: "PromptRenderer | None" = None,
-    *,
-    private: bool,
-) -> None:
-    """Print the sections of a request, and where it parts from an earlier one. Raises `ConfigError`."""
-    found = next((each for each in log if each.row == row), None)
-    if found is None:
-        raise ConfigError(f"--request {row}: line {row} of the log has no request that can be read")
-    console.print()
-    head = "tokens, about" if renderer is None else "tokens"
-    table = plain_table(Column("section"), Column("role"), head, Column("begins"))
-    for section in found.sections:
-        begins = "" if private else _shown(section.text[:48])
-        size = (len(section.text) + len(section.media)) / report.chars_per_token
-        if renderer is not None:
-            size = renderer.count(section.text)
-        table.add_row(Text(section.path), section.role, f"{size:,.0f}", Text(begins))
-    console.print(table)
-    if renderer is not None:
-        console.print(f"  with the chat template: {len(renderer.ids(found)):,} tokens")
-    if not report.losses:
-        console.print("  It loses nothing: an earlier prompt begins with all that it repeats.\n")
-    about = "about " * report.is_estimated
-    for loss in report.losses:
-        console.print()
-        console.print(Text(f"{loss.cause}: {about}{loss.tokens:,.0f} tokens lost", "bold"))
-        _show_loss(console, loss, private=private)
-    console.print()
 
 
 def _share(text: str) -> float:

@@ -1,18 +1,17 @@
 """The part of `quire lint` that shows what a server's cache finds."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
-from rich.table import Column
-from rich.text import Text
 
-from quire.cli.output import CACHED
-from quire.cli.tables import plain_table
 from quire.config import parse_bytes
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire_sim.caches import CacheOptions, CacheReport, ExactTokens, TextPieces
+    from quire_sim.caches import CacheOptions, CacheReport, ExactTokens, Prediction, TextPieces
+    from quire_sim.lint import LintReport
+    from quire_sim.lint.joined import JoinedLosses
     from quire_sim.logs import LogFile
 
 SHOWN = 5
@@ -40,36 +39,55 @@ def capacity_of(kv_tokens: int | None, kv_memory: str | None, model: str | None)
     return tokens
 
 
+class AskedCache(NamedTuple):
+    """The cache of a server that is asked for a log: its options, and the line whose hit is shown.
+
+    `has_curve` asks caches of half the capacity, twice, four and eight times of it as well.
+    """
+
+    server: str
+    options: "CacheOptions"
+    row: int | None = None
+    has_curve: bool = False
+
+
 def found_in(
     log: "LogFile",
-    server: str,
-    options: "CacheOptions",
+    asked: AskedCache,
     prompts: "TextPieces | ExactTokens",
+    joined: "JoinedLosses",
+    report: "LintReport",
     *,
-    row: int | None = None,
-    has_curve: bool = False,
+    say: Callable[[str], object],
 ) -> "CacheReport":
-    """Return a log in the cache of a server, and what a line of it finds. Raises `ConfigError`, `TraceError`.
-
-    `has_curve` sends the log through caches of half the capacity, twice, four and eight times of it as well.
-    """
+    """Return a log in the cache of a server, and join its losses to a report. Raises `ConfigError`, `TraceError`."""
     import msgspec
 
     from quire_sim.caches import cache_of, cache_report, predictions
+    from quire_sim.lint.joined import least_of
+    from quire_sim.lint.linting import EVERY
 
-    def through(options: "CacheOptions") -> "CacheReport":
-        found = predictions(log, cache_of(server, options), prompts.prompt)
-        return cache_report(server, found, row)
+    def through(options: "CacheOptions") -> "Iterator[Prediction]":
+        return predictions(log, cache_of(asked.server, options), prompts.prompt)
 
-    report = through(options)
-    capacity = options.capacity_tokens
-    if has_curve and capacity is not None:
-        report.curve[capacity] = report.hit_rate
+    def joining() -> "Iterator[Prediction]":
+        least = least_of(report)
+        for count, each in enumerate(through(asked.options)):
+            joined.find(each.hit, least)
+            if not count % EVERY:
+                say(f"{log.path.name}: {count:,} requests through the cache of {asked.server}")
+            yield each
+
+    found = cache_report(asked.server, joining(), asked.row)
+    joined.join(report, found)
+    capacity = asked.options.capacity_tokens
+    if asked.has_curve and capacity is not None:
+        found.curve[capacity] = found.hit_rate
         for factor in (0.5, 2, 4, 8):
             size = round(capacity * factor)
-            other = msgspec.structs.replace(options, capacity_tokens=size)
-            report.curve[size] = through(other).hit_rate
-    return report
+            options = msgspec.structs.replace(asked.options, capacity_tokens=size)
+            found.curve[size] = cache_report(asked.server, through(options)).hit_rate
+    return found
 
 
 def show_hits(console: Console, report: "CacheReport") -> None:
@@ -88,24 +106,16 @@ def show_hits(console: Console, report: "CacheReport") -> None:
 
 
 def show_cache(console: Console, report: "CacheReport") -> None:
-    """Print what a server's cache finds, and how the server's own counts differ."""
-    from quire_sim.caches import ADVICE, DIFFERENCES, REASONS
+    """Print what a server's cache finds beside its causes, and how the server's own counts differ."""
+    from quire_sim.caches import DIFFERENCES
 
     about = "about " * report.is_estimated
     whole = max(report.prompt_tokens, 1)
-    console.print(Text.assemble(
-        "The cache of ", (report.server, "bold"), " finds ", (f"{about}{report.hit_rate:.1%}", CACHED),
-        f" of {report.prompt_tokens:,} prompt tokens; earlier prompts have {report.seen_tokens / whole:.1%}",
-    ), soft_wrap=True)  # fmt: skip
-    if report.lost:
-        table = plain_table(Column("not found, because"), "tokens", "of all")
-        for why in sorted(report.lost, key=lambda name: -report.lost[name]):
-            tokens = report.lost[why]
-            table.add_row(REASONS[why], f"{tokens:,}", f"{tokens / whole:.1%}")
-        console.print(table)
-        first = max(report.lost, key=lambda name: report.lost[name])
-        if first in ADVICE:
-            console.print(f"  {ADVICE[first]}", highlight=False)
+    console.print(f"In the cache of {report.server}:", highlight=False)
+    console.print(
+        f"  earlier prompts begin with {about}{report.seen_tokens / whole:.1%} of {report.prompt_tokens:,} prompt tokens",
+        highlight=False,
+    )
     if report.server in {"openai", "anthropic"}:
         console.print(
             f"  prompts cost {about}{report.cost / whole:.1%} of the price without a cache, writing included",

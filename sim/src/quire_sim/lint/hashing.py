@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from quire.errors import TraceError
-from quire_sim.lint.linting import LintedRequest, LintReport, without_words
+from quire_sim.lint.linting import LintedRequest
+from quire_sim.lint.reports import LintReport, without_words
 from quire_sim.logs.hashed import KEY, LintedRow
 from quire_sim.logs.rows import Kind
 from quire_sim.trace.bodies import RequestLogTrace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -14,6 +14,15 @@ from quire_sim.lint.chains import PromptDifference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
 from quire_sim.lint.nearest import MAX_BYTES, EarlierPrompt, Finding, PromptTrie, scope_of
 from quire_sim.lint.places import place_of
+from quire_sim.lint.reports import (
+    CauseShare,
+    LaterLoss,
+    LintReport,
+    Loss,
+    count_loss,
+    scale,
+    shares_of,
+)
 from quire_sim.lint.rewrites import ChangingParts
 from quire_sim.lint.texts import BYTES_PER_TOKEN
 from quire_sim.logs import LogFile, LoggedRequest, TokenUsage
@@ -31,89 +40,7 @@ REASON = 160
 LEAST_TEMPLATE = 16
 """Tokens that a chat template writes otherwise at least."""
 
-_IN_TOOL = re.compile(
-    r"(?:tools|functions)\[\d+\](?:\.(?:function|name|description|parameters|input_schema|type|strict)\b)*"
-)
-"""A place in a tool by names that all tools have."""
-
-_REFUSED, _HIDDEN = (
-    re.compile(r"(?<=: not rendered): .*", re.DOTALL),
-    ", the reason has words of it",
-)
-
-_WORD_FIELDS = ("before", "old", "new")
-
 EVERY = 1000
-
-
-class LaterLoss(msgspec.Struct):
-    """A difference behind the first: `tokens` is what it costs once those before it are mended.
-
-    `path`, `at`   the section that differs, and the character in it
-    `before`       the text before that place; `old`, `new`: both sides from it on
-    """
-
-    cause: str
-    path: str
-    at: int
-    tokens: float
-    before: str = ""
-    old: str = ""
-    new: str = ""
-
-
-class Loss(LaterLoss, kw_only=True):
-    """A request that loses tokens: where it parts from the nearest earlier one, and why.
-
-    `earlier_row`  the row of that one
-    `tokens`       tokens behind the place that stand in both, about
-    `behind`       further differences, in order
-    """
-
-    row: int
-    earlier_row: int
-    behind: list[LaterLoss] = []
-
-
-class CauseShare(msgspec.Struct):
-    """All losses of one cause: requests, tokens, their share of all prompt tokens, and the largest as an example.
-
-    `later_requests`, `later_tokens`: where it is a further difference, and what it costs once those before it are
-    mended; these tokens are among the `tokens` of the causes before.
-    """
-
-    cause: str
-    requests: int = 0
-    tokens: float = 0.0
-    later_requests: int = 0
-    later_tokens: float = 0.0
-    share: float = 0.0
-    paths: dict[str, int] = {}
-    example: Loss | None = None
-
-
-class LintReport(msgspec.Struct):
-    """Tokens of a log's prompts by what a prefix cache without limits would do, and causes of losses.
-
-    `prompt_tokens` = `hit_tokens` + `lost_tokens` + new ones. `is_estimated`: tokens are characters by a factor;
-    otherwise they are a tokenizer's, exactly.
-    `told_prompt_tokens`, `told_cached_tokens`: the sums of usage that the log tells, or None
-    """
-
-    source: str
-    format: str
-    requests: int = 0
-    without_prompt: int = 0
-    prompt_tokens: float = 0.0
-    hit_tokens: float = 0.0
-    lost_tokens: float = 0.0
-    is_estimated: bool = True
-    chars_per_token: float = BYTES_PER_TOKEN
-    told_prompt_tokens: int | None = None
-    told_cached_tokens: int | None = None
-    causes: list[CauseShare] = []
-    unread: list[str] = []
-    losses: list[Loss] = []
 
 
 class LintedRequest(msgspec.Struct, frozen=True):
@@ -121,6 +48,7 @@ class LintedRequest(msgspec.Struct, frozen=True):
 
     `hit_chars`  characters of its sections that are found
     `place`      the first section that differs from the nearest earlier prompt; None without one
+    `is_marked`  whether a breakpoint is found again once the loss is mended
     """
 
     request: LoggedRequest
@@ -129,6 +57,7 @@ class LintedRequest(msgspec.Struct, frozen=True):
     hit_chars: float
     place: int | None
     loss: Loss | None
+    is_marked: bool = False
 
 
 def lint_log(
@@ -205,7 +134,10 @@ class _Linting:
         self._learn(usage, found)
         loss = self._loss(found) if tokens is None else self._exact_loss(found, tokens)
         place = None if found.earlier is None else found.place
-        return self._tell(LintedRequest(request, counted.size, counted.hit, found.hit, place, loss))
+        is_marked = loss is not None and _is_marked(found)
+        return self._tell(
+            LintedRequest(request, counted.size, counted.hit, found.hit, place, loss, is_marked)
+        )
 
     def _tell(self, seen: LintedRequest) -> Loss | None:
         """Count what was found of a request."""
@@ -215,11 +147,7 @@ class _Linting:
         report.hit_tokens += seen.hit
         if loss is not None:
             report.lost_tokens += loss.tokens
-            _count(self._by_cause.setdefault(loss.cause, CauseShare(loss.cause)), loss)
-            for name in dict.fromkeys(each.cause for each in loss.behind):
-                then = self._by_cause.setdefault(name, CauseShare(name))
-                then.later_requests += 1
-                then.later_tokens += next(e.tokens for e in loss.behind if e.cause == name)
+            count_loss(self._by_cause, loss)
         for watch in self._watchers:
             watch(seen)
         return loss
@@ -232,11 +160,9 @@ class _Linting:
             report.chars_per_token = self._per_token or BYTES_PER_TOKEN
         elif report.is_estimated and self._told:
             report.chars_per_token = self._told_chars / self._told
-        report.causes = sorted(
-            self._by_cause.values(), key=lambda each: (-each.tokens, -each.later_tokens)
-        )
+        report.causes = shares_of(self._by_cause, report.prompt_tokens)
         report.unread = self._log.unread.sentences()
-        _scale(report)
+        scale(report)
 
     def _learn(self, usage: TokenUsage, found: Finding) -> None:
         if usage.prompt_tokens and self._log.format not in {"claude-code", "codex"}:
@@ -276,62 +202,19 @@ class _Linting:
         )
 
 
-def without_words(loss: Loss) -> dict[str, Any]:
-    """Return a loss as plain data without words of prompts."""
-    told = msgspec.to_builtins(loss)
-    for each in (told, *told["behind"]):
-        each.update(dict.fromkeys(_WORD_FIELDS, ""), path=_without_names(each["path"]))
-    return told
-
-
-def hide_words(report: LintReport) -> None:
-    """Take words of prompts, names in schemas of tools, and values of refused bodies out of a report."""
-    for share in report.causes:
-        paths, share.paths = share.paths, {}
-        for path, requests in paths.items():
-            place = _without_names(path)
-            share.paths[place] = share.paths.get(place, 0) + requests
-        if share.example is not None:
-            share.example = msgspec.convert(without_words(share.example), Loss)
-    report.losses = [msgspec.convert(without_words(each), Loss) for each in report.losses]
-    report.unread = [_REFUSED.sub(_HIDDEN, each) for each in report.unread]
-
-
-def _without_names(path: str) -> str:
-    """Return a place up to where names of a tool's own begin."""
-    found = _IN_TOOL.match(path)
-    return found[0] if found else path
-
-
 def _told(request: LoggedRequest, row: LintedRow) -> LintedRequest:
     """Return a request of a log without text as it was linted."""
     loss = None if row.loss is None else msgspec.convert(row.loss, Loss)
     return LintedRequest(request, row.size, row.hit, row.hit_chars, row.place, loss)
 
 
-def _count(share: CauseShare, loss: Loss) -> None:
-    share.requests += 1
-    share.tokens += loss.tokens
-    share.paths[loss.path] = share.paths.get(loss.path, 0) + 1
-    if share.example is None or loss.tokens > share.example.tokens:
-        share.example = loss
-
-
-def _scale(report: LintReport) -> None:
-    """Turn characters into tokens."""
-    factor = 1 / report.chars_per_token if report.is_estimated else 1
-    for share in report.causes:
-        share.share = share.tokens / max(report.prompt_tokens, 1)
-        share.tokens *= factor
-        share.later_tokens *= factor
-    examples = [share.example for share in report.causes if share.example is not None]
-    for loss in {id(each): each for each in (*report.losses, *examples)}.values():
-        loss.tokens *= factor
-        for each in loss.behind:
-            each.tokens *= factor
-    report.prompt_tokens *= factor
-    report.hit_tokens *= factor
-    report.lost_tokens *= factor
+def _is_marked(found: Finding) -> bool:
+    """Whether the sections up to the first breakpoint are equal but for the first that differs."""
+    sections, earlier = found.request.sections, found.earlier
+    first = next((n for n, each in enumerate(sections) if each.breakpoint_s), None)
+    if first is None or earlier is None:
+        return False
+    return set(found.prompt.ids[found.place + 1 : first + 1]) <= set(earlier.ids)
 
 
 def _loss(

@@ -49,7 +49,7 @@ def warm_first(requests: Iterable[LoggedRequest]) -> Iterator[tuple[LoggedReques
 
 def _beginnings(request: LoggedRequest) -> list[int]:
     """Return the digests of a prompt's beginnings, the shortest first."""
-    key = hash((request.tenant, request.model, request.salt))
+    key = hash((request.replica, request.tenant, request.model, request.salt))
     found: list[int] = []
     for section in request.sections:
         key = hash((key, section.role, section.kind, section.media))

@@ -39,6 +39,16 @@ _USER_KEYS = (
 )
 _SESSION_KEYS = ("session", "session_id", "sessionId", "conversation_id", "trace_id", "traceId")
 
+_REPLICA_KEYS = (
+    "replica",
+    "server",
+    "deployment",
+    "deployment_id",
+    "upstream",
+    "model_id",
+    "api_base",
+)
+
 _USAGE_KEYS = ("prompt_tokens", "input_tokens", "cached_tokens", "input_cached_tokens")
 
 
@@ -85,6 +95,7 @@ def request_of(record: LogRecord) -> LoggedRequest:
     return logged(
         record.row, found.body, found.api, answer=answer, usage=usage, time_s=time_s,
         first_s=first_of(fields), duration_s=duration_s, session=_first(fields, _SESSION_KEYS), tenant=_tenant(fields),
+        replica=_replica(fields),
     )  # fmt: skip
 
 
@@ -207,6 +218,13 @@ def _tenant(fields: Mapping[str, Any]) -> str:
     named = _first(fields, _USER_KEYS)
     metadata: Any = fields.get("metadata")
     return named or (_first(metadata, ("user_id", "userId")) if _is_object(metadata) else "")
+
+
+def _replica(fields: Mapping[str, Any]) -> str:
+    """Return the server or deployment that a record names; of LiteLLM's, beside the request."""
+    hidden: Any = fields.get("hidden_params")
+    named = _first(fields, _REPLICA_KEYS)
+    return named or (_first(hidden, _REPLICA_KEYS) if _is_object(hidden) else "")
 
 
 def _key_in(headers: Any) -> str:

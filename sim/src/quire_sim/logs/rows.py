@@ -65,6 +65,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     `cache_key`   `prompt_cache_key`, which routes
     `salt`        `cache_salt`, which divides caches
     `retention`   `prompt_cache_retention`
+    `replica`     the server or deployment that answered, where the log names one
     `parameters`  other fields that caches depend on, by name, as JSON: `response_format`, `tool_choice`, ...
     `answer`      the answer's text; None if the log has none
     `usage`       the server's counts
@@ -83,6 +84,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     cache_key: str = ""
     salt: str = ""
     retention: str = ""
+    replica: str = ""
     parameters: dict[str, str] = {}
     answer: str | None = None
     usage: TokenUsage = TokenUsage()

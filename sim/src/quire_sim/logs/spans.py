@@ -58,7 +58,7 @@ def requests(path: Path, unread: Unread) -> Iterator[LoggedRequest]:
                 record.row, body, "completions" if "prompt" in body else "chat", usage=_usage(facts), time_s=start,
                 answer=texts_of(_messages(facts.get("gen_ai.output.messages"))) or None,
                 duration_s=None if start is None or end is None else end - start,
-                session=str(facts.get("gen_ai.conversation.id") or ""),
+                session=str(facts.get("gen_ai.conversation.id") or ""), replica=_server(facts),
             )  # fmt: skip
 
 
@@ -125,6 +125,12 @@ def _body(facts: Body) -> Body | None:
     if isinstance(tools, list):
         body["tools"] = [_tool(each) for each in cast("list[Any]", tools)]
     return body
+
+
+def _server(facts: Body) -> str:
+    """Return the server that a span names, with its port."""
+    named = [facts.get(name) for name in ("server.address", "server.port")]
+    return ":".join(str(each) for each in named if each)
 
 
 def _messages(given: Any) -> list[Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from quire_sim.lint import CAUSES, LintReport, Loss
+from quire_sim.lint import LintReport, Loss
+from quire_sim.lint.joined import cause_named
 from quire_sim.lint.mends import MendReport
 from quire_sim.lint.picture import DEPTHS, FIRST_DEPTH, LintPicture, Point, Talk
 from quire_sim.report.figures import short
@@ -56,7 +57,7 @@ def _depth(tokens: int) -> str:
 
 
 def _cause(share: Any, *, private: bool) -> dict[str, Any]:
-    cause = next(each for each in CAUSES if each.name == share.cause)
+    cause = cause_named(share.cause)
     place = max(share.paths, key=lambda path: share.paths[path])
     more = len(share.paths) - 1
     return {
