@@ -7,7 +7,9 @@ import pytest
 from serve_help import fixtures, tiny
 
 from quire.errors import ConfigError
+from quire_sim.caches import ExactTokens, cache_of, cache_report, predictions
 from quire_sim.lint import lint_log
+from quire_sim.lint.joined import JoinedLosses, least_of
 from quire_sim.logs import open_log
 from quire_sim.rendering import PieceTokenizer, PromptRenderer
 
@@ -155,3 +157,47 @@ def test_a_request_that_the_server_would_refuse_is_counted_with_its_reason(tmp_p
     assert "not rendered: " in report.unread[0]
     with pytest.raises(ConfigError):
         PromptRenderer(tokenizer_with()).ids(next(iter(logged(tmp_path, [refused]))))
+
+
+def through(log, renderer, server):
+    """Return the losses of a log in the cache of a server, in tokens of a model."""
+    losses = JoinedLosses()
+    report = lint_log(log, renderer=renderer, watchers=[losses.add])
+    found = list(predictions(log, cache_of(server), ExactTokens(renderer).prompt))
+    for each in found:
+        losses.find(each.hit, least_of(report))
+    losses.join(report, cache_report(server, found))
+    return report
+
+
+@pytest.mark.parametrize(("blank", "causes"), [(" ", ["joint"]), ("", [])])
+def test_tokens_that_merge_across_the_joint_with_an_answer_are_a_cause(tmp_path, blank, causes):
+    renderer = PromptRenderer(tiny()[1])
+    prompt = f"The shelf of the third branch is named here. Answer:{blank}"
+    answer = ("" if blank else " ") + "it is the one behind the door, as the clerk says. " * 9
+    bodies = [prompt, f"{prompt}{answer}\nAnd the fourth branch?"]
+    log = logged(
+        tmp_path,
+        [
+            {"request": {"model": "m", "prompt": each}, "response": {"choices": [{"text": answer}]}}
+            for each in bodies
+        ],
+    )
+    report = through(log, renderer, "vllm")
+    assert [each.cause for each in report.losses] == causes
+    lost = len(renderer.tokenizer(answer, add_special_tokens=False)["input_ids"])
+    assert report.lost_tokens == pytest.approx(lost * len(causes), abs=4)
+
+
+def test_an_answer_of_other_words_merges_nothing(tmp_path):
+    renderer = PromptRenderer(tiny()[1])
+    prompt, answer = "Name the shelf. Answer: ", "it is the one behind the door. " * 9
+    bodies = [prompt, prompt + "the clerk of the third branch says so. " * 9]
+    log = logged(
+        tmp_path,
+        [
+            {"request": {"model": "m", "prompt": each}, "response": {"choices": [{"text": answer}]}}
+            for each in bodies
+        ],
+    )
+    assert through(log, renderer, "sglang").losses == []

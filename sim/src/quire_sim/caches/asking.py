@@ -59,6 +59,7 @@ class CacheHit(msgspec.Struct):
     `least`         of "minimum", tokens of the shortest beginning that is found; 0: none
     `earlier_row`   the line of the last prompt that has most of it; 0: none
     `replica`       of "other-replica", the one that has it; `own_replica`: the one that was asked
+    `merged`        tokens behind those seen that an earlier answer has as text, and not as tokens
     `written`       tokens that a provider writes to its cache, by TTL in seconds
     `cost`          the price of the prompt in input tokens that are not cached; of a server, the tokens it computes
     """
@@ -73,6 +74,7 @@ class CacheHit(msgspec.Struct):
     earlier_row: int = 0
     replica: str = ""
     own_replica: str = ""
+    merged: int = 0
     written: dict[int, int] = {}
     cost: float = 0.0
 

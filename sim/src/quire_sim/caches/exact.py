@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from quire.core.tokens import INT32, IntArray
 from quire.errors import ConfigError
+from quire_sim.caches.joints import AnswerJoints
 from quire_sim.caches.pieces import cache_prompt
 from quire_sim.caches.prompts import CachePrompt
 from quire_sim.logs import LoggedRequest
@@ -22,12 +24,17 @@ class IdRenderer(Protocol):
         """Return the prompt of a request. Raises `ConfigError`."""
         ...
 
+    def text(self, tokens: str) -> str:
+        """Return tokens as text."""
+        ...
+
 
 class ExactTokens:
     """Prompts by a renderer such as `PromptRenderer`. Requests that it refuses are counted in `num_refused`."""
 
     def __init__(self, renderer: IdRenderer) -> None:
         self._renderer = renderer
+        self._joints = AnswerJoints(self._text)
         self.num_refused = 0
 
     def prompt(self, request: LoggedRequest) -> CachePrompt | None:
@@ -39,7 +46,18 @@ class ExactTokens:
             return None
         ids = np.frombuffer(tokens.encode("utf-32-le", "surrogatepass"), INT32)
         pieces = [ids[:0]] * (len(request.sections) - 1)
-        return cache_prompt(request, [*pieces, ids], self._answer(request))
+        prompt = cache_prompt(request, [*pieces, ids], self._answer(request))
+        parted_at, merged = self._joints.merged(ids)
+        if len(prompt.output) > 1:
+            self._joints.add(ids, prompt.output)
+        return (
+            msgspec.structs.replace(prompt, parted_at=parted_at, merged=merged)
+            if merged
+            else prompt
+        )
+
+    def _text(self, ids: IntArray) -> str:
+        return self._renderer.text("".join(map(chr, ids.tolist())))
 
     def _answer(self, request: LoggedRequest) -> IntArray:
         """Return the ids of an answer, with the one that ended it where the usage counts it."""

@@ -45,6 +45,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     `parts`       its parts in order; the last one ends with the prompt. Empty if unknown
     `parameters`  fields beside the prompt that caches depend on, as JSON
     `is_estimated` tokens are pieces of text
+    `merged`      tokens from `parted_at` on that an earlier answer has as text, and not as tokens
     """
 
     row: int
@@ -61,6 +62,8 @@ class CachePrompt(msgspec.Struct, frozen=True):
     parts: tuple[PromptPart, ...] = ()
     parameters: Mapping[str, str] = {}
     is_estimated: bool = False
+    parted_at: int = 0
+    merged: int = 0
 
     @property
     def size(self) -> int:

@@ -107,13 +107,16 @@ class SeenPrompts:
         self._trees: dict[tuple[str, str], RadixTree] = {}
 
     def longest(self, scope: tuple[str, str], key: bytes) -> tuple[int, int]:
-        """Return the tokens of a prompt that were seen, and the row of the last prompt that has them; 0: none."""
+        """Return the tokens of a prompt that were seen, and the last row that has them; 0: none."""
         tree = self._trees.get(scope)
         found = [] if tree is None else tree.match(key)
         return sum(equal for _, equal in found), int(found[-1][0].used) if found else 0
 
     def add(self, scope: tuple[str, str], key: bytes, row: int) -> tuple[int, int, RadixNode, int]:
-        """Add a prompt. Return its tokens that were seen, those of them that are computed, its last node, and the row."""
+        """Add a prompt. Return its tokens that were seen, those that are computed, its last node, and the row.
+
+        The row is that of the last prompt that has the tokens; 0: none.
+        """
         tree = self._trees.get(scope)
         if tree is None:
             tree = self._trees[scope] = RadixTree()

@@ -34,10 +34,11 @@ class TrackedCache:
             why = "rounding"
         elif hit >= min(ready, most) // unit * unit:
             why = "at-once"
-        cost = float(prompt.size - hit)
+        merged = max(prompt.parted_at + prompt.merged - seen, 0) if seen >= prompt.parted_at else 0
         return CacheHit(
-            number, prompt.row, prompt.size, seen, hit, why, earlier_row=earlier_row, cost=cost
-        )
+            number, prompt.row, prompt.size, seen, hit, why, earlier_row=earlier_row, merged=merged,
+            cost=float(prompt.size - hit),
+        )  # fmt: skip
 
     def _computed(self, number: int) -> CachePrompt | None:
         """Note that a prompt is computed, and return it; None if that was noted before."""

@@ -278,11 +278,15 @@ _END = "Move the line behind everything that stays: to the end of the last user 
 TEMPLATE = "template"
 """The cause of a difference that the chat template alone makes: no rule on bodies can see it."""
 
+JOINT = "joint"
+"""The cause of a difference that the tokenizer alone makes, between a prompt and its answer."""
+
 CAUSES = (
     Cause("model", "another model", "Keep one model per conversation; each has a cache of its own."),
     Cause("cache-salt", "another cache_salt", "Give one cache_salt to all requests that may share."),
     Cause("parameters", "a parameter that changed", "Keep response formats, reasoning and template settings the same: caches are keyed by them."),
     Cause(TEMPLATE, "the chat template writes earlier turns otherwise", "Use a chat template that writes a turn the same way whatever follows it, or send back what it leaves out."),
+    Cause(JOINT, "tokens that merge across a joint", "End prompts without a blank, or send back the tokens of the answer: its text has other tokens behind the prompt."),
     Cause("header-line", "a client's header line in the prompt", "Drop the line: it is for billing, not for the model. Claude Code leaves it out with CLAUDE_CODE_ATTRIBUTION_HEADER=0."),
     Cause("tool-order", "order of tools", "Sort the tools by name before each request."),
     Cause("tool-set", "tools added or removed", "Send the same tools in every request, and restrict them by tool_choice."),

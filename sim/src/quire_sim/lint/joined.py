@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from quire_sim.caches import ADVICE, REASONS, CacheHit, CacheReport
-from quire_sim.lint.causes import CAUSES, Cause
+from quire_sim.lint.causes import CAUSES, JOINT, Cause
 from quire_sim.lint.exact import PIECE_TOKENS
 from quire_sim.lint.linting import LEAST, LintedRequest
 from quire_sim.lint.reports import CauseShare, LaterLoss, LintReport, Loss, count_loss, shares_of
@@ -62,7 +62,10 @@ class JoinedLosses:
         if linted is not None:
             size = min(linted.loss.tokens, hit.prompt_tokens - hit.seen_tokens)
             content = _cut(linted.loss, size) if size >= least else None
-        if missed and (content is None or linted is None or not _ends(linted, content, hit)):
+        if content is None and hit.merged >= least:
+            where = {"row": hit.row, "earlier_row": hit.earlier_row}
+            content = Loss(JOINT, "the joint with the answer", 0, float(hit.merged), **where)
+        if missed and (content is None or not _ends(linted, content, hit)):
             self._losses.append(_lost_by_cache(hit, missed, content))
         elif content is not None:
             content.tokens += missed
@@ -93,11 +96,11 @@ def _cut(loss: Loss, tokens: float) -> Loss:
     return msgspec.structs.replace(loss, tokens=tokens, behind=behind)
 
 
-def _ends(linted: _Linted, content: Loss, hit: CacheHit) -> bool:
+def _ends(linted: _Linted | None, content: Loss, hit: CacheHit) -> bool:
     """Whether mending the content ends what the cache loses, too."""
     if hit.why == "minimum":
         return hit.seen_tokens + content.tokens >= hit.least
-    return hit.why == "behind-breakpoint" and linted.is_marked
+    return hit.why == "behind-breakpoint" and linted is not None and linted.is_marked
 
 
 def _lost_by_cache(hit: CacheHit, missed: float, content: Loss | None) -> Loss:

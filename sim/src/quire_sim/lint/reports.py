@@ -1,4 +1,4 @@
-"""What `quire lint` found in a log: losses, their sums by cause, and both without words of prompts."""
+"""Findings of `quire lint` in a log: losses, their sums by cause, and both without words of prompts."""
 
 from __future__ import annotations
 
