@@ -183,3 +183,54 @@ def test_a_log_without_bodies_is_not_written(tmp_path):
     ended = run(path, "--apply", tmp_path / "mended.jsonl")
     assert "is a log of conversations" in str(ended.exception)
     assert not (tmp_path / "mended.jsonl").exists()
+
+
+def conversations(rate, key=None, count=12, turns=4):
+    """Conversations over one system prompt, so many requests a minute in all."""
+    rng = random.Random(rate)
+    rules = "Name the shelf, the row and the branch in each answer. " * 120
+    talks = [[f"Question {n}: " + "why is it so? " * 40] for n in range(count)]
+    log = []
+    for turn in range(turns):
+        for number, said in enumerate(talks):
+            fields = {} if key is None else {"prompt_cache_key": key(number)}
+            body = chat(*said, system=rules, model="gpt-5", **fields)
+            sent = 1_780_000_000 + 60 / rate * len(log)
+            log.append({"time": sent, "duration_s": 0.1, "request": body})
+            said += [f"It is {rng.random()}. " * 30, f"And {turn}, {rng.random()}?"]
+    return log
+
+
+def lost_by_machine(path, log):
+    document = json.loads(run(lines(path, log), "--server", "openai", "--json").stdout)
+    found = {each["cause"]: each["tokens"] for each in document["causes"]}
+    return found.get("other-machine", 0), document
+
+
+def test_a_cache_key_holds_conversations_at_their_machines(tmp_path):
+    lost, document = lost_by_machine(tmp_path / "log", conversations(rate=90))
+    assert lost > 0.05 * document["prompt_tokens"]
+    (gain,) = [each for each in document["mending"]["mends"] if each["name"] == "cache-key"]
+    assert gain["after"]["hit_tokens"] > document["cache"]["hit_tokens"] + 0.5 * lost
+    path, mended = tmp_path / "log", tmp_path / "mended.jsonl"
+    run(path, "--server", "openai", "--apply", str(mended))
+    keys = [each.cache_key for each in open_log(mended)]
+    assert len(set(keys)) > 1
+    assert all(keys)
+    assert keys[:12] == keys[12:24]  # of the same conversations
+
+
+def test_a_rate_that_one_machine_takes_has_no_other_machine(tmp_path):
+    assert lost_by_machine(tmp_path / "log", conversations(rate=12))[0] == 0
+    by_two = conversations(rate=24, key=lambda number: f"k{number % 2}")
+    lost, document = lost_by_machine(tmp_path / "log", by_two)
+    assert (
+        0 < lost < 1.1 * document["cache"]["prompt_tokens"] / 48
+    )  # the first one of the second key
+
+
+def test_requests_of_another_key_find_nothing_of_each_other(tmp_path):
+    log = conversations(rate=6, key=str, turns=1)
+    lost, document = lost_by_machine(tmp_path / "log", log)
+    assert document["cache"]["hit_tokens"] == 0
+    assert lost == document["lost_tokens"] > 0.7 * document["prompt_tokens"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from quire_sim.caches.asking import CacheHit
 from quire_sim.caches.prompts import CachePrompt, PromptPart
 from quire_sim.caches.rules import CacheRules, ProviderRules
 from quire_sim.caches.tracking import TrackedCache
+
+MINUTE_S = 60.0
 
 
 class _Entry(msgspec.Struct):
@@ -30,8 +33,33 @@ class _Mark(NamedTuple):
     ttl_s: int
 
 
+class _Machines:
+    """Machines that requests are routed to: by a key, and by the rate of its requests."""
+
+    def __init__(self) -> None:
+        self._taken: dict[bytes, list[deque[float]]] = {}
+
+    def of(self, prompt: CachePrompt, rules: CacheRules) -> tuple[bytes, int]:
+        """Return the machine of a request: the first of its key that has taken less in the last minute."""
+        if not rules.route_tokens:
+            return b"", 0
+        begin = prompt.tokens[: rules.route_tokens].tobytes()
+        key = blake2b(begin + prompt.key.encode(), digest_size=16).digest()
+        if not rules.route_rpm or prompt.time_s is None:
+            return key, 0
+        machines = self._taken.setdefault(key, [])
+        for number, taken in enumerate(machines):
+            while taken and taken[0] <= prompt.time_s - MINUTE_S:
+                taken.popleft()
+            if len(taken) < rules.route_rpm:
+                taken.append(prompt.time_s)
+                return key, number
+        machines.append(deque([prompt.time_s]))
+        return key, len(machines) - 1
+
+
 class ProviderCache(TrackedCache):
-    """The cache of a provider, without limits of memory. Each model and scope has its own.
+    """The cache of a provider, without limits of memory. Each model, scope and machine has its own.
 
     steps        A prefix is found up to the last step that an earlier prompt has.
     breakpoints  A prefix is stored up to each breakpoint. It is looked for at each breakpoint and at the ends of
@@ -45,14 +73,19 @@ class ProviderCache(TrackedCache):
     def __init__(self, rules: ProviderRules) -> None:
         super().__init__()
         self._rules = rules
-        self._entries: dict[tuple[str, str], dict[bytes, _Entry]] = {}
+        self._machines = _Machines()
+        self._entries: dict[tuple[object, ...], dict[bytes, _Entry]] = {}
+        self._anywhere: dict[tuple[str, str], dict[bytes, _Entry]] = {}
         self._writes: dict[int, list[_Mark]] = {}
+        self._asked: dict[int, dict[bytes, _Entry]] = {}
         self._contents: set[bytes] = set()
 
     def start(self, number: int, prompt: CachePrompt, now: float) -> CacheHit | None:
         """Look for the longest prefix; what is longer is written when the prompt is computed."""
         rules = self._rules.of(prompt.model)
-        entries = self._entries.setdefault((prompt.model, prompt.scope), {})
+        machine = self._machines.of(prompt, rules)
+        entries = self._entries.setdefault((prompt.model, prompt.scope, *machine), {})
+        self._asked[number] = entries
         marks = _steps(prompt, rules) if rules.kind == "steps" else _ends(prompt, rules)
         places, writes = _places(marks, rules)
         alive = [mark for mark in places if _is_alive(entries, mark, now)]
@@ -78,10 +111,11 @@ class ProviderCache(TrackedCache):
         prompt = self._computed(number)
         if prompt is None:
             return
-        entries = self._entries[prompt.model, prompt.scope]
-        writes = self._writes.pop(number)
+        entries, writes = self._asked.pop(number), self._writes.pop(number)
+        anywhere = self._anywhere.setdefault((prompt.model, prompt.scope), {})
         for mark in writes:
-            entries[mark.digest] = _Entry(now + mark.ttl_s, mark.ttl_s)
+            entry = _Entry(now + mark.ttl_s, mark.ttl_s)
+            entries[mark.digest] = anywhere[mark.digest] = entry
         rules = self._rules.of(prompt.model)
         if rules.keys and writes:
             sizes = {mark.size for mark in writes}
@@ -101,7 +135,7 @@ class ProviderCache(TrackedCache):
     ) -> str:
         """Return why a hit is shorter than what earlier prompts have."""
         rules = self._rules.of(prompt.model)
-        entries = self._entries[prompt.model, prompt.scope]
+        entries = self._asked[found.number]
         marks, looked_at = places
         if found.hit_tokens >= found.seen_tokens:
             return ""
@@ -109,6 +143,13 @@ class ProviderCache(TrackedCache):
             return "minimum"
         longer = [mark for mark in marks if found.hit_tokens < mark.size <= found.seen_tokens]
         old = [mark for mark in longer if mark.digest in entries]
+        anywhere = self._anywhere.get((prompt.model, prompt.scope), {})
+        if any(
+            _is_alive(anywhere, m, now) and m.digest not in entries
+            for m in longer
+            if m in looked_at
+        ):
+            return "other-machine"
         if any(mark in looked_at for mark in old):
             return "ttl"
         writing = {mark.digest for each in self._writes.values() for mark in each}

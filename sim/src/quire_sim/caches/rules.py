@@ -27,14 +27,20 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has_implicit: bool = False
     most_breakpoints: int = 4
     look_back: int = 0
+    route_tokens: int = 0
+    route_rpm: int = 0
     keys: dict[Literal["tools", "system", "messages"], tuple[str, ...]] = {}
 
     def __post_init__(self) -> None:
         for name in ("minimum", "ttl_s", "step", "most_breakpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least 1")
-        if self.look_back < 0 or self.read < 0 or any(price < 0 for price in self.write.values()):
-            raise ValueError("look_back, read and write are 0 or more")
+        if (
+            min(self.look_back, self.route_tokens, self.route_rpm) < 0
+            or self.read < 0
+            or any(price < 0 for price in self.write.values())
+        ):
+            raise ValueError("look_back, route_tokens, route_rpm, read and write are 0 or more")
 
     def write_price(self, ttl_s: int) -> float:
         """Return the price of writing a token for so many seconds, as a share of an input token's."""

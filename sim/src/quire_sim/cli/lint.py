@@ -208,6 +208,7 @@ def lint(
         )
         if mends and request is None:
             saved = mends_of(opened, mends, learned, how, price)
+            mends = [each for each in mends if mend or each.name not in saved.worse]
     if request is not None:
         show_request(stdout(), opened, report, request, renderer, private=private)
         if cache is not None:

@@ -14,6 +14,7 @@ from quire_sim.lint.chains import PromptDifference, differences
 from quire_sim.lint.exact import PIECE_TOKENS, ExactPrompts, Renderer
 from quire_sim.lint.nearest import MAX_BYTES, EarlierPrompt, Finding, PromptTrie, scope_of
 from quire_sim.lint.places import place_of
+from quire_sim.lint.rates import RequestRates
 from quire_sim.lint.reports import (
     CauseShare,
     LaterLoss,
@@ -105,6 +106,7 @@ class _Linting:
         self._exact = None if renderer is None else ExactPrompts(renderer)
         self._prompts = PromptTrie(MAX_BYTES if renderer is None else MAX_BYTES // 2)
         self._learned = ChangingParts() if learned is None else learned
+        self._rates = RequestRates()
         self._by_cause: dict[str, CauseShare] = {}
         self._told = self._told_chars = 0
         self._per_token = 0.0
@@ -118,6 +120,7 @@ class _Linting:
         if not request.sections:
             report.without_prompt += 1
             return None
+        self._rates.add(request)
         tokens = None
         if self._exact is not None:
             try:
@@ -154,7 +157,7 @@ class _Linting:
 
     def end(self) -> None:
         """Turn characters into tokens, and sort."""
-        report = self.report
+        report, self._learned.busiest = self.report, self._rates.busiest
         if self._log.format == "hashed":
             report.is_estimated = self._per_token > 0
             report.chars_per_token = self._per_token or BYTES_PER_TOKEN

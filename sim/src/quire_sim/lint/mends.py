@@ -24,11 +24,11 @@ class Mend(NamedTuple):
     title: str
     rewrite: Callable[[Body, Api, ChangingParts], Body]
     changes_meaning: bool = False
-    is_provider: bool = False
     is_timing: bool = False
 
 
 MENDS = (
+    Mend("cache-key", ("other-machine",), "set prompt_cache_key, one for each conversation", rewrites.set_cache_key),
     Mend("line-ends", ("line-ends",), "write LF for CR LF", rewrites.normalise("line-ends")),
     Mend("blanks", ("whitespace",), "write single blanks, and none at the ends of lines", rewrites.normalise("whitespace")),
     Mend("nfc", ("unicode",), "normalise texts to NFC", rewrites.normalise("unicode")),
@@ -37,7 +37,7 @@ MENDS = (
     Mend("sort-passages", ("passage-order",), "sort passages; answers may change", rewrites.sort_passages, True),
     Mend("split-off", ("moved-block",), "send the block or message that moves as the last message", rewrites.split_off),
     Mend("move-lines", ("time", "identifier", "counter", "user-data", "header-line"), "move lines that change to the end of the last user message", rewrites.move_lines),
-    Mend("breakpoints", ("no-breakpoint", "behind-breakpoint"), "place breakpoints behind the system prompt and the last message", rewrites.place_breakpoints, False, True),
+    Mend("breakpoints", ("no-breakpoint", "behind-breakpoint"), "place breakpoints behind the system prompt and the last message", rewrites.place_breakpoints),
     Mend("warm-first", ("at-once",), "send one of several requests first, the others once its answer begins", rewrites.as_it_is, is_timing=True),
 )  # fmt: skip
 """All mends, in the order in which they are applied together."""
@@ -67,13 +67,19 @@ class MendGain(msgspec.Struct):
 
 
 class MendReport(msgspec.Struct):
-    """The hits of a log as it is, with each mend alone, and with all that keep the meaning together."""
+    """The hits of a log as it is, with each mend alone, and with all together that keep the meaning and find more."""
 
     before: MendedHits
     together: MendedHits
     seconds: tuple[float, float] | None = None
     cost: tuple[float, float] | None = None
     mends: list[MendGain] = []
+
+    @property
+    def worse(self) -> set[str]:
+        """Names of mends that find less alone."""
+        found = self.before.hit_tokens
+        return {each.name for each in self.mends if each.after.hit_tokens < found}
 
 
 def mends_for(causes: Iterable[str], names: Sequence[str] = ()) -> list[Mend]:
@@ -93,7 +99,9 @@ def mended(request: LoggedRequest, mends: Sequence[Mend], learned: ChangingParts
         body = mend.rewrite(body, request.api, learned)
     if body == request.body and [*body] == [*request.body] and _same(body, request.body):
         return request
-    return msgspec.structs.replace(request, body=body, sections=sections_of(body, request.api))
+    key = str(body.get("prompt_cache_key") or "")
+    sections = sections_of(body, request.api)
+    return msgspec.structs.replace(request, body=body, sections=sections, cache_key=key)
 
 
 def mend_report(
@@ -130,7 +138,7 @@ def mend_report(
         if changed:
             gain = MendGain(mend.name, mend.title, mend.changes_meaning, changed, after)
             report.mends.append(gain)
-    chosen = [mend for mend in mends if not mend.changes_meaning]
+    chosen = [mend for mend in mends if not mend.changes_meaning and mend.name not in report.worse]
     report.together = replayed(chosen)[0] if chosen else before
     return report
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, cast
 
 import msgspec
@@ -18,6 +19,9 @@ from quire_sim.lint.chains import PromptDifference
 from quire_sim.lint.texts import NUMBERED
 from quire_sim.logs import Api
 from quire_sim.logs.bodies import as_json
+
+KEY_RPM = 10
+"""Requests a minute of one `prompt_cache_key`, so that some minutes may have half as many more."""
 
 LONG_LINE = 300
 """Characters of a line of which the sentence is moved that changes, not all of it."""
@@ -36,6 +40,7 @@ class ChangingParts(msgspec.Struct):
     `roles`     roles whose texts differ in form alone, by cause
     `parts`     passages that change places, by what divides them
     `blocks`    blocks that move with the last turn; `messages`: texts of messages that do
+    `busiest`   requests a minute of one beginning at most
     """
 
     causes: set[str] = set()
@@ -45,6 +50,7 @@ class ChangingParts(msgspec.Struct):
     parts: dict[str, set[str]] = {}
     blocks: set[str] = set()
     messages: set[str] = set()
+    busiest: int = 0
 
     def add(self, difference: PromptDifference) -> None:
         """Learn from a difference."""
@@ -204,6 +210,19 @@ def place_breakpoints(body: Body, api: Api, _: ChangingParts) -> Body:
             parts[-1] = parts[-1] | mark
             found["messages"] = [*messages[:-1], last | {"content": parts}]
     return found
+
+
+def set_cache_key(body: Body, api: Api, learned: ChangingParts) -> Body:
+    """Set `prompt_cache_key` by the first message of a user: as few keys as keep each below the provider's rate."""
+    num_keys = -(-learned.busiest // KEY_RPM)
+    if api not in {"chat", "responses"} or body.get("prompt_cache_key") or num_keys < 2:
+        return body
+    said: Any = body.get("messages") or body.get("input")
+    messages = cast("list[Any]", said) if isinstance(said, list) else []
+    of_user = (each for each in messages if isinstance(each, dict) and each.get("role") == "user")
+    first = next(of_user, said)
+    digest = blake2b(as_json(first).encode(), digest_size=8).digest()
+    return body | {"prompt_cache_key": f"conversation-{int.from_bytes(digest) % num_keys}"}
 
 
 def _units(text: str) -> list[str]:
