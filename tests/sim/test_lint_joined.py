@@ -115,6 +115,27 @@ def test_another_replica_is_named_and_no_cause_where_the_own_one_has_as_much(tmp
     assert "other-replica" not in run(path, "--json").stdout
 
 
+def test_tenants_share_where_the_server_knows_none(tmp_path):
+    body = chat("Which one?", system="Rules of the house. " * 400, model="gpt-5")
+    log = [{"tenant": name, "request": body} for name in ("a", "b", "b", "a")]
+    made = planted_caches.Scene(log, "vllm", planted_caches.CacheOptions(), [])
+    assert joined(tmp_path / "log", made).losses == []
+    for server in ("quire", "openai"):
+        report = joined(tmp_path / "log", made._replace(server=server))
+        assert [(each.cause, each.row, each.earlier_row) for each in report.losses] == [
+            ("other-tenant", 2, 1)
+        ]
+
+
+def test_users_that_a_body_names_share_the_cache_of_their_key(tmp_path):
+    body = chat("Which one?", system="Rules of the house. " * 400, model="gpt-5")
+    log = [body | {"user": name, "safety_identifier": name} for name in "abc"]
+    made = planted_caches.Scene(log, "openai", planted_caches.CacheOptions(), [])
+    report = joined(tmp_path / "log", made)
+    assert report.losses == []
+    assert report.hit_tokens > 0.5 * report.prompt_tokens
+
+
 @pytest.mark.parametrize(
     ("fields", "replica"),
     [

@@ -25,6 +25,7 @@ REASONS = {
     "at-once": "its twin was not computed yet",
     "other-slot": "held by a slot that another request used",
     "other-replica": "another replica has it",
+    "other-tenant": "another tenant or API key has it",
 }
 """Why a request finds less than earlier prompts have."""
 
@@ -40,6 +41,7 @@ ADVICE = {
     "evicted": "Give the cache more memory; --curve shows what that finds.",
     "at-once": "Send one request first, and the others once its answer begins.",
     "other-slot": "Give the server more slots, or send a conversation's requests one after the other.",
+    "other-tenant": "Caches of tenants are divided: send requests that may share one by one API key.",
     "other-replica": "Send requests with one beginning to one replica: quire route does, by the prompt.",
 }
 """Advice for each reason that can be mended."""

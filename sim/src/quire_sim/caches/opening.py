@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from quire.config import check_count
 from quire.errors import ConfigError
-from quire_sim.caches.asking import TimedCache
+from quire_sim.caches.asking import ServerCache, TimedCache
 from quire_sim.caches.blocks import STEP_TOKENS, BlockCache
 from quire_sim.caches.kernel import KernelCache
 from quire_sim.caches.pages import RadixCache
@@ -20,6 +21,9 @@ from quire_sim.names import unknown
 
 SERVERS = ("quire", "vllm", "sglang", "llama.cpp", "openai", "anthropic")
 """Servers and providers whose caches are known."""
+
+_DIVIDING = ("quire", "openai", "anthropic")
+"""Servers whose caches tenants do not share; those of the others know no API keys."""
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "quire": ("capacity_tokens", "block_size"),
@@ -60,23 +64,27 @@ def cache_of(server: str, options: CacheOptions = CacheOptions()) -> ReplicaCach
             raise ConfigError(f"{name} is no option of the cache of {server}; leave it out")
         if name != "rules":
             check_count(name, value)
+    return ReplicaCaches(_opener(server, options), divides_tenants=server in _DIVIDING)
+
+
+def _opener(server: str, options: CacheOptions) -> Callable[[], ServerCache]:
+    """Return a function that opens the cache of one replica. Raises `ConfigError`."""
     if server in {"openai", "anthropic"}:
         rules = rules_of(server, read_rules(options.rules))
-        return ReplicaCaches(lambda: TimedCache(ProviderCache(rules)))
-    size = options.block_size or 16
-    num_blocks = None if options.capacity_tokens is None else options.capacity_tokens // size
+        return lambda: TimedCache(ProviderCache(rules))
+    size, capacity = options.block_size or 16, options.capacity_tokens
+    num_blocks = None if capacity is None else capacity // size
     if num_blocks is not None and num_blocks < 2 and server in {"quire", "vllm"}:
         raise ConfigError(
-            f"capacity_tokens {options.capacity_tokens} is less than two blocks of {size} tokens; enlarge it"
+            f"capacity_tokens {capacity} is less than two blocks of {size} tokens; enlarge it"
         )
     match server:
         case "quire":
-            return ReplicaCaches(lambda: KernelCache(num_blocks, size))
+            return lambda: KernelCache(num_blocks, size)
         case "vllm":
             step = options.step_tokens or STEP_TOKENS
-            return ReplicaCaches(lambda: TimedCache(BlockCache(num_blocks, size, step)))
+            return lambda: TimedCache(BlockCache(num_blocks, size, step))
         case "sglang":
-            return ReplicaCaches(lambda: TimedCache(RadixCache(options.capacity_tokens)))
+            return lambda: TimedCache(RadixCache(capacity))
         case _:
-            slots = options.num_slots or 4
-            return ReplicaCaches(lambda: TimedCache(PromptSlots(options.capacity_tokens, slots)))
+            return lambda: TimedCache(PromptSlots(capacity, options.num_slots or 4))

@@ -35,7 +35,8 @@ class CachePrompt(msgspec.Struct, frozen=True):
     `row`         its line in the log
     `tokens`      ids of the prompt, int32 [n], n > 0: a tokenizer's, or numbers of pieces of text
     `output`      ids of the answer; empty if unknown
-    `scope`       what divides caches beside the model: a salt, an API key
+    `scope`       what divides caches beside the model: a salt
+    `tenant`      whose request it is; it divides the caches of some servers
     `key`         `prompt_cache_key`
     `replica`     the replica that answered; empty if unknown
     `retention_s` how long the request asks its prefix to be kept, in seconds; 0: not said
@@ -53,6 +54,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     output: IntArray = NO_TOKENS
     model: str = ""
     scope: str = ""
+    tenant: str = ""
     key: str = ""
     replica: str = ""
     retention_s: int = 0

@@ -27,16 +27,9 @@ _ANSWER_KEYS = (
     "answer",
     "result",
 )
-_USER_KEYS = (
-    "tenant",
-    "user",
-    "user_id",
-    "userId",
-    "end_user",
-    "team",
-    "api_key",
-    "safety_identifier",
-)
+_TENANT_KEYS = ("tenant", "team", "api_key")
+"""Names of what divides caches. Users that a body names share that of their API key."""
+
 _SESSION_KEYS = ("session", "session_id", "sessionId", "conversation_id", "trace_id", "traceId")
 
 _REPLICA_KEYS = (
@@ -215,9 +208,7 @@ def _tenant(fields: Mapping[str, Any]) -> str:
         key = _key_in(headers)
         if key:
             return sha256(key.encode()).hexdigest()[:12]
-    named = _first(fields, _USER_KEYS)
-    metadata: Any = fields.get("metadata")
-    return named or (_first(metadata, ("user_id", "userId")) if _is_object(metadata) else "")
+    return _first(fields, _TENANT_KEYS)
 
 
 def _replica(fields: Mapping[str, Any]) -> str:

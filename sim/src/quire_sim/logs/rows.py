@@ -60,7 +60,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     `time_s`      when it was sent, in seconds since 1970, or None
     `first_s`     seconds from there to the first byte of the answer, or None
     `duration_s`  how long it took, or None
-    `tenant`      a digest of its API key, or the user or team that the log names; empty if unknown
+    `tenant`      a digest of its API key, or the tenant or team that the log names; empty if unknown
     `session`     its conversation, where the log names one
     `cache_key`   `prompt_cache_key`, which routes
     `salt`        `cache_salt`, which divides caches
