@@ -67,7 +67,10 @@ class MendGain(msgspec.Struct):
 
 
 class MendReport(msgspec.Struct):
-    """The hits of a log as it is, with each mend alone, and with all together that keep the meaning and find more."""
+    """The hits of a log as it is, with each mend alone, and with several together.
+
+    Together are those that keep the meaning and do not find less alone.
+    """
 
     before: MendedHits
     together: MendedHits
