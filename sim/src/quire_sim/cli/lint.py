@@ -9,7 +9,14 @@ from quire.cli.files import check_writable, write_text
 from quire.cli.options import AsJson, Mends
 from quire.cli.output import print_json, progress, stderr, stdout
 from quire.errors import ConfigError
-from quire_sim.cli.lint_caches import AskedCache, capacity_of, found_in, show_cache, show_hits
+from quire_sim.cli.lint_caches import (
+    AskedCache,
+    capacity_of,
+    found_in,
+    noted,
+    show_cache,
+    show_hits,
+)
 from quire_sim.cli.lint_mends import (
     MOST_REQUESTS,
     Replaying,
@@ -139,9 +146,9 @@ def lint(
     import msgspec
 
     from quire_sim.caches import CacheOptions, cache_of
-    from quire_sim.lint import lint_log
     from quire_sim.lint.hashing import HashedRows
     from quire_sim.lint.joined import JoinedLosses
+    from quire_sim.lint.linting import LogLinting
     from quire_sim.lint.picture import LintPicture
     from quire_sim.lint.reports import hide_words
     from quire_sim.lint.rewrites import ChangingParts
@@ -180,19 +187,21 @@ def lint(
         joined = JoinedLosses()
         watchers = [picture.add] * bool(report_to) + [rows.add] * bool(hashed)
         watchers += [joined.add] * (server is not None)
-        report = lint_log(
-            opened,
-            renderer=renderer,
-            watchers=watchers,
-            learned=learned,
-            keep=lambda loss: server is not None or request in {None, loss.row},
-            on_progress=lambda count: say(f"{log.name}: {count:,} requests"),
+        linting = LogLinting(opened, renderer=renderer, watchers=watchers, learned=learned)
+        report, cache = linting.report, None
+        requests = linting.requests(
+            lambda loss: server is not None or request in {None, loss.row},
+            lambda count: say(f"{log.name}: {count:,} requests"),
         )
-        cache = None
+        if server is None or renderer is None:
+            for _ in requests:
+                pass
         if server is not None:
+            if renderer is None:  # pieces of text are as long as the whole log says
+                requests = noted(opened, lambda count: say(f"{log.name}: {count:,} in the cache"))
             asked = AskedCache(server, options, request, has_curve=curve)
             prompts = _prompts(renderer, report)
-            cache = found_in(opened, asked, prompts, joined, report, say=say)
+            cache = found_in(opened, requests, asked, prompts, joined=joined, report=report)
             report.losses = [each for each in report.losses if request in {None, each.row}]
     if private:
         hide_words(report)

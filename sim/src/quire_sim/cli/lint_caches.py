@@ -1,6 +1,6 @@
 """The part of `quire lint` that shows what a server's cache finds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quire_sim.caches import CacheOptions, CacheReport, ExactTokens, Prediction, TextPieces
     from quire_sim.lint import LintReport
     from quire_sim.lint.joined import JoinedLosses
-    from quire_sim.logs import LogFile
+    from quire_sim.logs import LogFile, LoggedRequest
 
 SHOWN = 5
 """Differences from the server's own counts on the screen."""
@@ -39,8 +39,20 @@ def capacity_of(kv_tokens: int | None, kv_memory: str | None, model: str | None)
     return tokens
 
 
+def noted(
+    requests: "Iterable[LoggedRequest]", say: Callable[[int], object]
+) -> "Iterator[LoggedRequest]":
+    """Yield requests, and say now and then how many they were."""
+    from quire_sim.lint.linting import EVERY
+
+    for count, request in enumerate(requests):
+        if not count % EVERY:
+            say(count)
+        yield request
+
+
 class AskedCache(NamedTuple):
-    """The cache of a server that is asked for a log: its options, and the line whose hit is shown.
+    """The cache of a server that a log is sent through: its options, and the line whose hit is shown.
 
     `has_curve` asks caches of half the capacity, twice, four and eight times of it as well.
     """
@@ -53,29 +65,26 @@ class AskedCache(NamedTuple):
 
 def found_in(
     log: "LogFile",
+    requests: "Iterable[LoggedRequest]",
     asked: AskedCache,
     prompts: "TextPieces | ExactTokens",
+    *,
     joined: "JoinedLosses",
     report: "LintReport",
-    *,
-    say: Callable[[str], object],
 ) -> "CacheReport":
-    """Return a log in the cache of a server, and join its losses to a report. Raises `ConfigError`, `TraceError`."""
+    """Return the requests of a log in the cache of a server, and join its losses to a report.
+
+    With a curve, the log is read again for each capacity. Raises `ConfigError`, `TraceError`.
+    """
     import msgspec
 
     from quire_sim.caches import cache_of, cache_report, predictions
     from quire_sim.lint.joined import least_of
-    from quire_sim.lint.linting import EVERY
-
-    def through(options: "CacheOptions") -> "Iterator[Prediction]":
-        return predictions(log, cache_of(asked.server, options), prompts.prompt)
 
     def joining() -> "Iterator[Prediction]":
         least = least_of(report)
-        for count, each in enumerate(through(asked.options)):
+        for each in predictions(requests, cache_of(asked.server, asked.options), prompts.prompt):
             joined.find(each.hit, least)
-            if not count % EVERY:
-                say(f"{log.path.name}: {count:,} requests through the cache of {asked.server}")
             yield each
 
     found = cache_report(asked.server, joining(), asked.row)
@@ -86,7 +95,8 @@ def found_in(
         for factor in (0.5, 2, 4, 8):
             size = round(capacity * factor)
             options = msgspec.structs.replace(asked.options, capacity_tokens=size)
-            found.curve[size] = cache_report(asked.server, through(options)).hit_rate
+            again = predictions(log, cache_of(asked.server, options), prompts.prompt)
+            found.curve[size] = cache_report(asked.server, again).hit_rate
     return found
 
 

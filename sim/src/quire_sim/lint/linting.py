@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import msgspec
@@ -75,32 +75,27 @@ def lint_log(
     With a `renderer`, tokens are counted exactly, and a request that it refuses counts as unread. The `watchers`
     are told of each request, and `learned` gets what rewrites need to know. Raises `TraceError`, and `ConfigError` for a renderer of a log without text.
     """
-    if renderer is not None and log.format == "hashed":
-        raise ConfigError(
-            f"{log.path} has no text, so no model counts its tokens; leave --model out"
-        )
-    linting = _Linting(log, renderer, watchers, learned)
-    report = linting.report
-    for request in log:
-        loss = linting.add(request)
-        if loss is not None and keep(loss):
-            report.losses.append(loss)
-        if on_progress is not None and not report.requests % EVERY:
-            on_progress(report.requests)
-    linting.end()
-    return report
+    linting = LogLinting(log, renderer=renderer, watchers=watchers, learned=learned)
+    for _ in linting.requests(keep, on_progress):
+        pass
+    return linting.report
 
 
-class _Linting:
-    """A report that grows by the request."""
+class LogLinting:
+    """A report that grows by the request, for one pass through a log. Raises `ConfigError` as `lint_log` does."""
 
     def __init__(
         self,
         log: LogFile,
-        renderer: Renderer | None,
-        watchers: Sequence[Callable[[LintedRequest], None]],
-        learned: ChangingParts | None,
+        *,
+        renderer: Renderer | None = None,
+        watchers: Sequence[Callable[[LintedRequest], None]] = (),
+        learned: ChangingParts | None = None,
     ) -> None:
+        if renderer is not None and log.format == "hashed":
+            raise ConfigError(
+                f"{log.path} has no text, so no model counts its tokens; leave --model out"
+            )
         self.report = LintReport(str(log.path), log.format, is_estimated=renderer is None)
         self._log, self._watchers = log, watchers
         self._exact = None if renderer is None else ExactPrompts(renderer)
@@ -110,6 +105,20 @@ class _Linting:
         self._by_cause: dict[str, CauseShare] = {}
         self._told = self._told_chars = 0
         self._per_token = 0.0
+
+    def requests(
+        self, keep: Callable[[Loss], bool], on_progress: Callable[[int], None] | None = None
+    ) -> Iterator[LoggedRequest]:
+        """Yield the requests of the log, each once it is linted; the report is whole at the end. Raises `TraceError`."""
+        report = self.report
+        for request in self._log:
+            loss = self.add(request)
+            if loss is not None and keep(loss):
+                report.losses.append(loss)
+            if on_progress is not None and not report.requests % EVERY:
+                on_progress(report.requests)
+            yield request
+        self.end()
 
     def add(self, request: LoggedRequest) -> Loss | None:
         """Count a request, and return its loss."""

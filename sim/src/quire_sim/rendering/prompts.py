@@ -37,6 +37,7 @@ class PromptRenderer:
         self.tokenizer, self._has_unused_tools = tokenizer, has_unused_tools
         self._pieces = PieceTokenizer(tokenizer)
         self._special = tokenizer.num_special_tokens_to_add()
+        self._last: tuple[LoggedRequest, list[str]] | None = None
         marks = (
             "\n",
             "\u010a",
@@ -55,6 +56,11 @@ class PromptRenderer:
 
         Raises `ConfigError` with the reason for a request that the server would refuse, or that has several prompts.
         """
+        if self._last is None or self._last[0] is not request:
+            self._last = request, self._segments(request)
+        return self._last[1]
+
+    def _segments(self, request: LoggedRequest) -> list[str]:
         if self._has_unused_tools and request.body.get("tool_choice") in _NO_TOOL:
             body = {name: request.body[name] for name in request.body if name != "tool_choice"}
             request = msgspec.structs.replace(request, body=body)
