@@ -170,11 +170,28 @@ def through(log, renderer, server):
     return report
 
 
+def merging():
+    """Return a tokenizer of the kind of GPT-2, which keeps a blank with the word behind it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([ANSWER * 9], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+ANSWER = "it is the one behind the door, as the clerk of the third branch says. "
+
+
 @pytest.mark.parametrize(("blank", "causes"), [(" ", ["joint"]), ("", [])])
 def test_tokens_that_merge_across_the_joint_with_an_answer_are_a_cause(tmp_path, blank, causes):
-    renderer = PromptRenderer(tiny()[1])
+    renderer = PromptRenderer(merging())
     prompt = f"The shelf of the third branch is named here. Answer:{blank}"
-    answer = ("" if blank else " ") + "it is the one behind the door, as the clerk says. " * 9
+    answer = ("" if blank else " ") + (ANSWER * 9).strip()
     bodies = [prompt, f"{prompt}{answer}\nAnd the fourth branch?"]
     log = logged(
         tmp_path,
@@ -190,8 +207,8 @@ def test_tokens_that_merge_across_the_joint_with_an_answer_are_a_cause(tmp_path,
 
 
 def test_an_answer_of_other_words_merges_nothing(tmp_path):
-    renderer = PromptRenderer(tiny()[1])
-    prompt, answer = "Name the shelf. Answer: ", "it is the one behind the door. " * 9
+    renderer = PromptRenderer(merging())
+    prompt, answer = "Name the shelf. Answer: ", ANSWER * 9
     bodies = [prompt, prompt + "the clerk of the third branch says so. " * 9]
     log = logged(
         tmp_path,

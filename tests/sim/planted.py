@@ -355,12 +355,12 @@ class Making:
 def of_lines(kinds, api, seed, count=24, longer=0):
     """Return a log with a changing line for each kind, at places in order, each value but once.
 
-    The system prompt has so many more paragraphs.
+    The system prompt has so many more paragraphs before them.
     """
     making = Making(api, seed, seed % 2)
     rng = making.rng
-    making.system += [paragraph(rng, 9) for _ in range(longer)]
-    places = sorted(rng.sample(range(len(making.system) - 1), len(kinds)))
+    making.system = [paragraph(rng, 9) for _ in range(longer)] + making.system
+    places = sorted(rng.sample(range(longer, len(making.system) - 1), len(kinds)))
     if kinds[:1] == ["header-line"]:
         places[0] = 0
     makers = [

@@ -124,8 +124,8 @@ def _evicting(bodies, seed, has):
 def small(api, seed, *, has):
     """Requests over a beginning below the minimum, or above it."""
     making = planted.Making(api, seed, False)
-    making.tools, making.system = [], making.system[: 2 if has else None]
-    making.system += [] if has else [planted.paragraph(making.rng, 9) for _ in range(9)]
+    text = planted.paragraph(making.rng, 120)
+    making.tools, making.system = [], [text[: 3500 if has else None]]
     for _ in range(12):
         making.single()
     return bodies_of(making.log())

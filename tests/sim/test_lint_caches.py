@@ -23,7 +23,9 @@ def answered(prompt, cached, **more):
 
 
 def report_of(path, server):
-    found = predictions(open_log(path), cache_of(server), TextPieces().prompt)
+    found = predictions(
+        open_log(path), cache_of(server), TextPieces(has_schema=server == "openai").prompt
+    )
     return cache_report(server, found)
 
 

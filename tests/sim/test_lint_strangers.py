@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from quire.errors import TraceError
 from quire_sim.lint import lint_log
 from quire_sim.lint.hashing import HashedRows
-from quire_sim.lint.linting import LintReport, hide_words
 from quire_sim.lint.picture import LintPicture
+from quire_sim.lint.reports import LintReport, hide_words
 from quire_sim.logs import open_log
 from quire_sim.report.linted import lint_html
 

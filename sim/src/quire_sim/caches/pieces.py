@@ -27,11 +27,12 @@ _POWERS = np.array([pow(0x5851F42D4C957F2D, n, 1 << 64) for n in range(64)], np.
 class TextPieces:
     """Pieces of texts as numbers of 31 bits, made from their characters. A section begins with one for its role.
 
-    `chars`  characters of a piece, as many as a token has on average
+    `chars`       characters of a piece, as many as a token has on average
+    `has_schema`  whether the schema of an answer stands before the prompt, as OpenAI has it
     """
 
-    def __init__(self, chars: float = 4.0) -> None:
-        self.chars = max(chars, 1.0)
+    def __init__(self, chars: float = 4.0, *, has_schema: bool = False) -> None:
+        self.chars, self._has_schema = max(chars, 1.0), has_schema
         self._sections: dict[tuple[str, ...], IntArray] = {}
         self._kept = 0
 
@@ -42,7 +43,7 @@ class TextPieces:
             return cache_prompt(request, [ids])
         pieces = [self._section(section) for section in request.sections]
         schema = request.parameters.get("response_format") or request.parameters.get("text")
-        if schema is not None and request.api in {"chat", "responses"}:
+        if schema is not None and self._has_schema and request.api in {"chat", "responses"}:
             pieces.insert(0, self._section(Section("", "schema", "text", schema)))
         output = NO_TOKENS
         if request.answer:

@@ -200,7 +200,7 @@ def lint(
             if renderer is None:  # pieces of text are as long as the whole log says
                 requests = noted(opened, lambda count: say(f"{log.name}: {count:,} in the cache"))
             asked = AskedCache(server, options, request, has_curve=curve)
-            prompts = _prompts(renderer, report)
+            prompts = _prompts(renderer, report, server)
             cache = found_in(opened, requests, asked, prompts, joined=joined, report=report)
             report.losses = [each for each in report.losses if request in {None, each.row}]
     if private:
@@ -213,7 +213,12 @@ def lint(
     ):
         mends = chosen_mends(report, set(cache.lost) if cache else set(), mend or [])
         how = Replaying(
-            server, options, _prompts(renderer, report), renderer, report.chars_per_token, times
+            server,
+            options,
+            _prompts(renderer, report, server),
+            renderer,
+            report.chars_per_token,
+            times,
         )
         if mends and request is None:
             saved = mends_of(opened, mends, learned, how, price)
@@ -254,10 +259,14 @@ def lint(
         raise typer.Exit(1)
 
 
-def _prompts(renderer: "PromptRenderer | None", report: "LintReport") -> "TextPieces | ExactTokens":
+def _prompts(
+    renderer: "PromptRenderer | None", report: "LintReport", server: str | None
+) -> "TextPieces | ExactTokens":
     from quire_sim.caches import ExactTokens, TextPieces
 
-    return TextPieces(report.chars_per_token) if renderer is None else ExactTokens(renderer)
+    if renderer is not None:
+        return ExactTokens(renderer)
+    return TextPieces(report.chars_per_token, has_schema=server == "openai")
 
 
 def _renderer(model: str, server: str | None) -> "PromptRenderer":

@@ -15,6 +15,9 @@ from quire_sim.lint.reports import CauseShare, LaterLoss, LintReport, Loss, coun
 THE_CACHE = "the cache"
 """The place of a loss that no words of the prompt cause."""
 
+_FROM_THE_FRONT = ("model", "cache-salt", "parameters")
+"""Causes beside a prompt, whose losses are all that two prompts have in common."""
+
 _BY_NAME = {
     name: Cause(name, title, ADVICE.get(name, "")) for name, title in REASONS.items() if name
 } | {cause.name: cause for cause in CAUSES}
@@ -60,7 +63,10 @@ class JoinedLosses:
             missed = 0.0
         content = None
         if linted is not None:
-            size = min(linted.loss.tokens, hit.prompt_tokens - hit.seen_tokens)
+            size = linted.loss.tokens
+            if linted.loss.cause in _FROM_THE_FRONT:  # a cache may be keyed by less
+                size -= hit.seen_tokens
+            size = min(size, hit.prompt_tokens - hit.seen_tokens)
             content = _cut(linted.loss, size) if size >= least else None
         if content is None and hit.merged >= least:
             where = {"row": hit.row, "earlier_row": hit.earlier_row}
