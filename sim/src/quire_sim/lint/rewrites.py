@@ -219,8 +219,12 @@ def set_cache_key(body: Body, api: Api, learned: ChangingParts) -> Body:
         return body
     said: Any = body.get("messages") or body.get("input")
     messages = cast("list[Any]", said) if isinstance(said, list) else []
-    of_user = (each for each in messages if isinstance(each, dict) and each.get("role") == "user")
-    first = next(of_user, said)
+    of_user = (
+        cast("Body", each)
+        for each in messages
+        if isinstance(each, dict) and cast("Body", each).get("role") == "user"
+    )
+    first: Any = next(of_user, cast("Any", said))
     digest = blake2b(as_json(first).encode(), digest_size=8).digest()
     return body | {"prompt_cache_key": f"conversation-{int.from_bytes(digest) % num_keys}"}
 
