@@ -158,15 +158,8 @@ def test_a_replica_that_is_forgotten_leaves_its_place_to_another():
     index.check()
 
 
-def test_without_events_a_replica_holds_what_it_was_sent():
+def test_tokens_that_are_no_integers_are_refused():
     index = ClusterIndex(64, SIZE)
-    index.routed("a", index.keys(np.array(TEXT)))
-    index.routed("a", index.keys(np.array([*TEXT[:2], 3, 3])))
-    index.routed("b", index.keys(np.array(TEXT[:5]), [["salt"]]))
-    assert held(index) == {"a": (6, 0, 0)}
-    assert held(index, extra_keys=[["salt"]]) == {"b": (4, 0, 0)}
-    with pytest.raises(ConfigError, match="needs a block_size"):
-        ClusterIndex(64).keys(np.array(TEXT))
     with pytest.raises(ConfigError, match="tokens are integers"):
         index.lookup(np.array([1.5, 2.5]))
 

@@ -8,6 +8,7 @@ proxy     a gateway to servers over HTTP
 replicas  a gateway to replicas on Ray Serve, and these
 request_router  which of them Ray Serve sends a request to
 sent      a request on its way there
+sent_index  the prompts that servers were sent
 prefixes  what it knows of prompts: from events, or from what it sent
 upstreams servers behind it
 listing   the list of them, which may change

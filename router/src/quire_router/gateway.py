@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    suppress,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -80,10 +75,12 @@ _KEPT = re.compile("resp_([0-9a-f]{8})_")
 class Incoming(NamedTuple):
     """An incoming request: as received, its API key and tenant, body, and parsed fields.
 
-    `question` is None if the body cannot be parsed, or is not needed to choose a server.
+    `headers` has the first of each name. `question` is None if the body cannot be parsed, or is not needed to choose
+    a server.
     """
 
     request: Request
+    headers: Mapping[str, str]
     who: Asker
     body: bytes
     question: Question | None
@@ -152,19 +149,20 @@ class Gateway(ABC):
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError):
             return None
 
-    def tenant(self, request: Request) -> str | None:
+    def tenant(self, path: str, headers: Mapping[str, str]) -> str | None:
         """Return the sender of a request, None on a gateway without keys. Raises `ApiError`."""
-        return None if request.scope["path"] in OPEN else self.keys.tenant(request.headers)
+        return None if path in OPEN else self.keys.tenant(headers)
 
     def reads(self, path: str) -> bool:
         """Whether the body of a path's requests is read."""
         return path in READ
 
     async def _handle(self, request: Request) -> Response:
-        key = sha256("\n".join(keys_of(request).values()).encode()).hexdigest()
-        who = Asker(key, self.tenant(request))
+        headers = _headers_of(request.scope)
+        key = sha256("\n".join(keys_of(headers).values()).encode()).hexdigest()
+        who = Asker(key, self.tenant(request.scope["path"], headers))
         body = await body_of(request, self.max_body, self.slow_s)
-        incoming = self.with_body(Incoming(request, who, b"", None), body)
+        incoming = self.with_body(Incoming(request, headers, who, b"", None), body)
         return await until_gone(request, self.answered(incoming))
 
     def with_body(self, incoming: Incoming, body: bytes) -> Incoming:
@@ -195,21 +193,26 @@ class Passed(EventStream):
         pieces: AsyncGenerator[bytes],
         path: str | None,
         slow_s: float,
-        held: AsyncExitStack,
+        held: ExitStack,
     ) -> None:
         super().__init__(pieces if path is None else _events(pieces, path), slow_s)
-        self._held: AbstractAsyncContextManager[Any] = held
+        self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(Broken):  # an answer without its end closes the connection
-            async with self._held:
-                await super().__call__(scope, receive, send)
+        with suppress(Broken), self._held:  # an answer without its end closes the connection
+            await super().__call__(scope, receive, send)
 
 
-def keys_of(request: Request) -> dict[str, str]:
+def keys_of(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a request that have its key."""
     names = ("authorization", "x-api-key")
-    return {name: request.headers[name] for name in names if name in request.headers}
+    return {name: headers[name] for name in names if name in headers}
+
+
+def _headers_of(scope: Scope) -> dict[str, str]:
+    """Return the first header of each name."""
+    pairs = reversed(scope["headers"])
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
 
 
 async def _events(pieces: AsyncIterator[bytes], path: str) -> AsyncGenerator[bytes]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.config import check_count
 from quire.core.tokens import IntArray
-from quire.errors import ConfigError, InvariantError
+from quire.errors import InvariantError
 from quire.exchange.wire import CacheEvent, ClearedEvent, RemovedEvent, StoredEvent
 from quire_router.keys import ROOT, BlockKeys, grouped, names_of
 from quire_router.numbers import Names, Numbers, NumberTable
@@ -139,25 +139,6 @@ class ClusterIndex:
         if name in self._replicas:
             self._clear(self._replicas.pop(name))
 
-    def keys(
-        self, tokens: IntArray, extra_keys: Sequence[Any] = (), lora_name: str | None = None
-    ) -> Names:
-        """Return the keys of a prompt's whole blocks, as `lookup` takes a prompt."""
-        if self._made is None:
-            raise ConfigError("an index without events needs a block_size")
-        return self._made.of_prompt(tokens, extra_keys, lora_name)
-
-    def routed(self, name: str, keys: Names) -> None:
-        """Note that a replica without events was sent a prompt: it holds its whole blocks, one supposes."""
-        replica = self._replica(name)
-        numbers = self._numbered(keys, np.arange(len(keys)))
-        is_fresh = self._copies[numbers, replica.column] == 0
-        fresh = numbers[is_fresh]
-        if fresh.size:  # its names are keys, each of one block: none moves, as in `_hold` some may
-            replica.table.add(fresh, keys[: len(numbers)][is_fresh])
-            self._copies[fresh, replica.column] = 1 << _SHIFTS[DEVICE]
-            self._holders[fresh] += 1
-
     def lookup(
         self, tokens: IntArray, extra_keys: Sequence[Any] = (), lora_name: str | None = None
     ) -> Overlap:
@@ -166,12 +147,9 @@ class ClusterIndex:
         `extra_keys` and `lora_name` as in events: of each block, in order, what its name is made of
         beside tokens; blocks behind the last have none.
         """
-        is_empty = self._made is None
-        return self.found(_NO_KEYS if is_empty else self.keys(tokens, extra_keys, lora_name))
-
-    def found(self, keys: Names) -> Overlap:
-        """Return the holders of the blocks with these keys, as `lookup` does."""
-        numbers = self._keys.find(keys)
+        if self._made is None:
+            return Overlap({}, _NO_NUMBERS)
+        numbers = self._keys.find(self._made.of_prompt(tokens, extra_keys, lora_name))
         unknown = numbers < 0
         if unknown.any():
             numbers = numbers[: int(unknown.argmax())]
@@ -393,4 +371,4 @@ def _best_tiers() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     return best
 
 
-_BEST, _NO_KEYS = _best_tiers(), np.empty(0, np.uint64)
+_BEST, _NO_NUMBERS = _best_tiers(), np.empty(0, np.int64)

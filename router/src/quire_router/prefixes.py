@@ -8,7 +8,6 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
-import numpy as np
 
 from quire.core.tokens import IntArray
 from quire.errors import ConfigError
@@ -16,13 +15,10 @@ from quire.exchange.wire import CacheEvent, EventBatch, StoredEvent
 from quire.observe.telling import is_divided, salt_key
 from quire.web.keys import scope_of
 from quire_router.index import ClusterIndex, Held
-from quire_router.numbers import Names
+from quire_router.sent_index import PIECE, SentIndex, keys_of_pieces
 
 if TYPE_CHECKING:
     from quire.observe.zmq import Subscriber
-
-PIECE = 64
-"""Bytes of text, or tokens, that are looked at as one block where upstreams tell nothing."""
 
 POLL_S = 0.2
 """Seconds between two looks whether to go on following."""
@@ -77,16 +73,16 @@ class Asker(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Tokens of a prompt that upstreams hold, and the keys of its blocks (None: not needed)."""
+    """Tokens of a prompt that upstreams hold, and the keys of its pieces, where those are noted."""
 
     held: Held
-    keys: Names | None = None
+    keys: Sequence[int] = ()
 
 
 class Prefixes(Protocol):
     """Knows who holds how much of a prompt."""
 
-    index: ClusterIndex
+    index: ClusterIndex | SentIndex
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:
         """Return the tokens of a request's prompt that upstreams hold, by name; none if it cannot be read.
@@ -113,20 +109,18 @@ class Prefixes(Protocol):
 
 
 class SentPrefixes:
-    """Assumes that an upstream holds the last `num_blocks` blocks of text or tokens sent to it."""
+    """Assumes that an upstream holds the latest pieces of text or tokens sent to it, `num_blocks` over all upstreams."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.index = ClusterIndex(num_blocks, PIECE)
+        self.index = SentIndex(num_blocks)
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:
-        keys = self.index.keys(*_pieces(asked, who))
-        overlap = self.index.found(keys)
-        self.index.touch(overlap)
-        return Known(overlap.held, keys)
+        keys = _keys(asked, who)
+        return Known(self.index.found(keys), keys)
 
     def sent(self, known: Known, name: str) -> None:
-        if known.keys is not None:
-            self.index.routed(name, known.keys)
+        if known.keys:
+            self.index.add(name, known.keys)
 
     def follow(self, name: str, endpoint: str) -> None:
         raise ConfigError(f"events of {name} are not followed here, got {endpoint!r}")
@@ -256,22 +250,21 @@ class _Teller:
                 self._adapters.add(event.lora_name)
 
 
-def _pieces(asked: Question, who: Asker) -> tuple[IntArray, list[Any]]:
-    """Return a prompt as numbers, and what tells it from the same numbers of others."""
+def _keys(asked: Question, who: Asker) -> list[int]:
+    """Return the keys of the whole pieces of a prompt; none of one that the upstream will refuse."""
     prompt = asked.first_prompt
-    kind, numbers = "text", np.empty(0, np.int64)
     if isinstance(prompt, str):
-        numbers = np.frombuffer(prompt.encode("utf-8", "surrogatepass"), np.uint8)
-    elif bytes(asked.messages) or bytes(asked.input):
-        kind, numbers = "chat", np.frombuffer(_laid_out(asked), np.uint8)
+        kind, given = "text", prompt.encode("utf-8", "surrogatepass")
     elif isinstance(prompt, list):
-        try:
-            kind, numbers = "tokens", np.array(prompt, np.int64)
-        except (TypeError, ValueError, OverflowError):  # which the upstream will refuse
-            return _NOTHING, []
-    if numbers.ndim != 1:
-        return _NOTHING, []
-    return numbers.astype(np.int32), [[kind, str(asked.model), who.key, asked.cache_salt]]
+        kind, given = "tokens", tuple(prompt)
+    else:
+        kind, given = "chat", _laid_out(asked)
+    scope = (kind, str(asked.model), who.key, asked.cache_salt)
+    ends = range(PIECE, len(given) + 1, PIECE)
+    try:
+        return keys_of_pieces(scope, (given[end - PIECE : end] for end in ends))
+    except TypeError:  # of lists in a list
+        return []
 
 
 class _Metadata(msgspec.Struct):
@@ -295,5 +288,3 @@ def _laid_out(asked: Question) -> bytes:
 
 
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*')
-
-_NOTHING = np.empty(0, np.int32)

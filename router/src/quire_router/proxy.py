@@ -3,23 +3,24 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.errors import QuireError
 from quire.routing import Router
 from quire.web.clients import HOME
 from quire.web.errors import ApiError, as_json, handlers
 from quire.web.keys import ApiKeys
 from quire.web.mends import MENDED
 from quire.web.origin import OriginRequest, passed, target_of
-from quire.web.origin_answer import BrokenOff, OriginAnswer, OriginError, Unreached
+from quire.web.origin_answer import BrokenOff, Headers, OriginAnswer, OriginError, Unreached
 from quire_router.candidates import Candidates
 from quire_router.counts import ProxyCounts
 from quire_router.fleet import Fleet
@@ -98,17 +99,27 @@ class Proxy(Gateway):
         """The servers behind it, those that are leaving too."""
         return self.fleet.upstreams
 
-    def app(self, *routes: Route) -> Starlette:
+    def app(self) -> ASGIApp:
         """Return the application: the operator's routes, and all others as they are."""
-        own = [
-            Route("/health", self._health),
-            Route("/metrics", self._metrics),
-            Route("/v1/upstreams", self._state),
-        ]
-        made = Starlette(routes=[*own, *routes], exception_handlers=handlers(), lifespan=self.life)
-        made.router.redirect_slashes = False
-        made.router.default = self._pass
-        return made
+        routes = {
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/v1/upstreams": self._state,
+        }
+        own = Starlette(
+            routes=[*map(Route, routes, routes.values())],
+            exception_handlers=handlers(),
+            lifespan=self.life,
+        )
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            """Keep what is passed on clear of the routes' middleware, which costs as much as a choice."""
+            if scope["type"] == "lifespan" or scope["path"] in routes:
+                await own(scope, receive, send)
+            else:
+                await self._pass(scope, receive, send)
+
+        return app
 
     @asynccontextmanager
     async def life(self, _: Starlette) -> AsyncGenerator[None]:
@@ -154,21 +165,24 @@ class Proxy(Gateway):
             await receive()
             await send({"type": "websocket.close", "code": 1011})
             return
+        request = Request(scope, receive)
         try:
-            response = await self._handle(Request(scope, receive))
-        except ApiError as error:
-            self.counts.refused[error.status] += 1
-            raise
-        except ClientDisconnect:
-            self.counts.num_gone += 1
-            raise
-        await response(scope, receive, send)
+            response = await self._handle(request)
+        except Exception as error:
+            if isinstance(error, ApiError):
+                self.counts.refused[error.status] += 1
+            self.counts.num_gone += isinstance(error, ClientDisconnect)
+            response = await _REFUSAL(request, error)
+            await response(scope, receive, send)
+            if not isinstance(error, (ApiError, QuireError, ClientDisconnect)):
+                raise  # for the log
+        else:
+            await response(scope, receive, send)
 
-    def tenant(self, request: Request) -> str | None:
-        path: str = request.scope["path"]
+    def tenant(self, path: str, headers: Mapping[str, str]) -> str | None:
         if path == "/openapi.json" or FOR_CLIENTS.fullmatch(path):
-            return super().tenant(request)
-        self.keys.check_operator(request.headers)
+            return super().tenant(path, headers)
+        self.keys.check_operator(headers)
         return None
 
     def reads(self, path: str) -> bool:
@@ -238,12 +252,12 @@ class Proxy(Gateway):
 
     async def _choice(self, incoming: Incoming, path: str) -> Candidates:
         """Return the upstreams to ask, by what the request says."""
-        asked, named = incoming.question, incoming.request.headers.get(MADE_BY)
-        session = incoming.request.headers.get(self.limits.session_header)
-        able = self.fleet.staying
+        asked, named = incoming.question, incoming.headers.get(MADE_BY)
+        session = incoming.headers.get(self.limits.session_header)
+        able, home = self.fleet.staying, incoming.home
         if named is not None and not FOR_CLIENTS.fullmatch(path):
             able = [each for each in able if str(each.number) == named]
-        homes = [each for each in able if each.home == incoming.home and each.is_well]
+        homes = [each for each in able if each.home == home and each.is_well]
         known = Known({})
         if asked is not None and self._router.sees_prefix and asked.has_prompt and not homes:
             read = asked
@@ -268,8 +282,8 @@ class Proxy(Gateway):
         if not body and scope["method"] not in ("POST", "PUT", "PATCH"):
             body = None
         asked = OriginRequest(scope["method"], target_of(scope), headers, body)
-        async with AsyncExitStack() as held:
-            held.enter_context(upstream.asked())
+        with ExitStack() as held:
+            held.callback(upstream.left, upstream.asked())
             try:
                 answer = await upstream.origin.ask(asked, is_fresh=is_fresh)
                 held.callback(answer.close)
@@ -294,16 +308,14 @@ class Proxy(Gateway):
             self.counts.first.add(time.monotonic() - since)
             held.callback(lambda: self.counts.whole.add(time.monotonic() - since))
             if is_whole:
-                made = Response(first, answer.status)
-            else:
-                is_told = b"content-encoding" not in given and given.get(
-                    b"content-type", b""
-                ).startswith(b"text/event-stream")
-                path = scope["path"] if is_told else None
-                pieces = _whole(first, answer, upstream)
-                made = Passed(pieces, path, self.slow_s, held.pop_all())
-                made.status_code = answer.status
-        made.raw_headers = kept
+                return WholeAnswer(answer.status, kept, first)
+            is_told = b"content-encoding" not in given and given.get(
+                b"content-type", b""
+            ).startswith(b"text/event-stream")
+            path = scope["path"] if is_told else None
+            pieces = _whole(first, answer, upstream)
+            made = Passed(pieces, path, self.slow_s, held.pop_all())
+        made.status_code, made.raw_headers = answer.status, kept
         return made
 
     async def _answered_by_all(self, incoming: Incoming) -> Response:
@@ -328,7 +340,7 @@ class Proxy(Gateway):
         upstream = min(able, key=lambda each: (not each.is_well, each.num_inflight))
         headers = [
             (name.encode(), value.encode("latin-1"))
-            for name, value in keys_of(incoming.request).items()
+            for name, value in keys_of(incoming.headers).items()
         ]
         headers.append((b"content-type", b"application/json"))
         try:
@@ -342,6 +354,18 @@ class Proxy(Gateway):
                     answer.close()
         except (OriginError, TimeoutError):
             return b""
+
+
+class WholeAnswer(Response):
+    """An upstream's whole answer, with its own headers."""
+
+    def __init__(self, status: int, headers: Headers, body: bytes) -> None:
+        self.status_code, self.raw_headers, self.body = status, headers, body
+        self.background = None
+
+
+_REFUSAL = handlers()[Exception]
+"""Makes an answer of an error."""
 
 
 async def _whole(first: bytes, answer: OriginAnswer, upstream: Upstream) -> AsyncGenerator[bytes]:

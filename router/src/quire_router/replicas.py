@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
-    AsyncExitStack,
     ExitStack,
 )
 from typing import Any, NamedTuple, TypeAlias
@@ -191,7 +190,7 @@ class Ingress(Gateway):
 
     async def _ask(self, sent: Sent) -> Response:
         """Return a replica's answer: whole, or a stream that has begun. Raises `RayError`."""
-        async with AsyncExitStack() as held:
+        with ExitStack() as held:
             messages = self._replicas.answer.remote(sent)
             held.callback(messages.cancel)
             start = await anext(messages)

@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 
 from quire.web.origin import OriginClient, OriginRequest
 from quire.web.origin_answer import OriginError
@@ -51,17 +49,16 @@ class Upstream:
         self.breaker = UpstreamBreaker(time.monotonic)
         self.num_inflight = self.num_requests = self.num_failures = 0
 
-    @contextmanager
-    def asked(self) -> Generator[None]:
-        """Count a request, as long as it runs."""
+    def asked(self) -> object:
+        """Count a request, and return its sign for `left`, which is called once at its end."""
         self.num_requests += 1
         self.num_inflight += 1
-        request = self.breaker.asked()
-        try:
-            yield
-        finally:
-            self.num_inflight -= 1
-            self.breaker.left(request)
+        return self.breaker.asked()
+
+    def left(self, request: object) -> None:
+        """Note that a request has ended, however it did."""
+        self.num_inflight -= 1
+        self.breaker.left(request)
 
     def failed(self) -> None:
         """Note that it broke a connection, or took none: it gets nothing until it is well again."""

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import QuireError
 from quire.web.errors import ApiError
@@ -30,13 +30,20 @@ async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
     """
     body = bytearray()
     too_long = ApiError(413, f"the body has more than {limit} bytes, the limit; send less")
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and int(said) > limit:
+    said = next(
+        (value for name, value in request.scope["headers"] if name == b"content-length"), b""
+    )
+    if said.isdigit() and int(said) > limit:
         raise too_long
+    is_whole = False
     try:
         async with asyncio.timeout(slow_s):
-            async for piece in request.stream():
-                body += piece
+            while not is_whole:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                is_whole = not message.get("more_body", False)
                 if len(body) > limit:
                     raise too_long
     except TimeoutError:

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from quire.web.protocol import HttpProtocol
+from quire.web.protocol import PRESENCE, HttpProtocol
 
 Got = TypeVar("Got")
 Item = TypeVar("Item")
@@ -28,6 +28,7 @@ UVICORN: dict[str, Any] = {
     "log_level": "warning",
     "access_log": False,
     "server_header": False,
+    "proxy_headers": False,
 }
 """Options of uvicorn, with its loop by name: another one, which it takes where that is installed, ends otherwise."""
 
@@ -82,7 +83,7 @@ class EventStream(StreamingResponse):
         try:
             # Whatever ends it, its requests end too.
             with suppress(ClientDisconnect):
-                async with _present(receive) as give_up, aclosing(self._events):
+                async with _present(scope, receive) as give_up, aclosing(self._events):
                     await pieces()
         finally:
             timer.cancel()
@@ -114,12 +115,12 @@ async def merged(streams: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[tupl
 
 async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
     """Await something for a client; cancel it, and raise `ClientDisconnect`, once that is gone."""
-    async with _present(request.receive):
+    async with _present(request.scope, request.receive):
         return await work
 
 
 @asynccontextmanager
-async def _present(receive: Receive) -> AsyncGenerator[Callable[[], None]]:
+async def _present(scope: Scope, receive: Receive) -> AsyncGenerator[Callable[[], None]]:
     """Do something for a client that is there; once it is gone, or given up by the function that this yields, raise `ClientDisconnect`.
 
     What is done stays in its task, which is cancelled then.
@@ -129,20 +130,30 @@ async def _present(receive: Receive) -> AsyncGenerator[Callable[[], None]]:
         if not limit.expired():
             limit.reschedule(0.0)
 
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        give_up()
-
     limit = asyncio.timeout(None)
     try:
         async with limit:
-            watching = asyncio.create_task(watch())
+            leave = _watched(scope, receive, give_up)
             try:
                 yield give_up
             finally:
-                watching.cancel()
+                leave()
     except TimeoutError:
         if limit.expired():
             raise ClientDisconnect from None
         raise
+
+
+def _watched(scope: Scope, receive: Receive, told: Callable[[], None]) -> Callable[[], object]:
+    """Have a function called when a client goes; return a function that ends this."""
+    presence = scope.get("extensions", {}).get(PRESENCE)
+    if presence is not None:
+        presence.watch(told)
+        return presence.leave
+
+    async def watch() -> None:  # of a server that only sends messages
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told()
+
+    return asyncio.create_task(watch()).cancel

@@ -4,6 +4,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,6 +14,38 @@ MOST_HEAD = 1 << 16
 
 MOST_WAITING = 1 << 20
 """Bytes of requests that were sent behind one that is not answered yet, of which each takes a kilobyte beside its body."""
+
+PRESENCE = "quire.presence"
+"""The extension of a request's scope that is its `ClientPresence`."""
+
+
+class ClientPresence:
+    """Whether a request's client is there, and the function that is called once it goes.
+
+    To wait for the message "http.disconnect" instead takes a task for each request.
+    """
+
+    __slots__ = ("_told", "is_gone")
+
+    def __init__(self) -> None:
+        self.is_gone = False
+        self._told: Callable[[], None] | None = None
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Have a function called when the client goes; at once if it has gone."""
+        self._told = told
+        if self.is_gone:
+            told()
+
+    def leave(self) -> None:
+        """Have no function called any more."""
+        self._told = None
+
+    def go(self) -> None:
+        """Note that the client has gone."""
+        self.is_gone = True
+        if self._told is not None:
+            self._told()
 
 
 class _HeadsHeld:
@@ -83,6 +116,7 @@ class HttpProtocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+                cycle.scope["extensions"][PRESENCE].go()
 
     def on_headers_complete(self) -> None:
         self._num_read = 0
@@ -91,6 +125,7 @@ class HttpProtocol(HttpToolsProtocol):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         if self.cycle is not None:
+            self.scope["extensions"] = {PRESENCE: ClientPresence()}
             self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:

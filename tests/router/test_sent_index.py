@@ -1,0 +1,98 @@
+"""The index of sent prompts beside a list of them, and the keys of their pieces."""
+
+import random
+
+import msgspec
+import pytest
+
+from quire.errors import ConfigError, InvariantError
+from quire_router.prefixes import Asker, Question, _keys
+from quire_router.sent_index import PIECE, SentIndex, keys_of_pieces
+
+
+def keys(text, scope="a"):
+    return keys_of_pieces(scope, text)
+
+
+def held(index, text):
+    return {name: counts[0] // PIECE for name, counts in index.found(keys(text)).items()}
+
+
+def test_a_server_holds_the_beginnings_of_what_it_was_sent():
+    index = SentIndex(64)
+    index.add("a", keys("abcdef"))
+    index.add("a", keys("abxy"))
+    index.add("b", keys("abc"))
+    assert held(index, "abcdefg") == {"a": 6, "b": 3}
+    assert held(index, "abxyz") == {"a": 4, "b": 2}
+    assert held(index, "xab") == held(index, "") == {}
+    assert index.found(keys("abc", "other")) == {}
+    index.forget("a")
+    index.forget("never heard of")
+    assert held(index, "abxyz") == {"b": 2}
+    assert index.num_blocks == 3
+    index.check()
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 40, 1000])
+def test_drawn_prompts_are_found_as_in_a_list_while_there_is_room(capacity):
+    rng, index, sent = random.Random(capacity), SentIndex(capacity), []
+    for _ in range(400):
+        text = "".join(rng.choices("ab", k=rng.randrange(9)))
+        name = rng.choice("xyz")
+        index.add(name, keys(text))
+        index.check()
+        sent.append((name, text))
+        asked = "".join(rng.choices("ab", k=rng.randrange(9)))
+        for server in "xyz":
+            shared = [
+                next((at for at in range(len(asked)) if asked[at : at + 1] != text[at : at + 1]), len(asked))
+                for name, text in sent
+                if name == server
+            ]  # fmt: skip
+            most = max(shared, default=0)
+            found = held(index, asked).get(server, 0)
+            assert found == most if capacity == 1000 else found <= most
+
+
+def test_the_pieces_used_longest_ago_go_first_and_ends_before_beginnings():
+    index = SentIndex(8)
+    index.add("a", keys("abcd"))
+    index.add("a", keys("xyz"))
+    index.add("a", keys("abcd"))
+    index.add("b", keys("uvw"))
+    assert (held(index, "abcd"), held(index, "uvw")) == ({"a": 4}, {"b": 3})
+    assert held(index, "xyz") == {"a": 1}
+    index.add("b", keys("0123456789"))
+    assert index.num_blocks == 8
+    index.check()
+
+
+def test_a_wrong_capacity_is_refused_and_a_broken_index_noticed():
+    with pytest.raises(ConfigError, match="capacity"):
+        SentIndex(0)
+    index = SentIndex(4)
+    index.add("a", keys("ab"))
+    index._held["a"].clear()
+    with pytest.raises(InvariantError, match="0 pieces are held, 2 counted"):
+        index.check()
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"prompt": "x" * (3 * PIECE + 5)}, 3),
+        ({"prompt": ["x" * PIECE, "y" * 5 * PIECE]}, 1),
+        ({"prompt": [*range(2 * PIECE)]}, 2),
+        ({"prompt": [[*range(2 * PIECE)], [1]]}, 2),
+        ({"prompt": [1, [2]] * PIECE}, 0),
+        ({"prompt": [{}] * PIECE}, 0),
+        ({"messages": "x" * PIECE}, 1),
+        ({"input": "x" * PIECE, "instructions": "y" * PIECE}, 2),
+        ({}, 0),
+    ],
+)
+def test_whole_pieces_of_a_prompt_have_keys(body, count):
+    asked = msgspec.json.decode(msgspec.json.encode(body), type=Question)
+    assert len(_keys(asked, Asker("k"))) == count
+    assert not {*_keys(asked, Asker("k"))} & {*_keys(asked, Asker("other"))}
