@@ -1,9 +1,14 @@
-"""Requests through a proxy whose upstreams die, hang, restart, are added and removed, as drawn."""
+"""Requests through a proxy whose upstreams die, hang, restart, are added and removed, as drawn.
+
+Three plans: `one` breaks a machine only once all are well again, `several` breaks them as it comes, and `both` takes
+turns.
+"""
 
 import asyncio
 import json
 import random
 from collections import defaultdict
+from math import inf
 
 import pytest
 import uvicorn
@@ -95,7 +100,8 @@ class World:
         self.rng, self.file = random.Random(seed), file
         self.seen, self.begun = defaultdict(list), defaultdict(bool)
         self.machines, self.faults, self.failures, self.tasks = [], [], [], set()
-        self.is_over = False
+        self.is_over, self.poison = False, 0.0
+        self.outages = []  # of several machines: when each began, and when all were well again
 
     def later(self, seconds, what):
         async def do():
@@ -114,7 +120,7 @@ class World:
     def list(self, machines):
         self.file.write_text("".join(f"http://127.0.0.1:{each.port}\n" for each in machines))
 
-    async def run(self, num_requests, *, one_at_a_time):
+    async def run(self, num_requests, plan, num_clients):
         self.machines = [FaultyServer(self) for _ in range(3)]
         for each in self.machines:
             await each.start()
@@ -134,10 +140,9 @@ class World:
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         await self._well(proxy, 3)
-        breaking = asyncio.ensure_future(self._break(proxy, one_at_a_time=one_at_a_time))
+        breaking = asyncio.ensure_future(self._break(proxy, plan))
         numbers = iter(range(num_requests))
-        poison = 0 if one_at_a_time else 0.002
-        await asyncio.gather(*(self._client(port, numbers, poison) for _ in range(24)))
+        await asyncio.gather(*(self._client(port, numbers) for _ in range(num_clients)))
         self.is_over = True
         await breaking
         await asyncio.gather(*self.tasks)
@@ -158,47 +163,67 @@ class World:
         while sum(each.is_well for each in proxy.fleet.staying) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    async def _break(self, proxy, *, one_at_a_time):
-        """Break machines: one after another, each only once all are well again, or several at once."""
+    async def _break(self, proxy, plan):
+        """Break machines until the end, as a plan says."""
+        loop = asyncio.get_running_loop()
         while not self.is_over:
-            machine = self.rng.choice(self.machines)
-            what = self.rng.choice(("die", "die", "hang", "remove", "replace"))
-            if what == "die" and machine.server.is_serving():
-                machine.die()
-                await asyncio.sleep(self.rng.uniform(0.05, 0.8))
-                if not machine.server.is_serving():
-                    await machine.start()
-            elif what == "hang":
-                machine.going_on.clear()
-                await asyncio.sleep(self.rng.uniform(0.2, 4.0))
-                machine.going_on.set()
-            elif what == "remove":
-                self.list(each for each in self.machines if each is not machine)
-                await asyncio.sleep(self.rng.uniform(0.1, 0.6))
-                self.list(self.machines)
-            elif what == "replace":
-                fresh = FaultyServer(self)
-                await fresh.start()
-                self.machines[self.machines.index(machine)] = fresh
-                self.list(self.machines)
-                await asyncio.sleep(1.0)  # its requests end
-                machine.die()
-            if one_at_a_time:
+            until = loop.time() + self.rng.uniform(3, 9)
+            while plan != "several" and loop.time() < until and not self.is_over:
+                await self._break_one()
                 await asyncio.sleep(0.3)
                 await self._well(proxy, 3)
                 await asyncio.sleep(0.3)
+            if plan == "one" or self.is_over:
+                continue
+            self.outages.append([loop.time(), inf])
+            self.poison = 0.002
+            while loop.time() < until + 3 and not self.is_over:
+                await self._break_one()
+            self.poison = 0.0
+            await asyncio.sleep(0.5)  # until poison that was sent has done its harm
+            await self._well(proxy, 3)
+            await asyncio.sleep(0.3)
+            self.outages[-1][1] = loop.time()
 
-    async def _client(self, port, numbers, poison):
+    async def _break_one(self):
+        """Break a machine, and mend it."""
+        machine = self.rng.choice(self.machines)
+        what = self.rng.choice(("die", "die", "hang", "remove", "replace"))
+        if what == "die" and machine.server.is_serving():
+            machine.die()
+            await asyncio.sleep(self.rng.uniform(0.05, 0.8))
+            if not machine.server.is_serving():
+                await machine.start()
+        elif what == "hang":
+            machine.going_on.clear()
+            await asyncio.sleep(self.rng.uniform(0.2, 4.0))
+            machine.going_on.set()
+        elif what == "remove":
+            self.list(each for each in self.machines if each is not machine)
+            await asyncio.sleep(self.rng.uniform(0.1, 0.6))
+            self.list(self.machines)
+        elif what == "replace":
+            fresh = FaultyServer(self)
+            await fresh.start()
+            self.machines[self.machines.index(machine)] = fresh
+            self.list(self.machines)
+            await asyncio.sleep(1.0)  # its requests end
+            machine.die()
+
+    async def _client(self, port, numbers):
+        loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in numbers:
             name, stream = f"request {number}", self.rng.random() < 0.4
-            prompt = "poison" if self.rng.random() < poison else "text " * 30 + str(number % 40)
+            is_poison = self.rng.random() < self.poison
+            prompt = "poison" if is_poison else "text " * 30 + str(number % 40)
             asked = {"prompt": prompt, "user": name, "stream": stream}
             body = json.dumps(asked).encode()
             writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)  # fmt: skip
+            since = loop.time()
             async with asyncio.timeout(60):
                 head, said = await self._answer(reader)
-            self._judge(name, head, said, stream=stream)
+            self._judge(name, head, said, since, stream=stream)
         writer.transport.abort()
 
     async def _answer(self, reader):
@@ -210,7 +235,7 @@ class World:
             said += await reader.readuntil(b"\n")
         return head, said
 
-    def _judge(self, name, head, said, *, stream):
+    def _judge(self, name, head, said, since, *, stream):
         status = int(head.split(b" ", 2)[1])
         if status == 200:
             is_right = said.startswith(EVENT) and b"[DONE]" in said if stream else said == BODY
@@ -219,24 +244,26 @@ class World:
         elif status in (502, 503, 504):
             if not json.loads(said)["error"]["message"]:
                 self.faults.append(f"{name}: {status} without a reason")
+            if not any(since <= end for _, end in self.outages):
+                self.faults.append(f"{name}: {status} while one machine was down: {said!r}")
             self.failures.append((name, status, said, self.seen[name]))
         else:
             self.faults.append(f"{name}: {status}")
 
 
-def play(seed, num_requests, file, monkeypatch, *, one_at_a_time):
+def play(num_requests, file, monkeypatch, plan, *, seed, num_clients=24):
     monkeypatch.setattr(quire_router.upstreams, "CHECK_S", 0.1)
     monkeypatch.setattr(quire_router.upstreams, "PATIENCE_S", 1.0)
     monkeypatch.setattr(quire_router.fleet, "CHECK_S", 0.1)
     world = World(seed, file)
-    asyncio.run(world.run(num_requests, one_at_a_time=one_at_a_time))
-    assert not world.faults
+    asyncio.run(world.run(num_requests, plan, num_clients))
+    assert not world.faults, world.faults[:9]
     return world
 
 
 @pytest.mark.ci
 def test_no_request_fails_while_one_upstream_at_most_is_down(tmp_path, monkeypatch):
-    world = play(1, 3000, tmp_path / "list", monkeypatch, one_at_a_time=True)
+    world = play(3000, tmp_path / "list", monkeypatch, "one", seed=1)
     assert not world.failures
 
 
@@ -244,13 +271,21 @@ def test_no_request_fails_while_one_upstream_at_most_is_down(tmp_path, monkeypat
 def test_each_request_is_answered_or_refused_with_a_reason_and_two_upstreams_see_it(
     tmp_path, monkeypatch
 ):
-    world = play(2, 3000, tmp_path / "list", monkeypatch, one_at_a_time=False)
+    world = play(3000, tmp_path / "list", monkeypatch, "several", seed=2)
     assert len(world.failures) < 1500  # those of an outage are refused at once, so they are many
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("plan", ["one", "several"])
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("one_at_a_time", [True, False])
-def test_ten_thousand_requests(tmp_path, monkeypatch, seed, one_at_a_time):
-    world = play(seed, 10_000, tmp_path / "list", monkeypatch, one_at_a_time=one_at_a_time)
-    assert not (one_at_a_time and world.failures)
+def test_ten_thousand_requests(tmp_path, monkeypatch, seed, plan):
+    play(10_000, tmp_path / "list", monkeypatch, plan, seed=seed)
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_requests_in_one_run(tmp_path, monkeypatch):
+    """About ten minutes."""
+    world = play(100_000, tmp_path / "list", monkeypatch, "both", seed=7, num_clients=64)
+    assert len(world.seen) > 90_000
+    assert len(world.outages) > 9
+    assert 0 < len(world.failures) < 30_000

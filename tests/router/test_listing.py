@@ -12,7 +12,7 @@ from quire.routing import RoundRobin
 from quire_router.candidates import Candidates
 from quire_router.listing import RESOLVE_S, Listed, UpstreamList, listed
 from quire_router.prefixes import Known
-from quire_router.proxy import MADE_BY
+from quire_router.relay import MADE_BY
 from quire_router.upstreams import Upstream
 
 

@@ -15,7 +15,7 @@ from quire.routing import RoundRobin
 from quire.web.keys import ApiKeys
 from quire_router.gateway import _events
 from quire_router.prefixes import Question
-from quire_router.proxy import MADE_BY
+from quire_router.relay import MADE_BY
 from quire_router.upstreams import Upstream
 
 LONG = "A text that is longer than the sixty-four bytes which are looked at as one block. " * 3

@@ -13,7 +13,7 @@ from upstream_help import wait_for
 
 import plain_http
 from quire.cli.app import app
-from quire_router.proxy import MADE_BY
+from quire_router.relay import MADE_BY
 
 PROMPT = "Once upon a time there were two servers and a router that knew them both. " * 3
 

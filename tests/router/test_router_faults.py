@@ -12,7 +12,7 @@ import plain_http
 from quire.routing import RoundRobin, SessionAffinity
 from quire.web.origin import MOST_HEAD
 from quire_router.breaker import AFTER, FIRST_S, LONGEST_S, UpstreamBreaker
-from quire_router.proxy import MADE_BY, MOST_WHOLE
+from quire_router.relay import MADE_BY, MOST_WHOLE
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_headers_of_tracing_and_of_the_session_pass_and_the_session_decides(thre
     told = fakes[int(homes.pop())].asked[-1][2]
     assert trace.items() <= told.items()
     names = [str(number) for number in range(20)]
-    spread = {router.ask(headers={"x-session-id": name}).headers[MADE_BY] for name in names}
+    spread = {router.ask(headers={"X-Session-Id": name}).headers[MADE_BY] for name in names}
     assert len(spread) == 3
 
 

@@ -1,12 +1,13 @@
 """The index of sent prompts beside a list of them, and the keys of their pieces."""
 
 import random
+import tracemalloc
 
 import msgspec
 import pytest
 
 from quire.errors import ConfigError, InvariantError
-from quire_router.prefixes import Asker, Question, _keys
+from quire_router.prefixes import Asker, Question, keys_of
 from quire_router.sent_index import PIECE, SentIndex, keys_of_pieces
 
 
@@ -82,17 +83,50 @@ def test_a_wrong_capacity_is_refused_and_a_broken_index_noticed():
     ("body", "count"),
     [
         ({"prompt": "x" * (3 * PIECE + 5)}, 3),
-        ({"prompt": ["x" * PIECE, "y" * 5 * PIECE]}, 1),
-        ({"prompt": [*range(2 * PIECE)]}, 2),
-        ({"prompt": [[*range(2 * PIECE)], [1]]}, 2),
-        ({"prompt": [1, [2]] * PIECE}, 0),
-        ({"prompt": [{}] * PIECE}, 0),
+        ({"prompt": ["x" * PIECE, "y" * 5 * PIECE]}, 6),
+        ({"prompt": [10] * PIECE}, 3),
+        ({"prompt": [{}] * PIECE}, 3),
         ({"messages": "x" * PIECE}, 1),
         ({"input": "x" * PIECE, "instructions": "y" * PIECE}, 2),
         ({}, 0),
     ],
 )
 def test_whole_pieces_of_a_prompt_have_keys(body, count):
-    asked = msgspec.json.decode(msgspec.json.encode(body), type=Question)
-    assert len(_keys(asked, Asker("k"))) == count
-    assert not {*_keys(asked, Asker("k"))} & {*_keys(asked, Asker("other"))}
+    asked = question(body)
+    assert len(keys_of(asked, Asker("k"))) == count
+    assert not {*keys_of(asked, Asker("k"))} & {*keys_of(asked, Asker("other"))}
+
+
+def question(body):
+    return msgspec.json.decode(msgspec.json.encode(body), type=Question)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "first"),
+    [
+        ("text", "text"),
+        ([1, 2], [1, 2]),
+        (["a", "b"], "a"),
+        ([[1, 2], [3]], [1, 2]),
+        ([], []),
+        ([{}], None),
+        ([[[1]]], None),
+        ({"a": 1}, None),
+        (None, None),
+    ],
+)
+def test_the_first_of_several_prompts_is_read(prompt, first):
+    assert question({"prompt": prompt}).first_prompt == first
+    assert question({"prompt": prompt}).has_prompt == (prompt is not None)
+
+
+def test_fields_of_any_size_take_no_more_memory_than_their_bytes():
+    body = b'{"model": [%b[]], "prompt": [%b[]], "metadata": [%b[]]}' % ((b"[]," * 100_000,) * 3)
+    tracemalloc.start()
+    try:
+        asked = msgspec.json.decode(body, type=Question)
+        assert (asked.model_name, asked.session) == (None, None)
+        keys_of(asked, Asker("k"))
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()

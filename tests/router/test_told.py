@@ -11,7 +11,7 @@ from quire.exchange.wire import StoredEvent
 from quire.web.keys import ApiKeys, scope_of
 from quire_router.index import ClusterIndex
 from quire_router.prefixes import ToldPrefixes
-from quire_router.proxy import MADE_BY
+from quire_router.relay import MADE_BY
 
 zmq = pytest.importorskip("quire.observe.zmq", reason="install it with: pip install pyzmq")
 

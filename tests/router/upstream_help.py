@@ -56,6 +56,7 @@ class FakeUpstream:
     def __init__(self, name):
         self.name, self.mood, self.asked, self.gone = name, "well", [], 0
         self.seen = []  # requests of other paths
+        self.more = {}  # fields of answers
         self.packed = gzip.compress(name.encode() * 99)
         self.going_on = threading.Event()  # until then, a server that hangs hangs
 
@@ -116,12 +117,12 @@ class FakeUpstream:
             request.receive.__self__.transport.abort()  # uvicorn's own
             return Response()
         if not document.get("stream"):
-            return JSONResponse({"name": self.name})
+            return JSONResponse({"name": self.name} | self.more)
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self):
         try:
-            yield f'data: {{"name": "{self.name}"}}\n\n'.encode()
+            yield f"data: {json.dumps({'name': self.name} | self.more)}\n\n".encode()
             if self.mood == "stuck":
                 await asyncio.to_thread(self.going_on.wait, 30)
             if self.mood in ("torn", "half"):

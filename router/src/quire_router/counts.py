@@ -34,9 +34,22 @@ class ProxyCounts:
         self.num_gone = self.num_looked = self.num_found = 0
         self.first, self.whole = Times(), Times()
 
-    def text(self, upstreams: Iterable[Upstream], mended: Mapping[str, int]) -> bytes:
-        """Return all of it, requests by mend, and the state of each upstream, as Prometheus reads it."""
-        return generate_latest(Families([*self._own(mended), *_of_upstreams([*upstreams])]))
+    def text(
+        self,
+        upstreams: Iterable[Upstream],
+        mended: Mapping[str, int],
+        limited: Mapping[tuple[str, str], int],
+    ) -> bytes:
+        """Return all of it, requests by mend and by limit, and the state of each upstream, as Prometheus reads it."""
+        by_limit = CounterMetricFamily(
+            "quire_router_limited",
+            "Requests that a limit of their key refused",
+            labels=["key", "limit"],
+        )
+        for labels, num in limited.items():
+            by_limit.add_metric(labels, num)
+        families = (*self._own(mended), by_limit, *_of_upstreams([*upstreams]))
+        return generate_latest(Families(families))
 
     def _own(self, mended: Mapping[str, int]) -> Iterator[Metric]:
         answers = CounterMetricFamily(

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.core.tokens import IntArray
 from quire.web.bodies import body_of
@@ -26,6 +26,7 @@ from quire.web.clients import DONE, RESPONSES, EventStream, sse, until_gone
 from quire.web.errors import MESSAGES, ApiError, error_document, handlers
 from quire.web.keys import ApiKeys
 from quire_router.prefixes import Asker, Question
+from quire_router.usage import AnswerUsage
 
 ROUTED = ("/v1/completions", "/v1/chat/completions", MESSAGES)
 READ = (*ROUTED, RESPONSES, f"{RESPONSES}/input_tokens", f"{RESPONSES}/tokenize")
@@ -108,7 +109,7 @@ class Gateway(ABC):
     def __init__(self, keys: ApiKeys, *, max_body: int = 64 << 20, slow_s: float = 600.0) -> None:
         self.keys, self.max_body, self.slow_s = keys, max_body, slow_s
 
-    def app(self, *routes: Route) -> Starlette:
+    def app(self, *routes: Route) -> ASGIApp:
         """Return the application: the routes of clients, and `routes`."""
         passed = [Route(path, self._handle, methods=["POST"]) for path in ROUTED]
         passed += [Route(path, self._handle, methods=[*each]) for path, each in PASSED.items()]
@@ -197,6 +198,11 @@ class Passed(EventStream):
     ) -> None:
         super().__init__(pieces if path is None else _events(pieces, path), slow_s)
         self._held = held
+
+    def observe(self, usage: AnswerUsage, held: ExitStack) -> None:
+        """Read its usage as it passes, and let go of more at its end."""
+        self._events = usage.reading(self._events)
+        self._held.push(held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(Broken), self._held:  # an answer without its end closes the connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -23,20 +23,24 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 """Seconds between two looks whether to go on following."""
 
+Decoded = TypeVar("Decoded")
 Tokens: TypeAlias = "Callable[[], Awaitable[IntArray | None]]"
 
 
 class Question(msgspec.Struct):
-    """The fields of a request that a proxy reads; the upstream reads all of them."""
+    """The fields of a request that a proxy reads; the upstream reads all of them.
 
-    model: Any = None
-    prompt: str | list[Any] | None = None
+    Those of any size or type stay as they came: objects of a list take up to twenty times its bytes.
+    """
+
+    model: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
-    previous_response_id: Any = None
+    previous_response_id: str | None = None
     metadata: msgspec.Raw = msgspec.Raw()
     cache_salt: str | None = None
     session_id: str | None = None
@@ -51,15 +55,23 @@ class Question(msgspec.Struct):
     @property
     def has_prompt(self) -> bool:
         """Whether it has a prompt, a conversation, or an input."""
-        return self.prompt is not None or bool(bytes(self.messages) or bytes(self.input))
+        return any(bytes(each) not in _NONE for each in (self.prompt, self.messages, self.input))
 
     @property
-    def first_prompt(self) -> Any:
+    def model_name(self) -> str | None:
+        """Its model, which may be an adapter."""
+        return _decoded(self.model, str)
+
+    @property
+    def first_prompt(self) -> str | list[int] | None:
         """The prompt of a completion, the first of several: text or tokens, if it is as it should be."""
         given = self.prompt
-        if isinstance(given, list) and given and not isinstance(given[0], int):
-            return given[0]
-        return given
+        if bytes(given).startswith(b"["):
+            tokens = _decoded(given, list[int])
+            if tokens is not None:
+                return tokens
+            given, *_ = _decoded(given, list[msgspec.Raw]) or [given]
+        return _decoded(given, str) or _decoded(given, list[int])
 
 
 class Asker(NamedTuple):
@@ -115,7 +127,7 @@ class SentPrefixes:
         self.index = SentIndex(num_blocks)
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:
-        keys = _keys(asked, who)
+        keys = keys_of(asked, who)
         return Known(self.index.found(keys), keys)
 
     def sent(self, known: Known, name: str) -> None:
@@ -184,7 +196,7 @@ class ToldPrefixes:
         read = await tokens()
         if read is None:
             return Known({})
-        return Known(self.found(read, asked.cache_salt, who.tenant, asked.model))
+        return Known(self.found(read, asked.cache_salt, who.tenant, asked.model_name))
 
     def found(
         self, tokens: IntArray, cache_salt: str | None, tenant: str | None, model: Any = None
@@ -250,21 +262,20 @@ class _Teller:
                 self._adapters.add(event.lora_name)
 
 
-def _keys(asked: Question, who: Asker) -> list[int]:
-    """Return the keys of the whole pieces of a prompt; none of one that the upstream will refuse."""
-    prompt = asked.first_prompt
-    if isinstance(prompt, str):
-        kind, given = "text", prompt.encode("utf-8", "surrogatepass")
-    elif isinstance(prompt, list):
-        kind, given = "tokens", tuple(prompt)
-    else:
-        kind, given = "chat", _laid_out(asked)
-    scope = (kind, str(asked.model), who.key, asked.cache_salt)
+def keys_of(asked: Question, who: Asker) -> list[int]:
+    """Return the keys of the whole pieces of a prompt, as its JSON has it."""
+    given = _laid_out(asked)
+    scope = (bytes(asked.model), who.key, asked.cache_salt)
     ends = range(PIECE, len(given) + 1, PIECE)
+    return keys_of_pieces(scope, (given[end - PIECE : end] for end in ends))
+
+
+def _decoded(given: msgspec.Raw, kind: type[Decoded]) -> Decoded | None:
+    """Return a field as a type; None if it has another one."""
     try:
-        return keys_of_pieces(scope, (given[end - PIECE : end] for end in ends))
-    except TypeError:  # of lists in a list
-        return []
+        return msgspec.json.decode(given, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
 
 
 class _Metadata(msgspec.Struct):
@@ -273,18 +284,20 @@ class _Metadata(msgspec.Struct):
 
 def _user_in(metadata: msgspec.Raw) -> str | None:
     """Return the user that a request's metadata name, if they are as they should be."""
-    try:
-        return msgspec.json.decode(metadata, type=_Metadata).user_id
-    except (msgspec.MsgspecError, UnicodeError):
-        return None
+    found = _decoded(metadata, _Metadata)
+    return found and found.user_id
 
 
 def _laid_out(asked: Question) -> bytes:
     """Return a conversation as bytes in the order of a prompt, without the line of Claude Code's that always differs."""
     system = _BILLING.sub(b"", bytes(asked.system))
-    parts = (asked.tools, asked.instructions, asked.messages, asked.input)
+    parts = (asked.tools, asked.instructions, asked.messages, asked.input, asked.prompt)
     tools, instructions, *talk = map(bytes, parts)
     return b"".join([tools, system, instructions, *talk])
+
+
+_NONE = (b"", b"null")
+"""A field that is absent."""
 
 
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*')

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 
@@ -15,29 +15,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.routing import Router
-from quire.web.clients import HOME
 from quire.web.errors import ApiError, as_json, handlers
 from quire.web.keys import ApiKeys
-from quire.web.mends import MENDED
-from quire.web.origin import OriginRequest, passed, target_of
-from quire.web.origin_answer import BrokenOff, Headers, OriginAnswer, OriginError, Unreached
+from quire.web.origin import OriginRequest
+from quire.web.origin_answer import BrokenOff, OriginError, Unreached
 from quire_router.candidates import Candidates
 from quire_router.counts import ProxyCounts
 from quire_router.fleet import Fleet
-from quire_router.gateway import Broken, Gateway, Incoming, Passed, keys_of
+from quire_router.gateway import Gateway, Incoming, Passed, keys_of
 from quire_router.listing import UpstreamList
 from quire_router.mending import UpstreamMends
 from quire_router.prefixes import Known, Prefixes
+from quire_router.rates import RateLimits
+from quire_router.relay import ELSEWHERE, MADE_BY, TO_ALL, Relay
+from quire_router.spans import Spans
 from quire_router.upstreams import PATIENCE_S, Slow, Upstream
-
-ELSEWHERE = frozenset({429, 502, 503})
-"""Answers of an upstream that has no room, or is none: another one is asked."""
-
-MADE_BY = "x-quire-upstream"
-"""The header that says which upstream answered, by its number, from 0; the operator names one by it."""
-
-MOST_WHOLE = 1 << 20
-"""Bytes of an answer that is passed on only once it is whole, so that one that breaks off is a 502."""
+from quire_router.usage import AnswerUsage
 
 FOR_CLIENTS = re.compile(
     r"(?!.*[/\\](\.\.?(;[^/\\]*)?([/\\]|$)|[/\\]))"
@@ -45,12 +38,6 @@ FOR_CLIENTS = re.compile(
     r"|embeddings?|generate|completions?|chat/completions|infill|apply-template|tokenize|detokenize|version|ping)"
 )
 """Paths for everybody who has a key; all others are the operator's, and those that a server may read as others."""
-
-TO_ALL = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
-"""Paths of requests that each upstream gets."""
-
-_OWN = frozenset((b"content-length", b"origin", HOME.encode(), MADE_BY.encode()))
-"""Headers of requests that are not passed on; whether a page may ask was decided here."""
 
 
 class ProxyLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +65,8 @@ class Proxy(Gateway):
     Nothing is sent again after that byte: a whole answer that breaks off is a 502, and a stream ends with an error.
 
     `mends`  rules by which requests are changed on their way to an upstream
+    `rates`  limits by key; None: there are none
+    `spans`  spans of OpenTelemetry; None: there are none
     """
 
     def __init__(
@@ -93,28 +82,29 @@ class Proxy(Gateway):
         self.prefixes, self._router = prefixes, router
         self.fleet = Fleet(listing, prefixes, self.limits.hung_s, self.limits.slow_s)
         self.counts, self.mends = ProxyCounts(), UpstreamMends()
+        self.rates: RateLimits | None = None
+        self.spans: Spans | None = None
+        self._relay = Relay(self.counts, max_body=self.max_body, slow_s=self.slow_s)
+        self._session_header = self.limits.session_header.lower()
 
     @property
     def upstreams(self) -> list[Upstream]:
         """The servers behind it, those that are leaving too."""
         return self.fleet.upstreams
 
-    def app(self) -> ASGIApp:
+    def app(self, *routes: Route) -> ASGIApp:
         """Return the application: the operator's routes, and all others as they are."""
-        routes = {
-            "/health": self._health,
-            "/metrics": self._metrics,
-            "/v1/upstreams": self._state,
-        }
-        own = Starlette(
-            routes=[*map(Route, routes, routes.values())],
-            exception_handlers=handlers(),
-            lifespan=self.life,
+        routes += (
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/v1/upstreams", self._state),
         )
+        paths = frozenset(each.path for each in routes)
+        own = Starlette(routes=routes, exception_handlers=handlers(), lifespan=self.life)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             """Keep what is passed on clear of the routes' middleware, which costs as much as a choice."""
-            if scope["type"] == "lifespan" or scope["path"] in routes:
+            if scope["type"] == "lifespan" or scope["path"] in paths:
                 await own(scope, receive, send)
             else:
                 await self._pass(scope, receive, send)
@@ -133,7 +123,8 @@ class Proxy(Gateway):
     async def _metrics(self, request: Request) -> Response:
         """`/metrics`: the router's own."""
         self.keys.check_operator(request.headers)
-        text = self.counts.text(self.upstreams, self.mends.counts)
+        limited = self.rates.refused if self.rates else Counter[tuple[str, str]]()
+        text = self.counts.text(self.upstreams, self.mends.counts, limited)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _state(self, request: Request) -> Response:
@@ -189,6 +180,31 @@ class Proxy(Gateway):
         return True
 
     async def answered(self, incoming: Incoming) -> Response:
+        """Return an answer, within the limits of the request's key, and under a span where these are wanted."""
+        if self.rates is None and self.spans is None:
+            return await self._routed(incoming)
+        name = incoming.who.tenant if self.keys.names else incoming.who.key
+        usage = AnswerUsage()
+        with ExitStack() as held:
+            span = self.spans and held.enter_context(self.spans.begin(incoming, usage))
+            if self.rates is not None and name is not None and incoming.request.method == "POST":
+                held.callback(await self.rates.begin(name, len(incoming.body)), usage)
+            response = await self._routed(incoming)
+            if span is not None:
+                span.answered(response, self._maker_of(response))
+            if isinstance(response, Passed):
+                response.observe(usage, held.pop_all())
+            elif response.status_code < 400:
+                usage.read(bytes(response.body))
+        return response
+
+    def _maker_of(self, response: Response) -> str | None:
+        """Return the name of the upstream that made an answer."""
+        number = dict(response.raw_headers).get(MADE_BY.encode())
+        numbered = {b"%d" % each.number: each.name for each in self.upstreams}
+        return None if number is None else numbered.get(number)
+
+    async def _routed(self, incoming: Incoming) -> Response:
         """Return the answer of the upstream that the router names, or of another one where that fails."""
         path: str = incoming.request.scope["path"]
         if path in TO_ALL:
@@ -200,7 +216,8 @@ class Proxy(Gateway):
         while num_seen <= self.limits.retries and (upstream := choice.next()):
             try:
                 is_fresh = choice.is_fresh or not self.limits.retries
-                answer = await self._ask(upstream, incoming, is_fresh=is_fresh)
+                mends = self.mends.of(upstream.name)
+                answer = await self._relay.ask(upstream, incoming, mends, is_fresh=is_fresh)
             except Unreached as error:
                 upstream.failed()
                 self._note(reasons, upstream, error, "unreached")
@@ -253,7 +270,7 @@ class Proxy(Gateway):
     async def _choice(self, incoming: Incoming, path: str) -> Candidates:
         """Return the upstreams to ask, by what the request says."""
         asked, named = incoming.question, incoming.headers.get(MADE_BY)
-        session = incoming.headers.get(self.limits.session_header)
+        session = incoming.headers.get(self._session_header)
         able, home = self.fleet.staying, incoming.home
         if named is not None and not FOR_CLIENTS.fullmatch(path):
             able = [each for each in able if str(each.number) == named]
@@ -270,58 +287,13 @@ class Proxy(Gateway):
             session = asked.session
         return Candidates(able, self._router, homes, known, session)
 
-    async def _ask(self, upstream: Upstream, incoming: Incoming, *, is_fresh: bool) -> Response:
-        """Return an upstream's answer: whole, or a stream whose first piece has come. Raises `OriginError`."""
-        scope, since = incoming.request.scope, time.monotonic()
-        mended = await self.mends.of(upstream.name).of(scope, incoming.body, self.max_body)
-        came, body = (
-            (scope["headers"], incoming.body) if mended is None else (mended.headers, mended.body)
-        )
-        headers = [pair for pair in passed(came) if pair[0] not in _OWN]
-        headers.append((HOME.encode(), upstream.home.encode()))
-        if not body and scope["method"] not in ("POST", "PUT", "PATCH"):
-            body = None
-        asked = OriginRequest(scope["method"], target_of(scope), headers, body)
-        with ExitStack() as held:
-            held.callback(upstream.left, upstream.asked())
-            try:
-                answer = await upstream.origin.ask(asked, is_fresh=is_fresh)
-                held.callback(answer.close)
-                given = dict(answer.headers)
-                kept = [pair for pair in passed(answer.headers) if pair[0] != b"date"]
-                kept.append((MADE_BY.encode(), b"%d" % upstream.number))
-                if mended is not None:
-                    kept.append((MENDED.lower().encode(), mended.told.encode()))
-                length = given.get(b"content-length", b"")
-                is_whole = answer.is_whole or answer.status in ELSEWHERE
-                is_whole = is_whole or (length.isdigit() and int(length) <= MOST_WHOLE)
-                is_whole = is_whole or scope["path"] in TO_ALL
-                first = await (answer.read(MOST_WHOLE) if is_whole else answer.pending())
-            except OriginError as error:
-                if not error.has_begun:
-                    raise
-                upstream.failed()
-                said = f"upstream {upstream.number} broke off in its answer ({error}); ask again"
-                raise ApiError(502, said, code="broken_off") from error
-            upstream.breaker.answered()
-            self.counts.answers[upstream.name, answer.status] += 1
-            self.counts.first.add(time.monotonic() - since)
-            held.callback(lambda: self.counts.whole.add(time.monotonic() - since))
-            if is_whole:
-                return WholeAnswer(answer.status, kept, first)
-            is_told = b"content-encoding" not in given and given.get(
-                b"content-type", b""
-            ).startswith(b"text/event-stream")
-            path = scope["path"] if is_told else None
-            pieces = _whole(first, answer, upstream)
-            made = Passed(pieces, path, self.slow_s, held.pop_all())
-        made.status_code, made.raw_headers = answer.status, kept
-        return made
-
     async def _answered_by_all(self, incoming: Incoming) -> Response:
         """Return the first refusal of all upstreams, else the last one's answer."""
         able = self.fleet.staying
-        asked = [self._ask(each, incoming, is_fresh=False) for each in able]
+        asked = [
+            self._relay.ask(each, incoming, self.mends.of(each.name), is_fresh=False)
+            for each in able
+        ]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for upstream, answer in zip(able, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -356,25 +328,5 @@ class Proxy(Gateway):
             return b""
 
 
-class WholeAnswer(Response):
-    """An upstream's whole answer, with its own headers."""
-
-    def __init__(self, status: int, headers: Headers, body: bytes) -> None:
-        self.status_code, self.raw_headers, self.body = status, headers, body
-        self.background = None
-
-
 _REFUSAL = handlers()[Exception]
 """Makes an answer of an error."""
-
-
-async def _whole(first: bytes, answer: OriginAnswer, upstream: Upstream) -> AsyncGenerator[bytes]:
-    """Yield the pieces of an answer. Raises `Broken`."""
-    piece = first
-    try:
-        while piece:
-            yield piece
-            piece = await answer.pending()
-    except OriginError as error:
-        upstream.failed()
-        raise Broken from error

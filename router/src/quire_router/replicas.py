@@ -164,7 +164,7 @@ class Ingress(Gateway):
         if asked is not None:
             tokens = await self.tokens(incoming, asked) if self._sees_prefix else None
             tenant, session = incoming.who.tenant, asked.session
-            sent.prompt = SentPrompt(tokens, asked.cache_salt, tenant, session, asked.model)
+            sent.prompt = SentPrompt(tokens, asked.cache_salt, tenant, session, asked.model_name)
         for _ in range(ATTEMPTS):
             try:
                 return await self._ask(sent)

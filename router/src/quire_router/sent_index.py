@@ -15,7 +15,7 @@ from quire.errors import InvariantError
 from quire_router.index import Held
 
 PIECE = 64
-"""Bytes of text, or tokens, of one piece."""
+"""Bytes of a prompt that are looked at as one block."""
 
 
 class SentIndex:
@@ -39,7 +39,7 @@ class SentIndex:
         return dict.fromkeys(self._held, False)
 
     def found(self, keys: Sequence[int]) -> Held:
-        """Return the tokens, or bytes, of a prompt that servers were sent, by their names."""
+        """Return the bytes of a prompt that servers were sent, by their names."""
         if not keys:
             return {}
         return {
@@ -76,10 +76,10 @@ class SentIndex:
             )
 
 
-def keys_of_pieces(scope: Hashable, pieces: Iterable[Hashable]) -> list[int]:
+def keys_of_pieces(scope: Hashable, pieces: Iterable[bytes | str]) -> list[int]:
     """Return the key of each piece of a prompt; prompts of different scopes share none.
 
-    A key is the hash of the one before it and of its piece, by a secret of this process for text.
+    A key is the hash of the one before it and of its piece, by a secret of this process.
     """
     key, keys = hash(scope), list[int]()
     for piece in pieces:

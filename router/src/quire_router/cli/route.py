@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+import time
 from itertools import repeat
 from pathlib import Path
 from types import FrameType
@@ -66,6 +67,22 @@ def route(
     port: options.Port = 8080,
     keys: options.Keys = None,
     allow_origin: options.AllowOrigin = None,
+    limits: Annotated[
+        Path | None,
+        typer.Option(
+            help="Limits by key: a file of lines NAME rpm=N tpm=N running=N waiting=N; *: each other key.",
+            show_default=False,
+            metavar="FILE",
+        ),
+    ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Send a span of each request there, by OTLP: http://HOST:4318/v1/traces.",
+            show_default=False,
+            metavar="URL",
+        ),
+    ] = None,
     mend: options.Mends = None,
     tap: options.Tap = False,
     max_body: options.MaxBody = "64MiB",
@@ -96,6 +113,8 @@ def route(
     from quire_router.mending import UpstreamMends
     from quire_router.prefixes import SentPrefixes, ToldPrefixes
     from quire_router.proxy import Proxy, ProxyLimits
+    from quire_router.rates import RateLimits, read_limits
+    from quire_router.spans import exported_to
 
     known = read_keys(keys, exposed=not is_loopback(host), origins=allow_origin or ())
     chosen = router_named(router, load_limit=load_limit)
@@ -108,17 +127,20 @@ def route(
         raise ConfigError("no upstream is given; use --upstream http://HOST:PORT, or --watch FILE")
     listing = UpstreamList([*map(Listed, given, follow or repeat(None))], upstreams)
     limit = parse_bytes(max_body)
+    spans = None if otlp_traces_endpoint is None else exported_to(otlp_traces_endpoint)
+    rates = None if limits is None else RateLimits(read_limits(limits, known), time.monotonic)
     listening, url = listen(host, port, SLOW_S)
     kind = ToldPrefixes if listing.has_events else SentPrefixes
     prefixes = kind(PREFIX_BLOCKS)
-    limits = ProxyLimits(
+    bounds = ProxyLimits(
         retries=retries,
         hung_s=hung_after,
         slow_s=SLOW_S,
         max_body=limit,
         session_header=session_header,
     )
-    proxy = Proxy(listing, chosen, prefixes, known, limits)
+    proxy = Proxy(listing, chosen, prefixes, known, bounds)
+    proxy.rates, proxy.spans = rates, spans
     names = [each.name for each in proxy.upstreams]
     proxy.mends = UpstreamMends(mend or (), None if listing.changes else names)
     app: Any = proxy.app()
@@ -137,6 +159,8 @@ def route(
         uvicorn.Server(config).run(sockets=[listening])
     finally:
         prefixes.close()
+        if spans is not None:
+            spans.close()
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

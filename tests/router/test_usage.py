@@ -1,0 +1,75 @@
+"""The usage of answers: of OpenAI's and Anthropic's APIs, whole and streamed."""
+
+import asyncio
+import json
+
+import pytest
+
+from quire_router.usage import AnswerUsage
+
+CHAT = {
+    "prompt_tokens": 9,
+    "completion_tokens": 4,
+    "total_tokens": 13,
+    "prompt_tokens_details": {"cached_tokens": 6},
+}
+RESPONSE = {"input_tokens": 9, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 6}}
+MESSAGE = {"input_tokens": 2, "cache_read_input_tokens": 6, "cache_creation_input_tokens": 1}
+
+
+def streamed(*documents, cut=None):
+    lines = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in documents)
+    lines += b"data: [DONE]\n\n"
+    usage = AnswerUsage()
+
+    async def pieces():
+        for at in range(0, len(lines), cut or len(lines)):
+            yield lines[at : at + (cut or len(lines))]
+
+    async def main():
+        return b"".join([piece async for piece in usage.reading(pieces())])
+
+    assert asyncio.run(main()) == lines
+    return usage
+
+
+@pytest.mark.parametrize(
+    "whole", [{"usage": CHAT}, {"usage": RESPONSE}, {"usage": MESSAGE | {"output_tokens": 4}}]
+)
+def test_a_whole_answer_tells_its_tokens(whole):
+    usage = AnswerUsage()
+    usage.read(json.dumps(whole, indent=1).encode())
+    assert (usage.prompt, usage.cached, usage.completion) == (9, 6, 4)
+    assert usage.tokens(10**6) == 13
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"usage": None}, {"choices": [], "usage": CHAT}],
+        [{"type": "response.completed", "response": {"usage": RESPONSE}}],
+        [
+            {"type": "message_start", "message": {"usage": MESSAGE | {"output_tokens": 1}}},
+            {"type": "message_delta", "usage": {"output_tokens": 4}},
+        ],
+    ],
+)
+def test_a_stream_tells_its_tokens(events):
+    usage = streamed({"choices": [{"text": 'the "usage": {"prompt_tokens": 5}'}]}, *events)
+    assert (usage.prompt, usage.cached, usage.completion) == (9, 6, 4)
+
+
+def test_tokens_that_no_server_tells_are_estimated():
+    usage = streamed({"choices": []}, {"choices": []})
+    assert (usage.prompt, usage.tokens(400)) == (None, 103)
+    usage = AnswerUsage()
+    assert usage.tokens(400) == 0
+    for broken in (
+        b'{"usage": {',
+        b'{"usage": {"prompt_tokens": "x"}}',
+        b"\xff" * 80,
+        b'{"usage": []}',
+    ):
+        usage = AnswerUsage()
+        usage.read(broken)
+        assert usage.tokens(400) == 100 + len(broken) // 4
