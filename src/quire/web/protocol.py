@@ -15,6 +15,9 @@ MOST_HEAD = 1 << 16
 MOST_WAITING = 1 << 20
 """Bytes of requests that were sent behind one that is not answered yet, of which each takes a kilobyte beside its body."""
 
+HEAD_S = 60.0
+"""Seconds in which a request's head has to come, from the connection or from its first byte on."""
+
 PRESENCE = "quire.presence"
 """The extension of a request's scope that is its `ClientPresence`."""
 
@@ -84,6 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
     """A connection of uvicorn, read by httptools, which would keep a head, or trailers, without end.
 
     Refused (400) is what goes on for more than `MOST_HEAD` bytes without a whole head, a piece of a body, or an end. A
+    connection whose head is not whole within `HEAD_S` to twice as long is closed. A
     connection that was reset is forgotten at once; uvicorn's own waits until an idle one would have been closed. Whoever
     goes is gone for all requests of a connection; uvicorn's own stops to listen once one waits behind another, and would
     tell the last one alone. Whoever sends more than `MOST_WAITING` behind one is cut.
@@ -93,14 +97,19 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **words)
         self._num_read = 0
         self._unanswered = deque[Any]()
+        self._is_awaited = False
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.transport: Any = _HeadsHeld(transport, self.loop)
+        self._await_head()
 
     def data_received(self, data: bytes) -> None:
         self._num_read += len(data)
         super().data_received(data)
+        if self._num_read and self._head_timer is None:
+            self._await_head()
         if self._num_read > MOST_HEAD and not self.transport.is_closing():
             self.send_400_response(f"the head of a request has at most {MOST_HEAD} bytes")
         if self.pipeline and not self.transport.is_closing():
@@ -109,9 +118,24 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self.flow.resume_reading()
 
+    def _await_head(self) -> None:
+        """Look whether a head is awaited; if it is the one that was awaited at the last look, close the connection."""
+        self._head_timer = None
+        is_running = self.cycle is not None and not self.cycle.response_complete
+        is_upgraded = self.transport.get_protocol() is not self
+        if is_running or is_upgraded or (self.cycle is not None and not self._num_read):
+            return
+        if self._is_awaited:
+            self.transport.abort()
+            return
+        self._is_awaited = True
+        self._head_timer = self.loop.call_later(HEAD_S, self._await_head)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
         for cycle in self._unanswered:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -119,7 +143,7 @@ class HttpProtocol(HttpToolsProtocol):
                 cycle.scope["extensions"][PRESENCE].go()
 
     def on_headers_complete(self) -> None:
-        self._num_read = 0
+        self._num_read, self._is_awaited = 0, False
         super().on_headers_complete()
         self.scope["headers"] = [*self.headers]  # uvicorn would append the trailers of the body
         while self._unanswered and self._unanswered[0].response_complete:
