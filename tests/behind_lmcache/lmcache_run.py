@@ -1,15 +1,11 @@
 """quire's L2 adapter under LMCache's own classes, in the environment that has them; prints the checks that held.
 
-PYTHONPATH=src .venv-peers/bin/python tests/behind_lmcache/lmcache_run.py
+PYTHONPATH=src:tests .venv-peers/bin/python tests/behind_lmcache/lmcache_run.py
 """
 
-import json
 import select
-import sys
-import tempfile
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from lmcache.v1.distributed.api import ObjectKey
@@ -18,6 +14,7 @@ from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2Adapter
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
+from peer_checks import run_checks
 from quire.errors import ConfigError
 
 SETTINGS = {"close_timeout_s": 60, "load_timeout_s": 20, "lookup_timeout_s": 20}
@@ -247,16 +244,5 @@ def check_unknown_options_are_refused(place):
         assert "adapter_params" in told, wrong
 
 
-def main():
-    held = []
-    for name, check in list(globals().items()):
-        if name.startswith("check_"):
-            with tempfile.TemporaryDirectory() as place:
-                check(Path(place))
-            held.append(name.removeprefix("check_"))
-            sys.stderr.write(f"{name}\n")
-    sys.stdout.write(json.dumps(held) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(globals())

@@ -1,14 +1,12 @@
 """quire's storage backend under SGLang's own classes, in the environment that has them; prints the checks that held.
 
-PYTHONPATH=src:benchmarks/peers .venv-peers/bin/python tests/behind_sglang/sglang_run.py
+PYTHONPATH=src:tests:benchmarks/peers .venv-peers/bin/python tests/behind_sglang/sglang_run.py
 """
 
 import importlib.util
 import itertools
-import json
 import random
 import sys
-import tempfile
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
+from peer_checks import run_checks
 from quire.errors import ConfigError
 
 PAGE, PAGES, LAYERS, HEADS, DIM = 4, 12, 3, 2, 8
@@ -359,16 +358,5 @@ def check_wrong_options_are_refused(place):
         assert said in refusal(partial(backend, place, pool, **extra)), extra
 
 
-def main():
-    """Run every check."""
-    held = []
-    for name, check in list(globals().items()):
-        if name.startswith("check_"):
-            with tempfile.TemporaryDirectory() as place:
-                check(Path(place))
-            held.append(name.removeprefix("check_"))
-    print(json.dumps(held))
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(globals())

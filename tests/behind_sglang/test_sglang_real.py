@@ -1,21 +1,17 @@
 """The storage backend under SGLang's own classes, and what of it needs none of them."""
 
-import json
 import os
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from peer_checks import REPOSITORY, assert_checks_hold
 from quire.engines.tiered.pages import PageRecords, PageStack, pieces
 from quire.tiers import Outcome
 
-REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = Path(os.environ.get("QUIRE_PEERS", REPOSITORY / ".venv-peers"))
 PYTHON = ENVIRONMENT / "bin/python"
 SCRIPT = Path(__file__).with_name("sglang_run.py")
-CHECKS = re.findall(r"^def check_(\w+)", SCRIPT.read_text(), re.MULTILINE)
 
 
 @pytest.mark.skipif(
@@ -23,17 +19,7 @@ CHECKS = re.findall(r"^def check_(\w+)", SCRIPT.read_text(), re.MULTILINE)
     reason=f"no SGLang in {ENVIRONMENT}: `python benchmarks/peers/environment.py sglang` installs it",
 )
 def test_the_backend_holds_its_contract_under_sglangs_own_classes():
-    path = f"{REPOSITORY / 'src'}:{REPOSITORY / 'benchmarks/peers'}"
-    done = subprocess.run(
-        [PYTHON, SCRIPT],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert len(CHECKS) > 6
-    assert json.loads(done.stdout.splitlines()[-1]) == CHECKS
+    assert_checks_hold(PYTHON, SCRIPT, os.environ, "benchmarks/peers")
 
 
 def records(**facts):

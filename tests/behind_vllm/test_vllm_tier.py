@@ -1,19 +1,16 @@
 """quire as a secondary tier of vLLM's own offloading: `make test-vllm`. Minutes."""
 
-import json
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from vllm_help import ENVIRONMENT, NEEDS_VLLM, REPOSITORY, differ, run
+from vllm_help import ENVIRONMENT, NEEDS_VLLM, differ, run
 
+from peer_checks import assert_checks_hold
 from quire import demo_model
 
 pytestmark = NEEDS_VLLM
 
 SCRIPT = Path(__file__).with_name("tier_run.py")
-CHECKS = re.findall(r"^def check_(\w+)", SCRIPT.read_text(), re.MULTILINE)
 FEW = {"seed": 8, "conversations": 6, "turns": 2, "max_tokens": 8, "repeat": 6}
 POOL = {"enable_prefix_caching": True, "num_gpu_blocks_override": 160, "max_num_seqs": 4}
 
@@ -35,16 +32,7 @@ def offloading(place, num_chunks=24):
 
 
 def test_the_tier_holds_its_contract_under_vllms_own_classes():
-    done = subprocess.run(
-        [ENVIRONMENT / "bin/python", SCRIPT],
-        env={"PYTHONPATH": str(REPOSITORY / "src"), "HOME": str(Path.home())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert len(CHECKS) > 10
-    assert json.loads(done.stdout.splitlines()[-1]) == CHECKS
+    assert_checks_hold(ENVIRONMENT / "bin/python", SCRIPT, {"HOME": str(Path.home())})
 
 
 @pytest.mark.parametrize("kind", ["full", "windows"])

@@ -1,11 +1,8 @@
 """quire's secondary tier under vLLM's own offloading classes, in the environment that has them; prints the checks that held.
 
-PYTHONPATH=src .venv-vllm/bin/python tests/behind_vllm/tier_run.py
+PYTHONPATH=src:tests .venv-vllm/bin/python tests/behind_vllm/tier_run.py
 """
 
-import json
-import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +19,7 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from peer_checks import run_checks
 from quire.errors import ConfigError
 
 PAGE = 4096
@@ -363,16 +361,5 @@ def check_unknown_options_are_refused(place):
         assert "secondary tier QuireTier" in refusal(wrong)
 
 
-def main():
-    held = []
-    for name, check in list(globals().items()):
-        if name.startswith("check_"):
-            with tempfile.TemporaryDirectory() as place:
-                check(Path(place))
-            held.append(name.removeprefix("check_"))
-            sys.stderr.write(f"{name}\n")
-    sys.stdout.write(json.dumps(held) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_checks(globals())
