@@ -11,6 +11,7 @@ from upstream_help import FakeUpstream, routed, served, wait_for
 
 import plain_http
 import quire_router.rates
+from clocks import Clock
 from quire.errors import ConfigError, InvariantError
 from quire.web.errors import ApiError
 from quire.web.keys import ApiKeys
@@ -19,13 +20,6 @@ from quire_router.usage import AnswerUsage
 
 ANN = {"authorization": "Bearer key-of-ann"}
 BOB = {"authorization": "Bearer key-of-bob"}
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def refusal(rates, name="ann", num_bytes=0):
@@ -52,9 +46,9 @@ def test_requests_beyond_a_minutes_number_are_told_when_to_come_back():
         {"Retry-After": "20"},
     )
     asyncio.run(rates.begin("bob", 0))
-    clock.now = 19.9
+    clock.now = 119.9
     assert refusal(rates).headers == {"Retry-After": "1"}
-    clock.now = 20.0
+    clock.now = 120.0
     asyncio.run(rates.begin("ann", 0))
     assert rates.refused == {("*", "rpm"): 2}
 
@@ -68,10 +62,10 @@ def test_tokens_are_estimated_at_first_and_settled_at_the_end():
     end = asyncio.run(rates.begin("ann", 4 * 400))
     end(answer_of(900))  # overdrawn by 300
     assert refusal(rates, num_bytes=4).headers == {"Retry-After": "31"}
-    clock.now = 31.0
+    clock.now = 131.0
     asyncio.run(rates.begin("ann", 4))
     assert refusal(rates, num_bytes=4 * 10_000).headers == {"Retry-After": "60"}
-    clock.now = 91.0
+    clock.now = 191.0
     asyncio.run(rates.begin("ann", 4 * 10_000))  # more than a minute's: once the bucket is full
     asyncio.run(rates.begin("eve", 4 * 10_000))  # no limit is hers
 

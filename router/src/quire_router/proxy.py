@@ -27,7 +27,7 @@ from quire_router.listing import UpstreamList
 from quire_router.mending import UpstreamMends
 from quire_router.prefixes import Known, Prefixes
 from quire_router.rates import RateLimits
-from quire_router.relay import ELSEWHERE, MADE_BY, TO_ALL, Relay
+from quire_router.relay import ELSEWHERE, MADE_BY, TO_ALL, UpstreamRelay
 from quire_router.spans import Spans
 from quire_router.upstreams import PATIENCE_S, Slow, Upstream
 from quire_router.usage import AnswerUsage
@@ -84,7 +84,7 @@ class Proxy(Gateway):
         self.counts, self.mends = ProxyCounts(), UpstreamMends()
         self.rates: RateLimits | None = None
         self.spans: Spans | None = None
-        self._relay = Relay(self.counts, max_body=self.max_body, slow_s=self.slow_s)
+        self._relay = UpstreamRelay(self.counts, max_body=self.max_body, slow_s=self.slow_s)
         self._session_header = self.limits.session_header.lower()
 
     @property

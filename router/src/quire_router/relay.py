@@ -31,7 +31,7 @@ _OWN = frozenset((b"content-length", b"origin", HOME.encode(), MADE_BY.encode())
 """Headers of requests that are not passed on; whether a page may ask was decided here."""
 
 
-class Relay:
+class UpstreamRelay:
     """Sends requests to upstreams, and passes their answers on.
 
     `max_body`  bytes of a request

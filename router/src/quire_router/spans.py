@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Self
 
@@ -118,16 +119,15 @@ def exported_to(endpoint: str) -> Spans:
         raise ConfigError(
             f"--otlp-traces-endpoint is http://HOST:4318/v1/traces, got {endpoint[:80]!r}"
         )
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
-        OTLPSpanExporter,
-    )
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
     name = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "quire-router"}
     provider = TracerProvider(resource=Resource.create(name))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    exporters: Any = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    exporter = exporters.OTLPSpanExporter(endpoint=endpoint)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return Spans(provider)
 
 

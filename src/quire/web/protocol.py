@@ -149,7 +149,8 @@ class HttpProtocol(HttpToolsProtocol):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         if self.cycle is not None:
-            self.scope["extensions"] = {PRESENCE: ClientPresence()}
+            extensions: Any = {PRESENCE: ClientPresence()}
+            self.scope["extensions"] = extensions
             self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
