@@ -1,8 +1,8 @@
 """Time saved by passages until the first token: a prompt of 2,048 tokens of passages, on the CPU.
 
-    python benchmarks/passages_times.py
+    python benchmarks/passages_times.py [--model FOLDER]
 
-A Llama of 12 layers with random weights, `PrefixCache.generate` end to end: lookup, plan, K and V
+A model of yours, or a Llama of 12 layers with random weights, `PrefixCache.generate` end to end: lookup, plan, K and V
 rotated and placed, rows computed, one token. Passages are captured before; each round brings them in
 an order that was not asked before, so that the prefix cache has the head alone. Plain prefill is the same
 call of a cache without passages. Times are medians over the rounds, which take turns.
@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from quire.core import Scope
 from quire.engines.hf import PrefixCache
@@ -74,9 +74,8 @@ def timed(call, *args, **given):
     return time.perf_counter() - started
 
 
-def first_tokens(layers, width, rounds):
+def first_tokens(model, rounds):
     """Return the seconds to one token, plain and by selector, and the relocation's check layer."""
-    model = model_of(layers, width)
     # No prompt helps the next one, but for the head.
     given = {"max_new_tokens": 1, "do_sample": False, "pad_token_id": 0, "store_until": HEAD}
     plain = PrefixCache(model, "512MiB")
@@ -132,14 +131,18 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--model", help="a folder, in place of random weights")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    seconds, rows, check = first_tokens(options.layers, options.width, options.rounds)
-    print(
-        f"{options.layers} layers of {options.width}, {options.threads} threads, check layer {check}"
-    )
+    if options.model is None:
+        model = model_of(options.layers, options.width)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    seconds, rows, check = first_tokens(model, options.rounds)
+    layers, width = model.config.num_hidden_layers, model.config.hidden_size
+    print(f"{layers} layers of {width}, {options.threads} threads, check layer {check}")
     for name, took in seconds.items():
         told = rows.get(name, "")
         print(f"{name:26} {took * 1e3:8.1f} ms  {seconds['plain'] / took:5.2f} x  {told}")

@@ -74,7 +74,7 @@ def test_what_follows_the_blended_columns_is_computed_over_them(attention):
     following = torch.tensor([[7, 9]])
     with torch.no_grad():
         got, wanted = (
-            passage_model._runs.model(following, past_key_values=each.past).logits
+            passage_model.runs.model(following, past_key_values=each.past).logits
             for each in (blended, full)
         )
     assert far(got, wanted) <= LIMIT

@@ -1,5 +1,6 @@
 """`quire bench passages` and `quire passages check`: what they say, and what they refuse."""
 
+import gzip
 import json
 
 import pytest
@@ -8,11 +9,15 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from cli_help import refusal, run, shown, told
 from quire import demo_model
+from quire.errors import ConfigError
+from quire_passages import Passages
 from quire_passages.bench import rows as passage_rows
 from quire_passages.bench.methods import FULL, METHODS, QUICK, family
 from quire_passages.bench.picture import COLOURS, page, picture
 from quire_passages.bench.prose import is_held_out, joined, read_library
+from quire_passages.bench.texts import read_texts
 from quire_passages.hf import PassageModel
+from quire_passages.settings import TEXT_PROMPTS
 
 TEXT = " ".join(
     f"Item {n} of the list is called {['ab', 'cd', 'ef', 'gh'][n % 4]}." for n in range(300)
@@ -161,3 +166,95 @@ def test_held_out_text_is_read_alone_and_no_paragraph_twice():
     paragraphs = [part for each in library.values() for entry in each for part in entry.paragraphs]
     assert len(paragraphs) == len(set(paragraphs))
     assert len(joined(library)) == len(library)
+
+
+def on_tiny(notes, *more):
+    """Return the words that measure policies on quire-tiny, on few short prompts."""
+    words = ("bench", "passages", "--model", "quire-tiny", "--dtype", "float32", "--texts", notes)
+    return (*words, "--passage-tokens", 40, "--quick", *more)
+
+
+@pytest.mark.ci
+def test_policies_on_a_model_are_measured_again_from_a_file(notes, tmp_path, monkeypatch):
+    file, report = tmp_path / "outcomes.jsonl", tmp_path / "passages.svg"
+    some = ("--rows", "moved,earlier,oracle_error_15%", "--outcomes", file)
+    rows = told(*on_tiny(notes, *some, "--prompts", 2))
+    assert [row["name"] for row in rows] == [
+        *("full", "prefix", "moved", "earlier", "oracle_error_15%")
+    ]
+    assert {row["prompts"] for row in rows} == {2}
+    assert len(file.read_text("utf-8").splitlines()) == 3
+    longer = told(*on_tiny(notes, *some, "--prompts", 3, "--report", report))
+    assert {row["prompts"] for row in longer} == {3}
+    drawn = report.read_text("utf-8")
+    assert "oracle error 15%" in drawn
+    assert "quire-tiny" in drawn
+    monkeypatch.setattr(PassageModel, "answer", None)  # nothing is computed a second time
+    assert told(*on_tiny(notes, *some, "--prompts", 2)) == rows
+    assert "best in half the time" in shown(*on_tiny(notes, *some, "--prompts", 3))
+    assert "seed is 50 there, 51 here" in refusal(*on_tiny(notes, *some, "--seed", 51))
+
+
+@pytest.mark.ci
+def test_a_measurement_that_is_interrupted_tells_what_it_has(notes, monkeypatch):
+    answer = PassageModel.answer
+
+    def once(self, *given, **named):
+        monkeypatch.setattr(PassageModel, "answer", ending)
+        return answer(self, *given, **named)
+
+    def ending(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PassageModel, "answer", once)
+    rows = told(*on_tiny(notes, "--rows", "moved"))
+    assert {row["prompts"] for row in rows} == {1}
+    assert "no prompt was measured" in shown(*on_tiny(notes, "--rows", "moved"))
+
+
+def test_options_of_a_model_are_refused_without_one():
+    assert "--model" in refusal("bench", "passages", "--prompts", 3)
+    words = ("bench", "passages", "--model", "quire-tiny", "--workloads", "facts")
+    assert "leave it out" in refusal(*words)
+    assert "epic_16" in refusal("bench", "passages", "--model", "quire-tiny", "--rows", "epic_17")
+
+
+def test_texts_may_be_man_pages(tmp_path):
+    page = tmp_path / "tool.1.gz"
+    source = """.TH TOOL 1
+.SH DESCRIPTION
+The tool reads each of the given files in turn and prints the lines that
+.B match
+the pattern, one after the other.
+.PP
+.nf
+x = 1
+.fi
+With \\fIno\\fR files it reads what comes in, which is \\-\\-stdin by another name.
+"""
+    page.write_bytes(gzip.compress(source.encode()))
+    (text,) = read_texts([page])
+    assert text.split("\n\n") == [
+        (
+            "The tool reads each of the given files in turn and prints the lines that match the pattern, "
+            "one after the other."
+        ),
+        "With no files it reads what comes in, which is --stdin by another name.",
+    ]
+    assert read_texts(None) is None
+    page.write_bytes(b"no archive")
+    with pytest.raises(ConfigError, match=r"tool\.1\.gz"):
+        read_texts([page])
+
+
+def test_an_operators_texts_become_prompts_of_a_server(notes, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(demo_model())
+    notes = tmp_path / "long.txt"
+    notes.write_text(TEXT, "utf-8")
+    settings = Passages("1MiB").on_texts(tokenizer, [notes])
+    assert len(settings.prompts) == TEXT_PROMPTS
+    again = Passages("1MiB").on_texts(tokenizer, [notes])
+    assert settings.prompts_name == again.prompts_name
+    assert "is given without --passages" in refusal("serve", "--passage-texts", notes)
+    missing = tmp_path / "none.txt"
+    assert "none.txt" in refusal("serve", "--passages", "1MiB", "--passage-texts", missing)

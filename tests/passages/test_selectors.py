@@ -90,7 +90,8 @@ def test_a_variant_without_masses_is_kept_where_nothing_stands_before_it():
     for selector, stale in ((CacheCraft(), 0), (PublishedCacheCraft(), 1)):
         assert selector.kept_context(alone, ()) == 1
         assert selector.kept_context(alone, (b,)) == stale
-        assert selector.kept_context(among, (b,)) == 0
+        assert selector.kept_context(among, (b,)) == 1 - stale  # by its company
+        assert selector.kept_context(among, (c,)) == 0
 
 
 def test_the_share_to_compute_again_follows_its_equations():
@@ -130,8 +131,18 @@ def test_the_variant_with_the_least_to_compute_is_placed():
     other = variant(C, [*HEAD, *D], "contextual", predecessors=[d], masses=weighed)
     assert CacheCraft().preferred([near, other], (b, a)) is near
     assert CacheCraft().preferred([near, other], (b, d)) is other
+
+
+def test_the_variant_of_the_nearest_company_is_placed_and_of_none_one_that_had_any():
+    near = variant(C, [*HEAD, *A], "contextual", predecessors=[a])
+    far = variant(C, [*HEAD, *A, *D], "contextual", predecessors=[a, d])
     alone = variant(C, HEAD)
-    assert Epic().preferred([near, alone, other], (b,)) is alone
+    for selector in (Epic(), KVDeviation()):
+        assert selector.preferred([far, alone, near], (b, a)) is near
+        assert selector.preferred([near, alone, far], (b, d)) is far
+        assert selector.preferred([near, far, alone], (b,)) is far  # the later one
+        assert selector.preferred([far, near, alone], ()) is alone
+        assert selector.preferred([alone], (b,)) is alone
 
 
 @pytest.mark.parametrize(

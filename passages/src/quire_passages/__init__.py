@@ -4,6 +4,7 @@ Planning, without tensors:
 
 variants   K and V of a passage as they were captured once
 masses     the attention of a capture, and what Cache-Craft makes of it
+company    the passages before a passage, and which variants cover most of these
 store      variants in bounded memory, found by passage and scope
 selectors  which rows are computed again
 settings   the settings of all of it

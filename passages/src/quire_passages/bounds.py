@@ -53,6 +53,16 @@ def mean_bounds(tokens: Counts, sums: Counts) -> tuple[float, float, float]:
     return mean, mean / factor, mean * factor
 
 
+def bootstrap(
+    tokens: Counts, sums: Counts, *, seed: int = 0, draws: int = 2000
+) -> tuple[float, float, float]:
+    """Return a ratio of sums over prompts, and its percentiles over prompts drawn anew: of a measurement, no promise."""
+    drawn = np.random.default_rng(seed).integers(len(tokens), size=(draws, len(tokens)))
+    ratios = sums[drawn].sum(1) / tokens[drawn].sum(1)
+    low, high = np.quantile(ratios, [_TAIL, 1 - _TAIL])
+    return float(sums.sum() / tokens.sum()), float(low), float(high)
+
+
 def _variance(tokens: Counts, sums: Counts, ratio: float) -> float:
     """Return the variance of a ratio of sums over prompts."""
     count = len(tokens)

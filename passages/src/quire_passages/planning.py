@@ -167,7 +167,7 @@ def make_plan(
             continue
         there = find(ids) if stop - start >= settings.min_tokens else ()
         found = [each for each in there if each.kv is not None]
-        exact = [each for each in found if _is_behind(each, segments, start)]
+        exact = [each for each in found if is_behind(each, segments, index)]
         if exact:
             placements.append(PassagePlace(start, stop, exact[-1], is_exact=True))
             is_first = False
@@ -192,9 +192,9 @@ def make_plan(
     return replace(plan, fallback=fallback)
 
 
-def _is_behind(variant: Variant, segments: Segments, start: int) -> bool:
-    """Whether a variant was captured behind the very text before position `start`."""
-    is_there = variant.start == start and not variant.rounded
+def is_behind(variant: Variant, segments: Segments, index: int) -> bool:
+    """Whether a variant was captured behind the very text before a passage of a prompt, and is exact there."""
+    is_there = variant.start == segments.spans[index][0] and not variant.rounded
     return is_there and segments.text.startswith(variant.before)
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from quire.config import nearest
 from quire.errors import ConfigError
+from quire_passages.company import nearness
 from quire_passages.masses import context_impact, overlap
 from quire_passages.variants import Variant
 
@@ -54,11 +55,12 @@ class Selector(ABC):
         raise NotImplementedError(f"{self.name} has no check layer")
 
     def preferred(self, variants: Sequence[Variant], before: tuple[bytes, ...]) -> Variant:
-        """Return the variant to place behind these passages: an isolated one, the latest, or else the latest."""
-        if len(variants) == 1:
-            return variants[0]
-        isolated = [each for each in variants if each.kind == "isolated"]
-        return max(isolated or variants, key=lambda each: each.number)
+        """Return the variant to place behind these passages: of the nearest company, captured among others, the latest."""
+
+        def rank(each: Variant) -> tuple[float, bool, int]:
+            return nearness(each.predecessors, before), each.kind == "contextual", each.number
+
+        return max(variants, key=rank)
 
     def work(self, moved: Sequence[Moved], depth: float) -> float:
         """Return the rows to compute, as whole ones; `depth`: the share of layers before the check layer."""
@@ -159,9 +161,9 @@ class CacheCraft(Selector):
         return min(max(self.alpha * impact * (1 - self.kept_context(variant, before)), 0.0), 1.0)
 
     def kept_context(self, variant: Variant, before: tuple[bytes, ...]) -> float:
-        """Return the share of a variant's context that is there again, 0 to 1."""
+        """Return the share of a variant's context that is there again, 0 to 1; without masses, its nearness."""
         if variant.masses is None:
-            return 0.0 if variant.predecessors or before else 1.0
+            return nearness(variant.predecessors, before)
         return overlap(variant.predecessors, before, variant.masses.inter)
 
     def order(self, variant: Variant) -> Rows:

@@ -9,6 +9,7 @@ from typing import Self
 from quire.config import parse_bytes
 from quire.errors import ConfigError, InvariantError, PinError
 from quire.scope import Scope
+from quire_passages.company import goes_for
 from quire_passages.variants import HeldKV, Variant
 
 Shelf = tuple[bool, Scope]
@@ -42,11 +43,14 @@ class PassageStore:
     hash of these. It is never changed: what is placed in a prompt is a copy. A pinned one is not
     evicted; `drop` takes it all the same, and then its `kv` is None for whoever has it.
 
+    most  contextual variants of a passage behind one head; of more, the one whose company is most like another's goes
+
         sum of num_bytes of all variants <= capacity_bytes
     """
 
-    def __init__(self, capacity: str | int) -> None:
+    def __init__(self, capacity: str | int, most: int = 4) -> None:
         self.capacity_bytes = parse_bytes(capacity)
+        self._most = most
         self.num_bytes = 0
         self._shelves: dict[Shelf, dict[bytes, list[Variant]]] = {}
         self._order: OrderedDict[int, tuple[Shelf, Variant]] = OrderedDict()
@@ -58,8 +62,8 @@ class PassageStore:
         shared: for all scopes of the same model and adapter, and not for this one alone. Raises
         `ConfigError` for a contextual one, whose K and V tell of the prompt that it stood in.
 
-        It replaces one of the same passage behind the same text. Where not all that is unpinned would
-        make room for it, nothing is evicted.
+        It replaces one of the same passage behind the same text, or of `most` contextual ones that whose company is
+        covered. Where not all that is unpinned would make room for it, nothing is evicted.
         """
         if shared and variant.kind != "isolated":
             raise ConfigError(
@@ -69,9 +73,12 @@ class PassageStore:
         shelf = _shelf(scope, shared=shared)
         held = self._shelves.get(shelf, {}).get(variant.ids, ())
         same = [each for each in held if each.before == variant.before]
+        if not same and (spare := self._spare(held, variant)) is not None:
+            same = [spare]
         pinned = sum(each.num_bytes for _, each in self._order.values() if each.pins)
         pinned += sum(each.num_bytes for each in same if not each.pins)
-        if pinned + variant.num_bytes > self.capacity_bytes or any(each.pins for each in same):
+        is_full = pinned + variant.num_bytes > self.capacity_bytes
+        if is_full or variant in same or any(each.pins for each in same):
             self._refused += 1
             return False
         for each in same:
@@ -83,6 +90,12 @@ class PassageStore:
         self.num_bytes += variant.num_bytes
         self._put += 1
         return True
+
+    def lacks(self, scope: Scope, variant: Variant) -> bool:
+        """Whether a variant of a scope, whose K and V need not be there yet, adds to those of its passage."""
+        held = self.variants(scope, variant.ids, variant.head)
+        is_there = any(each.before == variant.before for each in held)
+        return not is_there and self._spare(held, variant) is not variant
 
     def variants(self, scope: Scope, ids: bytes, head: bytes) -> Sequence[Variant]:
         """Return the variants of a passage captured behind this head: those of its scope, and shared ones."""
@@ -159,6 +172,16 @@ class PassageStore:
                 f"a store of {len(self._order)} variants lists {len(listed)}; they have {total} bytes, "
                 f"{self.num_bytes} are counted, the limit is {self.capacity_bytes}"
             )
+
+    def _spare(self, held: Sequence[Variant], variant: Variant) -> Variant | None:
+        """Return which of the contextual variants of a passage goes for a new one, or that one; None: none has to."""
+        if variant.kind != "contextual":
+            return None
+        alike = [each for each in held if each.kind == "contextual" and each.head == variant.head]
+        if len(alike) < self._most:
+            return None
+        at = goes_for(variant.predecessors, [each.predecessors for each in alike])
+        return variant if at is None else alike[at]
 
     def _make_room(self, num_bytes: int) -> None:
         for _, variant in list(self._order.values()):

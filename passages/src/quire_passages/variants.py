@@ -5,6 +5,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Literal, Protocol
 
+from quire.engines.segments import Segments
 from quire_passages.masses import Masses
 
 Kind = Literal["isolated", "contextual"]
@@ -67,3 +68,13 @@ class Variant:
         """A short name for reports, from its ids and those before it: it tells of no other capture."""
         digest = blake2b(self.before, digest_size=4, key=blake2b(self.ids).digest())
         return f"{self.kind} {digest.hexdigest()}"
+
+
+def in_prompt(
+    segments: Segments, index: int, kv: HeldKV | None = None, masses: Masses | None = None
+) -> Variant:
+    """Return a variant of a passage as it stands in a prompt: the first one is behind the head alone, so isolated."""
+    texts = segments.passage_texts
+    before = segments.text[: 4 * segments.spans[index][0]]
+    kind = "contextual" if index else "isolated"
+    return Variant(texts[index], before, kind, kv, texts[:index], masses)

@@ -136,7 +136,9 @@ def _pool(
 
 def _question(rng: np.random.Generator, chosen: Sequence[_Passage]) -> str:
     """Return a question about passages in an order: across two of them, or about their order."""
-    one, two = (int(at) for at in rng.permutation(len(chosen))[:2])
+    one = int(rng.integers(1, len(chosen)))
+    two = int(rng.integers(len(chosen) - 1))
+    two += two >= one
     first, second = chosen[one], chosen[two]
     kinds = [
         f"Who keeps the passage right after the one that begins with '{chosen[one - 1].topic}'?",

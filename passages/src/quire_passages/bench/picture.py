@@ -8,6 +8,7 @@ from itertools import groupby
 
 from quire.bench.drawing import drawing, text
 from quire.bench.timing import Row
+from quire_passages.bench.frontier_picture import frontier_picture
 from quire_passages.bench.methods import FULL, family
 
 COLOURS = {
@@ -34,8 +35,10 @@ SHARES = (0.0, 0.2, 0.4, 0.6)
 def picture(rows: Sequence[Row]) -> str:
     """Return rows of `rows.rows` as SVG: a plot for each judged workload, a line for each method.
 
-    Methods of one family, which differ in the budget, share a line.
+    Methods of one family, which differ in the budget, share a line. Rows with bounds are drawn by `frontier_picture`.
     """
+    if rows and "agree_low" in rows[0]:
+        return frontier_picture(rows)
     judged = [row for row in rows if "agree_rate" in row]
     plots = [list(each) for _, each in groupby(judged, key=lambda row: row["workload"])]
     parts: list[str] = []
@@ -67,9 +70,9 @@ def cell(key: str, value: float | str | None) -> str:
     """Return a figure of a row as text."""
     if value is None or isinstance(value, str):
         return value or ""
-    if key.endswith("rate"):
+    if key.endswith("rate") or key.startswith("agree"):
         return f"{value:.1%}"
-    return f"{value:.4f}" if key == "kl" else f"{value:.2f}"
+    return f"{value:.4f}" if key.startswith("kl") else f"{value:.2f}"
 
 
 def _plot(rows: Sequence[Row]) -> list[str]:

@@ -58,6 +58,21 @@ def prose(text: str, seen: set[str]) -> list[str]:
     return found
 
 
+def manual(source: str) -> str:
+    """Return the prose of a man page in the markup of `man(7)`: paragraphs that read as English."""
+    lines: list[str] = []
+    for line in source.splitlines():
+        macro = re.match(r"[.'](\S*)\s*(.*)", line)
+        if macro is None:
+            lines.append(line)
+        elif macro[1] in ("B", "I", "BR", "BI", "IR", "IB", "RB", "RI"):
+            lines.append(macro[2].replace('"', ""))
+        else:
+            lines.append("")
+    plain = re.sub(r"\\f(\[\w*\]|\(..|.)|\\[&/,|^]", "", "\n".join(lines)).replace("\\-", "-")
+    return "\n\n".join(prose(plain, set()))
+
+
 def comments(source: str) -> str:
     """Return the runs of whole-line comments of a source file, a blank line between runs."""
     lines: list[str] = []

@@ -1,6 +1,5 @@
 """`quire passages`: passages whose KV is reused wherever they stand."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -10,10 +9,10 @@ from rich.table import Column
 from rich.text import Text
 
 from quire.cli import models
-from quire.cli.files import read_text
 from quire.cli.options import AsJson, Dtype, PassagesTarget
 from quire.cli.output import print_json, progress, stdout
 from quire.cli.tables import facts_table, plain_table
+from quire_passages.cli.options import PassageTokens, Prompts, Texts
 
 if TYPE_CHECKING:
     from quire_passages.bench.checking import PassageCheck
@@ -36,14 +35,9 @@ def passages() -> None:
 def check(
     model: Annotated[str, typer.Argument(help="A local folder, a hub id, or quire-tiny.")],
     *,
-    texts: Annotated[
-        list[Path] | None,
-        typer.Option(help="Text files that passages are cut from.", show_default="Python's manual"),
-    ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of four to eight passages.")] = 64,
-    passage_tokens: Annotated[
-        int, typer.Option(min=32, help="Tokens of the longest passage; the shortest has half.")
-    ] = 200,
+    texts: Texts = None,
+    prompts: Prompts = 64,
+    passage_tokens: PassageTokens = 200,
     passages_target: PassagesTarget = 0.98,
     dtype: Dtype = "float32",
     as_json: AsJson = False,
@@ -59,7 +53,9 @@ def check(
       quire passages check ./my-model --texts faq.txt --texts manual.txt
       quire passages check quire-tiny --prompts 40 --passage-tokens 64
     """
-    read = None if texts is None else [read_text(path) for path in texts]
+    from quire_passages.bench.texts import read_texts
+
+    read = read_texts(texts)
     with progress("loading the model") as say:
         loaded, tokenizer = models.load(model, dtype)
         from quire_passages.bench.asked_text import TextSizes, text_prompts

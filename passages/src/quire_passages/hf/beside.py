@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from quire.engines.models.working_cache import WorkingCache
+from quire.engines.packed.model import eos_ids
 from quire.engines.segments import Segments, Tokens
 from quire_passages import PassagePlace, PassagePlan
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.runs import Runs
-from quire_passages.selectors import Selector
+from quire_passages.planning import is_behind
+from quire_passages.selectors import Rows, Selector
 from quire_passages.variants import Variant
 from quire_passages.verdict import PolicyOutcome
 
@@ -23,7 +24,8 @@ _ROWS_AT_ONCE = 16
 class FullAnswer:
     """A prompt in a full forward, and an answer that is read behind it.
 
-    answer  ids that are read; where none are given, the model's own, `num_tokens` of them
+    answer   ids that are read; where none are given, the model's own, `num_tokens` of them
+    seconds  CPU seconds of the prompt but its last token
 
     Of windowed layers the working cache keeps all columns, so that an answer can be read again.
     """
@@ -45,10 +47,15 @@ class FullAnswer:
         if self._start:
             runs.feed(self.past, segments.tokens[: self._start])
         self.seconds = time.process_time() - started
-        self.answer = _until(list(answer) or self._said(num_tokens), _ends(runs.model))
+        self.answer = _until(list(answer) or self._said(num_tokens), eos_ids(runs.model))
 
-    def beside(self, selector: Selector, variants: Sequence[Variant | None]) -> PolicyOutcome:
-        """Return the outcome of a policy: passages placed from variants, one for each; None: computed."""
+    def beside(
+        self, selector: Selector, variants: Sequence[Variant | None], exact: Rows | None = None
+    ) -> PolicyOutcome:
+        """Return the outcome of a policy: passages placed from variants, one for each; None: computed.
+
+        exact  rows of passages that get K and V of the full forward before the question is computed, which no policy could
+        """
         runs, segments = self._runs, self.segments
         plan = planned(segments, selector, variants)
         started = time.process_time()
@@ -57,11 +64,39 @@ class FullAnswer:
             runs.feed(past, segments.tokens[: plan.exact_until])
         self._blending.fill(past, plan, self._start)
         seconds = time.process_time() - started
+        if exact is not None:
+            self._copy(past, exact)
+            asked = segments.question.size - 1
+            if asked:  # it was computed over what stood there
+                past.crop(-asked)
+                runs.feed(
+                    past, segments.tokens[self._start - asked : self._start], self._start - asked
+                )
         agreed, kl = self._compared(past)
         depth = self._blending.limits(selector).depth
         placed = sum(each.stop - each.start for each in plan.placed)
         work = segments.num_tokens - placed + selector.work(plan.moved, depth)
         return PolicyOutcome(len(self.answer), agreed, kl, work / segments.num_tokens, seconds)
+
+    def seconds_behind(self, cached: int) -> float:
+        """Return the CPU seconds to the first token where so many exact columns are there."""
+        self.past.crop(cached - self._start)
+        started = time.process_time()
+        self._runs.feed(self.past, self.segments.tokens[cached:], cached)
+        seconds = time.process_time() - started
+        self.past.crop(-1)
+        return seconds
+
+    def _copy(self, past: WorkingCache, rows: Rows) -> None:
+        """Copy K and V of some rows from the full forward."""
+        columns = torch.as_tensor(rows[rows < self._start])
+        for index, layer in past.kv_layers.items():
+            pairs = zip(
+                *(each.row(0, 0, self._start) for each in (layer, self.past.kv_layers[index])),
+                strict=True,
+            )
+            for out, exact in pairs:
+                out[:, columns] = exact[:, columns]
 
     def _compared(self, past: WorkingCache) -> tuple[int, float]:
         """Return the tokens of the answer that agree, and the nats of all of them."""
@@ -91,13 +126,7 @@ class FullAnswer:
         return said[1:]
 
 
-def _ends(model: Any) -> set[int]:
-    """Return the ids that end an answer of a model."""
-    given: Any = getattr(model.generation_config, "eos_token_id", None)
-    return {*np.atleast_1d(given).tolist()}
-
-
-def _until(answer: list[int], ends: set[int]) -> list[int]:
+def _until(answer: list[int], ends: Sequence[int]) -> list[int]:
     """Return an answer up to the id that ends it."""
     last = next((at for at, token in enumerate(answer) if token in ends), len(answer))
     return answer[: last + 1]
@@ -108,16 +137,8 @@ def planned(
 ) -> PassagePlan:
     """Return a plan that places variants; those that were captured behind this very text are exact."""
     places = tuple(
-        PassagePlace(
-            start,
-            stop,
-            each,
-            is_exact=each is not None
-            and not each.rounded
-            and each.start == start
-            and segments.text.startswith(each.before),
-        )
-        for (start, stop), each in zip(segments.spans, variants, strict=True)
+        PassagePlace(*span, each, is_exact=each is not None and is_behind(each, segments, at))
+        for at, (span, each) in enumerate(zip(segments.spans, variants, strict=True))
     )
     return PassagePlan(segments, selector, 0, segments.head.size, places)
 

@@ -50,6 +50,9 @@ class PassageModel:
         held = [passage_model.capture(ids, before=segments.head) for ids in segments.passages]
         blended, whole = passage_model.blend(segments, held, Epic(16)), passage_model.full(segments)
 
+    runs       plain forwards of the model
+    relocation  the gate's result
+    blending   working caches filled by plans
     positions  positions that the gate has to vouch for; None: as far as the model's config goes
 
     Raises `NotRelocatable` for a model whose keys cannot be moved.
@@ -63,9 +66,9 @@ class PassageModel:
     ) -> None:
         model = checked_model(model, "PassageModel")
         kinds = layer_kinds(model.config)
-        self._runs = Runs(model, kinds)
+        self.runs = Runs(model, kinds)
         self.relocation: Relocation = relocation_of(model, kinds, positions)
-        self._blending = Blending(model, kinds, self.relocation)
+        self.blending = Blending(model, kinds, self.relocation)
 
     def capture(self, ids: Given, before: Given = ()) -> Variant:
         """Return K and V of a passage computed behind a head, whose own are dropped."""
@@ -75,18 +78,18 @@ class PassageModel:
     def capture_alone(self, passages: Sequence[Given], head: Given = ()) -> list[Variant]:
         """Return isolated variants of passages, each computed behind the head alone."""
         read = Segments.of([head, *passages, [0]])
-        return self._runs.isolated(read.head, read.passages)
+        return self.runs.isolated(read.head, read.passages)
 
     def capture_all(self, segments: Segments, *, count: Counting | None = None) -> list[Variant]:
         """Return variants of all passages of a prompt as they are there.
 
         count  measure their attention too, counted so; `CacheCraft` goes by `weighing.largest_early`
         """
-        past = self._runs.past(segments.num_tokens)
-        self._runs.feed(past, segments.tokens)
+        past = self.runs.past(segments.num_tokens)
+        self.runs.feed(past, segments.tokens)
         found = None
         if count is not None and segments.passages:
-            found = masses_of(self._blending.rows, past, segments.tokens, segments.spans, count)
+            found = masses_of(self.blending.rows, past, segments.tokens, segments.spans, count)
         return contextual(past, segments, range(len(segments.passages)), found)
 
     def blend(
@@ -106,7 +109,7 @@ class PassageModel:
         """
         if len(variants) != len(segments.passages):
             raise TokensError(f"{len(variants)} variants for {len(segments.passages)} passages")
-        self._blending.must_drop(selector)
+        self.blending.must_drop(selector)
         placements: list[PassagePlace] = []
         for (start, stop), ids, variant in zip(
             segments.spans, segments.passages, variants, strict=True
@@ -125,24 +128,28 @@ class PassageModel:
         plan = PassagePlan(segments, selector, 0, segments.head.size, tuple(placements))
         if not plan.placed:
             return self.full(segments)
-        past = self._runs.past(segments.num_tokens)
+        past = self.runs.past(segments.num_tokens)
         if segments.head.size:
-            self._runs.feed(past, segments.head)
-        rows, logits = self._blending.fill(past, plan, segments.num_tokens, rotate=reposition)
+            self.runs.feed(past, segments.head)
+        rows, logits = self.blending.fill(past, plan, segments.num_tokens, rotate=reposition)
         assert logits is not None
         moved = sum(each.num_tokens for each in plan.moved)
         return Blended(logits.float().cpu(), rows, moved, past)
+
+    def answer(self, segments: Segments, *, num_tokens: int = 32) -> FullAnswer:
+        """Return a prompt in a full forward, and the model's own answer to it."""
+        return FullAnswer(self.runs, self.blending, segments, num_tokens=num_tokens)
 
     def compare(
         self, segments: Segments, policies: Sequence[Selector], *, num_tokens: int = 32
     ) -> dict[str, PolicyOutcome]:
         """Return by name what policies do to the model's own answer to a prompt."""
-        full = FullAnswer(self._runs, self._blending, segments, num_tokens=num_tokens)
-        held = self._runs.isolated(segments.head, segments.passages)
+        full = self.answer(segments, num_tokens=num_tokens)
+        held = self.runs.isolated(segments.head, segments.passages)
         return {each.name: full.beside(each, held) for each in policies}
 
     def full(self, segments: Segments) -> Blended:
         """Return the result of a prompt in one plain forward."""
-        past = self._runs.past(segments.num_tokens)
-        logits = self._runs.feed(past, segments.tokens)
+        past = self.runs.past(segments.num_tokens)
+        logits = self.runs.feed(past, segments.tokens)
         return Blended(logits.float().cpu(), NoRows().rows([]), 0, past)

@@ -13,6 +13,7 @@ from quire.engines.models.working_cache import WorkingCache
 from quire.tensors.kinds import LayerKind
 from quire_passages import Masses, Segments, Variant
 from quire_passages.hf.capture import PassageKV, captured, grow, place
+from quire_passages.variants import in_prompt
 
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -97,19 +98,13 @@ def contextual(
 ) -> list[Variant]:
     """Return variants of some passages of a prompt whose exact K and V a working cache holds.
 
-    The first passage stands behind the head alone, and so is isolated. A passage is left out where a
-    windowed layer lacks some of it.
+    A passage is left out where a windowed layer lacks some of it.
     """
     found: list[Variant] = []
-    texts = segments.passage_texts
     for index in which:
-        start, stop = segments.spans[index]
-        kv = captured(past, start, stop)
+        kv = captured(past, *segments.spans[index])
         if kv is not None:
-            before = segments.text[: 4 * start]
-            kind = "contextual" if index else "isolated"
-            weighed = None if masses is None else masses[index]
-            found.append(Variant(texts[index], before, kind, kv, texts[:index], weighed))
+            found.append(in_prompt(segments, index, kv, None if masses is None else masses[index]))
     return found
 
 

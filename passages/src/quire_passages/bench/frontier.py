@@ -1,0 +1,325 @@
+"""Policies on prompts of public text for a model with weights of its own: agreement against time.
+
+Prompts draw from one pool of passages, in changing orders. The first of them (`HISTORY`) are traffic that was answered
+exactly: contextual captures are copied from it. They are no part of the figures, and the store does not change behind
+them, so prompts are independent of each other: the bounds are those of prompts drawn anew (bootstrap).
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+
+from quire.bench.timing import Row, check_names
+from quire.core import Scope
+from quire.engines.models.identity import sampled_values
+from quire.engines.segments import Segments
+from quire.errors import ConfigError
+from quire_passages import (
+    CacheCraft,
+    Epic,
+    KVDeviation,
+    NoRows,
+    PassageStore,
+    Selector,
+    Variant,
+)
+from quire_passages.bench.by_attention import (
+    AskedRows,
+    Oracle,
+    ScoredRows,
+    oracle_scores,
+    question_scores,
+)
+from quire_passages.bench.methods import FULL, Method
+from quire_passages.bounds import bootstrap
+from quire_passages.hf import PassageModel
+from quire_passages.hf.beside import FullAnswer
+from quire_passages.hf.weighing import largest_early
+from quire_passages.verdict import PolicyOutcome
+
+HISTORY = 20
+"""Prompts before those that count."""
+
+PREFIX = "prefix"
+"""The name of the row with the whole prompt but its question cached: the least time that any reuse can take."""
+
+Measured = Method | AskedRows | Oracle
+"""What a row is of."""
+
+Outcomes = dict[str, PolicyOutcome]
+Told = Callable[[int, list[Row]], object]
+"""Is shown how many prompts were measured, and the rows so far."""
+
+_FORM = "quire passages 1"
+_SCOPE = Scope(model="measured")
+
+
+def policies(num_layers: int) -> dict[str, Measured]:
+    """Return what is measured on a model of so many layers, by the names of rows."""
+    quarter, deep = max(num_layers // 4, 1), max(3 * num_layers // 4, 1)
+    checks = dict.fromkeys((1, quarter, deep))
+    found: dict[str, Measured] = {"moved": Method(NoRows()), "epic_16": Method(Epic(16))}
+    for at in checks:
+        found[f"kv_deviation_15%_at_{at}"] = Method(KVDeviation(0.15, at))
+    found |= {
+        "earlier": Method(NoRows(), "earlier"),
+        "earlier_epic_16": Method(Epic(16), "earlier"),
+        f"earlier_kv_deviation_15%_at_{quarter}": Method(KVDeviation(0.15, quarter), "earlier"),
+        "earlier_cache_craft_0.5": Method(CacheCraft(0.5), "earlier"),
+    }
+    found |= {f"question_{share:.0%}": AskedRows(share) for share in (0.15, 0.4)}
+    found["earlier_question_15%"] = AskedRows(0.15, "earlier")
+    for score in ("attention", "error"):
+        found |= {f"oracle_{score}_{share:.0%}": Oracle(score, share) for share in (0.15, 0.4)}
+    return found | {
+        f"exact_error_{share:.0%}": Oracle("error", share, is_exact=True) for share in (0.15, 0.4)
+    }
+
+
+def is_policy(name: str) -> bool:
+    """Whether a row is of a policy that could serve: no oracle, and no end of the scale."""
+    return name not in (FULL, PREFIX) and not name.startswith(("oracle_", "exact_"))
+
+
+class PolicyBench:
+    """Policies on prompts of one model, each prompt beside its full forward.
+
+    prompts  without end, always the same ones
+    names    rows that are measured; None: all. Raises `ValueError` for one that does not exist
+    history  prompts, the first ones, that become traffic
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Iterator[Segments],
+        names: Sequence[str] | None = None,
+        *,
+        history: int = HISTORY,
+    ) -> None:
+        self._history = history
+        self._model = PassageModel(model)
+        every = policies(self._model.relocation.num_layers)
+        check_names(names or (), (FULL, PREFIX, *every))
+        self.policies = {name: each for name, each in every.items() if not names or name in names}
+        self._prompts = prompts
+        self._store = PassageStore("1TiB")  # of a pool, four variants each
+        self._alone: dict[bytes, Variant] = {}
+
+    @property
+    def num_history(self) -> int:
+        """Prompts that have to be computed before the first one that counts."""
+        is_asked = any(name.startswith("earlier") for name in self.policies)
+        return self._history if is_asked else 0
+
+    def pass_history(self) -> Iterator[int]:
+        """Compute the traffic before the prompts that count; yield its number behind each."""
+        weighs = "earlier_cache_craft_0.5" in self.policies
+        for number, segments in enumerate(islice(self._prompts, self._history)):
+            if self.num_history:
+                count = largest_early if weighs else None
+                for each in self._model.capture_all(segments, count=count):
+                    self._store.put(_SCOPE, each)
+                yield number + 1
+
+    def outcomes(self, known: int = 0) -> Iterator[Outcomes]:
+        """Yield the outcomes of each prompt behind the first `known` ones, with those of `full` and `prefix`."""
+        for segments in islice(self._prompts, known, None):
+            full = self._model.answer(segments)
+            num_tokens = segments.num_tokens
+            last_s = full.seconds_behind(num_tokens - 1)
+            of_prefix = full.seconds_behind(num_tokens - segments.question.size)
+            found = {
+                FULL: _exactly(full, 1.0, full.seconds + last_s),
+                PREFIX: _exactly(full, segments.question.size / num_tokens, of_prefix),
+            }
+            alone, scores = self._held_alone(segments), None
+            for name, each in self.policies.items():
+                if isinstance(each, Oracle):
+                    scores = scores or oracle_scores(self._model, full, alone)
+                    rows = ScoredRows(scores[each.score], each.share)
+                    outcome = _by_oracle(full, each, rows, alone)
+                else:
+                    outcome = self._by_policy(full, each, alone)
+                found[name] = replace(outcome, seconds=outcome.seconds + last_s)
+            yield found
+
+    def _by_policy(
+        self, full: FullAnswer, policy: Method | AskedRows, alone: Sequence[Variant]
+    ) -> PolicyOutcome:
+        selector = policy.selector if isinstance(policy, Method) else NoRows()
+        held: Sequence[Variant | None] = alone
+        if policy.captured != "alone":
+            held = self._held_earlier(full.segments, selector, alone)
+        if isinstance(policy, Method):
+            return full.beside(selector, held)
+        scores, seconds = question_scores(self._model, full.segments, held)
+        outcome = full.beside(ScoredRows(scores, policy.share), held)
+        return replace(outcome, seconds=outcome.seconds + seconds)
+
+    def _held_alone(self, segments: Segments) -> list[Variant]:
+        """Return an isolated capture of each passage of a prompt."""
+        texts = dict(zip(segments.passage_texts, segments.passages, strict=True))
+        new = [ids for text, ids in texts.items() if text not in self._alone]
+        for each in self._model.capture_alone(new, segments.head) if new else ():
+            self._alone[each.ids] = each
+        return [self._alone[text] for text in segments.passage_texts]
+
+    def _held_earlier(
+        self, segments: Segments, selector: Selector, alone: Sequence[Variant]
+    ) -> list[Variant | None]:
+        """Return what traffic has left of each passage, isolated captures of those that it lacks.
+
+        The first passage is exact, as in a cache: placed if it stood first before, computed else.
+        """
+        find, texts = self._store.finder(_SCOPE, segments.head.tobytes()), segments.passage_texts
+        held: list[Variant | None] = []
+        for at, (text, own) in enumerate(zip(texts, alone, strict=True)):
+            there = find(text)
+            if not at:
+                held.append(next((each for each in there if each.kind == "isolated"), None))
+            else:
+                held.append(selector.preferred(there, texts[:at]) if there else own)
+        return held
+
+
+def summary(found: Sequence[Outcomes], *, seed: int = 0) -> list[Row]:
+    """Return a row for each policy of the outcomes of prompts, with bounds of 95 % by bootstrap over prompts.
+
+    agree_rate      next tokens of the answer that are those of the full forward, with `agree_low` and `agree_high`
+    kl              nats per token from the full forward, with `kl_low` and `kl_high`
+    work_rate       computing up to the prompt's last token, over that of a full forward
+    cpu_s           mean CPU seconds to the first token, without captures; `ratio_to_full` is beside the full forward
+    """
+    if not found:
+        return []
+    full = float(np.sum([each[FULL].seconds for each in found]))
+    rows: list[Row] = []
+    for name in found[0]:
+        own = [each[name] for each in found]
+        tokens = np.array([each.tokens for each in own], np.float64)
+        agree = bootstrap(tokens, np.array([each.agreed for each in own], np.float64), seed=seed)
+        kl = bootstrap(tokens, np.array([each.kl for each in own], np.float64), seed=seed)
+        seconds = float(np.sum([each.seconds for each in own]))
+        rows.append(
+            {
+                "name": name,
+                "prompts": len(own),
+                "tokens": int(tokens.sum()),
+                **dict(zip(("agree_rate", "agree_low", "agree_high"), agree, strict=True)),
+                **dict(zip(("kl", "kl_low", "kl_high"), kl, strict=True)),
+                "work_rate": float(np.mean([each.work for each in own])),
+                "cpu_s": seconds / len(own),
+                "ratio_to_full": seconds / full,
+            }
+        )
+    return rows
+
+
+def best_within(rows: Sequence[Row], ratio: float = 0.5) -> Row | None:
+    """Return the policy that agrees most in at most so much of the full forward's time; None: none is so fast."""
+    fast = [
+        row for row in rows if is_policy(str(row["name"])) and float(row["ratio_to_full"]) <= ratio
+    ]
+    return max(fast, key=lambda row: float(row["agree_rate"]), default=None)
+
+
+class OutcomeFile:
+    """A file of outcomes, a prompt a line behind a line of facts, so that a measurement goes on where it ended.
+
+    Raises `ConfigError` for a file of another measurement, and for what is none.
+    """
+
+    def __init__(self, path: Path | None, facts: Mapping[str, object]) -> None:
+        self._path = path
+        self.outcomes: list[Outcomes] = []
+        line = json.dumps({"form": _FORM, **facts})
+        if path is None:
+            return
+        if not path.exists() or not path.stat().st_size:
+            path.write_text(line + "\n", "utf-8")
+            return
+        with path.open("rb+") as held:  # a line without its end was cut off
+            held.truncate(held.read().rfind(b"\n") + 1)
+        first, *rest = path.read_text("utf-8").splitlines() or [""]
+        if first != line:
+            raise ConfigError(
+                f"{str(path)!r} has another measurement: {_difference(first, facts)}; name another file, or measure the "
+                "same again"
+            )
+        for number, each in enumerate(rest, 2):
+            try:
+                self.outcomes.append(msgspec.json.decode(each, type=Outcomes))
+            except msgspec.DecodeError as error:
+                raise ConfigError(
+                    f"{str(path)!r}, line {number}: {error}; remove that line"
+                ) from None
+
+    def add(self, outcomes: Outcomes) -> None:
+        """Take the outcomes of the next prompt, and append them."""
+        self.outcomes.append(outcomes)
+        if self._path is not None:
+            with self._path.open("ab") as out:
+                out.write(msgspec.json.encode(outcomes) + b"\n")
+
+
+def facts_of(model: Any, texts: Sequence[str] | None, **settings: object) -> dict[str, object]:
+    """Return what outcomes depend on: weights and config by a digest, texts, versions, and settings.
+
+    texts  None: what this Python carries
+    """
+    digest = sha256(model.config.to_json_string().encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(sampled_values(tensor))
+    said = f"Python {platform.python_version()}"
+    if texts is not None:
+        said = sha256("\0".join(texts).encode()).hexdigest()[:16]
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"model": digest.hexdigest()[:16], "texts": said, **versions, **settings}
+
+
+def _by_oracle(
+    full: FullAnswer, oracle: Oracle, picks: ScoredRows, held: Sequence[Variant]
+) -> PolicyOutcome:
+    if not oracle.is_exact:
+        return full.beside(picks, held)
+    moved = (
+        span for span, each in zip(full.segments.spans, held, strict=True) if each.start != span[0]
+    )
+    return full.beside(picks, held, picks.among([*moved]))
+
+
+def _exactly(full: FullAnswer, work: float, seconds: float) -> PolicyOutcome:
+    """Return the outcome of a computation without approximate parts."""
+    return PolicyOutcome(len(full.answer), len(full.answer), 0.0, work, seconds)
+
+
+def _difference(line: str, facts: Mapping[str, object]) -> str:
+    try:
+        known = json.loads(line)
+    except ValueError:
+        return "its first line is no line of facts"
+    if not isinstance(known, dict) or known.get("form") != _FORM:
+        return f"its first line does not say {_FORM!r}"
+    pairs = (
+        (name, known.get(name), json.loads(json.dumps(facts.get(name))))
+        for name in {**facts, **known}
+    )
+    return ", ".join(
+        f"{name} is {there!r} there, {here!r} here"
+        for name, there, here in pairs
+        if name != "form" and there != here
+    )
