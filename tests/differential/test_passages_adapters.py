@@ -36,7 +36,9 @@ class Adapted:
             "16MiB",
             block_size=4,
             debug=True,
-            passages=Passages(capacity, target=None, worth=10.0, min_tokens=2, gates=GATES),
+            passages=Passages(
+                capacity, target=None, capture="isolated", worth=10.0, min_tokens=2, gates=GATES
+            ),
         )
 
     @staticmethod

@@ -16,7 +16,7 @@ from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, Passa
 from turns import by_turns, drawn
 
 SIZES = (16, 48, 40, 64, 56, 9)
-FREE = {"target": None, "worth": 10.0, "min_tokens": 2, "gates": GATES}
+FREE = {"target": None, "worth": 10.0, "min_tokens": 2, "gates": GATES, "capture": "isolated"}
 """Passages are reused unmeasured, whatever they cost: the prompts are short."""
 
 

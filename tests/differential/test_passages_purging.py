@@ -73,7 +73,9 @@ def passages_of(room, folder, key="open"):
         (folder / "key").write_text(KEYS[key])
         (folder / "key").chmod(0o600)
         given["warm_key"] = folder / "key"
-    return Passages("64MiB", NoRows(), None, worth=10.0, min_tokens=2, gates=GATES, **given)
+    return Passages(
+        "64MiB", NoRows(), None, capture="isolated", worth=10.0, min_tokens=2, gates=GATES, **given
+    )
 
 
 def turned(segments):

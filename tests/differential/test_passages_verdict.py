@@ -1,5 +1,7 @@
 """Passages are served once their answers were measured: in a cache, in an engine, for each tenant by itself."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from quire_passages.hf.beside import FullAnswer
 from quire_passages.verdict import LEAST_PROMPTS
 
 SIZES = (9, 20, 17, 24, 6)
-MEASURED = {"worth": 10.0, "min_tokens": 2, "gates": GATES}
+MEASURED = {"worth": 10.0, "min_tokens": 2, "gates": GATES, "capture": "isolated"}
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
 
@@ -147,6 +149,32 @@ def test_a_purge_takes_a_comparison_that_is_under_way(model):
     while engine.has_unfinished():
         engine.step()
     assert own.passages.verdict_counts["prompts"] == 1
+
+
+@pytest.mark.ci
+def test_an_operators_prompts_are_compared_first_and_serve_tenants_at_once(model, tmp_path):
+    given = {**MEASURED, "prompts": tuple(prompts(LEAST_PROMPTS + 8)), "verdicts": tmp_path}
+    segments, other = prompts(2, seed=9)
+    for num_known in (0, LEAST_PROMPTS):  # the second engine goes on with what the first has found
+        engine = Engine(model, num_blocks=400, passages=Passages("64MiB", AllRows(), **given))
+        own = engine._companions[-1].passages
+        engine._companions[-1].passages.advance = mock.Mock(side_effect=own.advance)
+        while engine.has_unfinished():
+            engine.step()
+        assert own.verdict_counts["prompts"] == LEAST_PROMPTS
+        assert own.advance.called is not bool(num_known)
+        del own.advance
+        for each in (segments, other):
+            answer, report = asked(engine, each, scope=Scope(tenant="one"))
+            assert answer == plain(model, each)
+            assert report.estimate.prompts == LEAST_PROMPTS
+        assert report.exactness == "approximate"
+
+
+def test_a_cache_is_given_prompts_by_judge(model):
+    passages = Passages("1MiB", prompts=tuple(prompts(1)))
+    with pytest.raises(ConfigError, match="judge"):
+        PrefixCache(model, "1MiB", passages=passages)
 
 
 @pytest.mark.ci

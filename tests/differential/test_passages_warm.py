@@ -11,7 +11,7 @@ from quire.core import Scope
 from quire.engines.hf import PrefixCache
 from quire.errors import NotRelocatable
 from quire_passages import AllRows, NoRows, Passages, Segments
-from quire_passages.hf import holder as holder_module
+from quire_passages.hf import remembered as remembered_module
 
 SIZES = (16, 24, 40, 32, 9)
 
@@ -165,7 +165,7 @@ def test_the_gate_is_tried_once_for_all_processes(name, tmp_path, monkeypatch):
         return PrefixCache(model, "16MiB", passages=passages).passages.relocation()
 
     first = found()
-    monkeypatch.setattr(holder_module, "relocation_of", None)
+    monkeypatch.setattr(remembered_module, "relocation_of", None)
     again = found()
     assert again.positions == first.positions
     for one, two in zip(first.rotations, again.rotations, strict=True):
@@ -185,7 +185,7 @@ def test_a_refusal_is_remembered_with_its_reason(tmp_path, monkeypatch):
         return str(caught.value)
 
     first = refused()
-    monkeypatch.setattr(holder_module, "relocation_of", None)
+    monkeypatch.setattr(remembered_module, "relocation_of", None)
     assert refused() == first
 
 

@@ -35,7 +35,7 @@ from turns import drawn
 
 SIZES = (21, 48, 40, 64, 56, 9)
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
-FREE = {"target": None, "worth": 10.0, "min_tokens": 2, "gates": GATES}
+FREE = {"target": None, "worth": 10.0, "min_tokens": 2, "gates": GATES, "capture": "isolated"}
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def model():
     return made("Llama", {})
 
 
-def engine_of(model, selector, **given):
-    passages = Passages("64MiB", selector, **FREE)
+def engine_of(model, selector, capture="isolated", **given):
+    passages = Passages("64MiB", selector, **{**FREE, "capture": capture})
     return Engine(model, num_blocks=400, passages=passages, debug_nan=True, **given)
 
 
@@ -269,8 +269,6 @@ def test_bad_segments_are_refused(model):
     engine = engine_of(model, Epic(4))
     with pytest.raises(TokensError, match="passage 1 of 3 segments is empty"):
         engine.generate([{"segments": [[1], [], [2]]}])
-    with pytest.raises(ConfigError, match="contextual"):
-        Engine(model, num_blocks=40, passages=Passages("1MiB", capture="contextual"))
 
 
 @pytest.mark.parametrize("given", ["1GiB", 1, Passages], ids=repr)
@@ -304,9 +302,9 @@ class ChangingEngines:
     end. Of the engines, one computes a step as transformers does, where they change between two layers too.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, capture="isolated"):
         self.model, self.is_other, self.due = copy.deepcopy(model), False, []
-        self.engines = [engine_of(self.model, NoRows()) for _ in range(2)]
+        self.engines = [engine_of(self.model, NoRows(), capture) for _ in range(2)]
         self.engines[1]._forward.model.plain = False
         for engine in self.engines:
             passages, packed = engine._companions[-1], engine._forward.model
@@ -385,7 +383,8 @@ DUE = st.lists(st.integers(1, 5) | st.integers(6, 40), max_size=2, unique=True)
 @drawn(3, 30, data=st.data())
 def test_what_engines_of_a_model_that_changes_keep_is_what_its_weights_compute(data):
     pool = prompt(seed=3, sizes=(20, 24, 17, 32, 20, 5))
-    changing, texts = ChangingEngines(made("Llama", {})), [pool.tokens]
+    capture = data.draw(st.sampled_from(["isolated", "contextual"]))
+    changing, texts = ChangingEngines(made("Llama", {}), capture), [pool.tokens]
     for engine in changing.engines:
         asked(engine, pool)  # what is asked for from here on can be placed
     for _ in range(data.draw(st.integers(1, 4))):

@@ -109,7 +109,7 @@ def test_each_tenant_has_a_verdict_of_its_own():
     assert verdicts.counts() == {"served": 1, "declined": 0, "open": 1, "prompts": 40}
     assert [verdicts.is_due(two) for _ in range(3)] == [True] * 3
     assert sum(verdicts.is_due(one) for _ in range(100)) == 10
-    verdicts.purge(lambda scope: scope.tenant == "one")
+    verdicts.purge(Scope(tenant="one"), lambda scope: scope.tenant == "one")
     assert verdicts.counts()["served"] == 0
 
 

@@ -21,8 +21,8 @@ from quire.engines.segments import Tokens
 from quire.engines.thread_guard import ThreadGuard
 from quire.errors import ConfigError, NotRelocatable
 from quire.scheduling import Job, Scheduler, Step
-from quire.tensors import KV, KVLayout, gather_into, scatter
-from quire.tensors.kinds import KVShape, kv_shapes, layer_kinds, model_type
+from quire.tensors import KV, gather_into, scatter
+from quire.tensors.kinds import layer_kinds
 from quire.tiers.purging import Purged
 from quire_passages import (
     PassagePlan,
@@ -38,7 +38,9 @@ from quire_passages.hf.blending import Blending, moved_rows
 from quire_passages.hf.capture import PassageKV, captured, grow
 from quire_passages.hf.holder import PassageHolder
 from quire_passages.hf.runs import Runs
+from quire_passages.in_blocks import copied, refusal_of
 from quire_passages.selectors import Rows
+from quire_passages.variants import in_prompt
 from quire_passages.verdict import PolicyEstimate
 
 _NONE = np.empty(0, np.int64)
@@ -48,13 +50,18 @@ _MOST_PENDING = 64
 
 
 class PassagePrompt:
-    """The segments of one request, and the results for them."""
+    """The segments of one request, and the results for them.
+
+    num_lacking  passages that the store lacks, or that were copied for it
+    num_exact    tokens whose K and V are exact; None: all of them
+    """
 
     def __init__(self, segments: Segments) -> None:
         self.segments = segments
         self.plan: PassagePlan | None = None
         self.report: PassagesReport | None = None
         self.num_lacking = 0
+        self.num_exact: int | None = None
         self.estimate: PolicyEstimate | None = None
 
     def tell(self, plan: PassagePlan, rows: Rows) -> None:
@@ -66,10 +73,11 @@ class EnginePassages(EngineCompanion):
     """The passages of an engine; `bring_up` and `opened` are a scheduler's hooks.
 
     A prompt in segments is planned when it is admitted; if passages are reused, its K and V are computed and placed at
-    once, between two steps, and its sequence stores what is exact alone. Passages that the store lacks are computed
-    after the answer, one between two steps, by the model that answered, or not at all. While requests wait, captures
-    take at most the settings' share of the rows of requests. Raises `ConfigError` for settings that an engine cannot
-    keep.
+    once, between two steps, and its sequence stores what is exact alone.
+
+    Isolated captures: passages that the store lacks are computed after the answer, one between two steps, by the model
+    that answered, or not at all. While requests wait, they take at most the settings' share of the rows of requests.
+    Contextual ones are copied from a prompt's blocks before these are given back, as far as they are exact.
     """
 
     def __init__(
@@ -79,11 +87,6 @@ class EnginePassages(EngineCompanion):
         guard: ThreadGuard,
         settings: Passages,
     ) -> None:
-        if settings.capture == "contextual":
-            raise ConfigError(
-                "capture='contextual' copies K and V out of working caches, which an engine has not; give "
-                "'isolated' or 'none'"
-            )
         model = forward.model.model
         self._forward = forward
         self._manager = forward.manager
@@ -91,9 +94,10 @@ class EnginePassages(EngineCompanion):
         self._runs = Runs(model, layer_kinds(model.config))
         self._computed = bound.computed
         self._settings = settings
-        self._refusal = _refusal(forward)
+        self._refusal = refusal_of(forward)
         self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque(maxlen=_MOST_PENDING)
         self._to_compare: deque[tuple[Scope, Segments, list[int]]] = deque(maxlen=_MOST_PENDING)
+        self._given = deque(() if self._refusal else settings.prompts)
         self._audit: Audit | None = None
         self._earned = EarnedRows(settings.share)
         self._head: tuple[Inventory, bytes, PassageKV] | None = None
@@ -143,9 +147,28 @@ class EnginePassages(EngineCompanion):
         except Exception as error:  # noqa: BLE001 - a model may raise anything, and there may be no room
             reason = f"passages could not be placed: {error}"
             plan, rows = replace(plan, fallback=reason), _NONE
+        else:
+            prompt.num_exact = min(plan.exact_until, prompt.num_exact or plan.exact_until)
         for each in variants:
             self.passages.store.use(each)
         prompt.tell(plan, rows)
+
+    def keep(self, job: Job) -> None:
+        """Copy the passages of a prompt that add to those that are stored, as far as its blocks are exact."""
+        if (prompt := _prompt_of(job)) is None or self._settings.capturing != "contextual":
+            return
+        scope, seq, segments = cast("Scope", job.scope), job.open_seq, prompt.segments
+        blending = self._tried(scope)
+        if isinstance(blending, NotRelocatable):
+            return
+        exact = seq.computed if prompt.num_exact is None else min(seq.computed, prompt.num_exact)
+        new = [
+            in_prompt(segments, at, copied(self._forward, seq, *segments.spans[at]))
+            for at in self.passages.adding(segments, scope, exact, blending)
+        ]
+        prompt.num_lacking += self.passages.keep(scope, new)
+        if prompt.report is not None:
+            prompt.report = replace(prompt.report, captured=prompt.num_lacking)
 
     def segmented(self, request: EngineRequest, segments: Segments) -> None:
         """Take note of a new request whose prompt came in segments."""
@@ -174,7 +197,7 @@ class EnginePassages(EngineCompanion):
         if prompt is None or request.error:
             return
         blending = self._tried(scope)
-        if self._settings.capture == "isolated" and self.passages.captures(scope, blending):
+        if self._settings.capturing == "isolated" and self.passages.captures(scope, blending):
             self._pending.append((scope, prompt.segments, set()))
         first = request.answers[0]
         num_told = min(first.num_told, MOST_ANSWER)
@@ -191,14 +214,18 @@ class EnginePassages(EngineCompanion):
     @property
     def is_pending(self) -> bool:
         """Whether passages wait to be captured, or prompts to be compared."""
-        return bool(self._pending or self._to_compare or self._audit)
+        return bool(self._pending or self._to_compare or self._given or self._audit)
 
     def compare_next(self) -> float:
         """Do the next piece of comparing a prompt with the full forward; return its rows, 0 where none waits."""
         if self._audit is None:
-            if not self._to_compare:
+            if self._given:
+                with locked(self._model):
+                    self._audit = self.passages.next_given(self._given)
+            elif self._to_compare:
+                self._audit = self.passages.audit(*self._to_compare.popleft())
+            if self._audit is None:
                 return 0.0
-            self._audit = self.passages.audit(*self._to_compare.popleft())
         rows = self.passages.advance(self._audit)
         if self._audit.has_ended:
             self._audit = None
@@ -261,6 +288,7 @@ class EnginePassages(EngineCompanion):
     def close(self) -> None:
         """Drop what waits to be captured or compared, and close the warm tier."""
         self._drop_waiting()
+        self._given.clear()
         self.passages.close()
 
     def _drop_waiting(self) -> None:
@@ -270,7 +298,7 @@ class EnginePassages(EngineCompanion):
 
     def _num_lacking(self, scope: Scope, segments: Segments) -> int:
         blending = self._tried(scope)
-        if self._settings.capture != "isolated" or not self.passages.captures(scope, blending):
+        if self._settings.capturing != "isolated" or not self.passages.captures(scope, blending):
             return 0
         return len(self.passages.missing(segments, scope, cast("Blending", blending)))
 
@@ -354,21 +382,3 @@ def _end_of(plan: PassagePlan) -> int:
 def _rows(past: WorkingCache, start: int, stop: int) -> list[KV]:
     """Return K and V of some columns of all layers, as views."""
     return [past.kv_layers[index].row(0, start, stop) for index in sorted(past.kv_layers)]
-
-
-def _refusal(forward: Forward) -> NotRelocatable | None:
-    """Return why the blocks of an engine cannot take K and V as transformers caches them; None: they can."""
-    name, layout = model_type(forward.model.model.config), forward.model.layout
-    if not layout.is_full_attention or len(layout.groups) != 1:
-        return NotRelocatable(
-            f"{name} has layers with windows, whose blocks an engine gives back as it goes on: passages are placed "
-            "in blocks of full attention alone; PrefixCache places them"
-        )
-    memory = cast("KVLayout", layout.groups[0].memory)
-    blocks = KVShape(memory.kv_heads, memory.k_width, memory.v_width)
-    if any(shape != blocks for shape in kv_shapes(forward.model.model.config)):
-        return NotRelocatable(
-            f"{name} caches latents, and an engine's blocks hold the heads that come of them; PrefixCache places "
-            "its passages"
-        )
-    return None

@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -47,6 +48,26 @@ class PolicyOutcome:
     kl: float
     work: float
     seconds: float = 0.0
+
+
+Samples: TypeAlias = "Mapping[str, Sequence[PolicyOutcome]]"
+"""Outcomes by the name of a policy, the oldest first."""
+
+
+class KeptSamples(Protocol):
+    """Samples of verdicts that outlive the process."""
+
+    def recall(self, owner: Scope, name: str = "") -> tuple[int, Samples] | None:
+        """Return the prompts that were compared for an owner, and the samples; None: nothing that holds."""
+        ...
+
+    def keep(self, owner: Scope, verdict: "Verdict", name: str = "") -> None:
+        """Keep the samples of an owner."""
+        ...
+
+    def forget(self, owner: Scope) -> None:
+        """Remove all that is kept of an owner's tenant."""
+        ...
 
 
 class PolicyEstimate(msgspec.Struct, frozen=True):
@@ -108,6 +129,19 @@ class Verdict:
         self.num_prompts += 1
         if self.num_prompts % EACH_PROMPTS == 0:
             self._decide()
+
+    def go_on(self, num_prompts: int, samples: Samples) -> None:
+        """Take up the samples of an earlier process, as far as they are of these policies."""
+        for at, policy in enumerate(self.policies):
+            self._samples[at].extend(samples.get(policy.name, ()))
+        self.num_prompts += num_prompts
+        self._decide()
+
+    @property
+    def samples(self) -> Samples:
+        """The outcomes that count, by policy."""
+        pairs = zip(self.policies, self._samples, strict=True)
+        return {policy.name: list(each) for policy, each in pairs if each}
 
     @property
     def is_decided(self) -> bool:
@@ -190,17 +224,21 @@ def estimate(policy: str, samples: Sequence[PolicyOutcome]) -> PolicyEstimate:
 class Verdicts:
     """The verdict of each tenant, so that none is served by the texts of another.
 
-    A scope without a tenant is one by itself.
+    A scope without a tenant is one by itself. An operator's prompts make a verdict of their own, which rules for each
+    tenant whose own is still open.
 
     audit  one of so many prompts is compared once a verdict is decided
+    kept   samples of earlier processes; None: there are none
 
     Beyond 1,024 verdicts, those that were asked longest ago are forgotten.
     """
 
-    def __init__(self, target: float, audit: int) -> None:
+    def __init__(self, target: float, audit: int, kept: KeptSamples | None = None) -> None:
         self._target = target
         self._audit = audit
+        self._kept = kept
         self._verdicts: OrderedDict[Scope, Verdict] = OrderedDict()
+        self._given: dict[Scope, Verdict] = {}
         self._since: dict[Scope, int] = {}
         self._latest: deque[PolicyOutcome] = deque(maxlen=MOST_PROMPTS)
 
@@ -208,12 +246,27 @@ class Verdicts:
         """Return the verdict of a scope; `policies` of a new one."""
         scope = _owner(scope)
         if scope not in self._verdicts:
-            self._verdicts[scope] = Verdict(policies(), self._target)
+            self._verdicts[scope] = self._begun(scope, policies, "")
             if len(self._verdicts) > _MOST_SCOPES:
                 gone, _ = self._verdicts.popitem(last=False)
                 self._since.pop(gone, None)
         self._verdicts.move_to_end(scope)
         return self._verdicts[scope]
+
+    def of_operator(
+        self, scope: Scope, policies: Callable[[], Sequence[Selector]], name: str
+    ) -> Verdict:
+        """Return the verdict on an operator's prompts, which `name` stands for, for the model of a scope."""
+        model = _model_of(scope)
+        if model not in self._given:
+            self._given[model] = self._begun(model, policies, name)
+        return self._given[model]
+
+    def ruling(self, scope: Scope, policies: Callable[[], Sequence[Selector]]) -> Verdict:
+        """Return the verdict that a scope is served by: the operator's while its own is open, if that allows reuse."""
+        own, given = self.of(scope, policies), self._given.get(_model_of(scope))
+        is_open = not own.is_decided and given is not None and given.chosen is not None
+        return given if is_open and given is not None else own
 
     def is_due(self, scope: Scope) -> bool:
         """Whether the next prompt of a scope that has a verdict is to be compared; it counts as one prompt."""
@@ -227,15 +280,26 @@ class Verdicts:
         self._since[scope] = 0
         return True
 
-    def purge(self, is_own: Callable[[Scope], bool]) -> None:
-        """Forget the verdicts of some scopes."""
-        for scope in [each for each in self._verdicts if is_own(each)]:
-            del self._verdicts[scope]
-            self._since.pop(scope, None)
+    def purge(self, scope: Scope, is_own: Callable[[Scope], bool]) -> None:
+        """Forget the verdicts of some scopes, those that are kept of a scope's tenant too."""
+        for each in [each for each in self._verdicts if is_own(each)]:
+            del self._verdicts[each]
+            self._since.pop(each, None)
+        if self._kept is not None:
+            self._kept.forget(scope)
 
-    def add(self, verdict: Verdict, outcomes: Mapping[str, PolicyOutcome]) -> None:
-        """Have a verdict take the outcomes of a prompt."""
+    def add(self, scope: Scope, outcomes: Mapping[str, PolicyOutcome], given: str = "") -> None:
+        """Have the verdict of a scope, which it has, take the outcomes of a prompt.
+
+        given  what stands for an operator's prompts, one of which it was
+        """
+        owner = _model_of(scope) if given else _owner(scope)
+        verdict = (self._given if given else self._verdicts).get(owner)
+        if verdict is None:
+            return  # it was purged meanwhile
         verdict.add(outcomes)
+        if self._kept is not None and verdict.num_prompts % EACH_PROMPTS == 0:
+            self._kept.keep(owner, verdict, given)
         told = verdict.chosen_estimate
         if told is not None and told.policy in outcomes:
             self._latest.append(outcomes[told.policy])
@@ -246,13 +310,26 @@ class Verdicts:
         return estimate("all", self._latest) if self._latest else None
 
     def counts(self) -> dict[str, int]:
-        """Return how many tenants have which kind of verdict, and how many prompts were compared for them."""
+        """Return how many tenants have which kind of verdict, and how many prompts were compared, an operator's too."""
         found = {"served": 0, "declined": 0, "open": 0}
         for each in self._verdicts.values():
             kind = "served" if each.chosen else "declined" if each.is_decided else "open"
             found[kind] += 1
-        return {**found, "prompts": sum(each.num_prompts for each in self._verdicts.values())}
+        every = [*self._verdicts.values(), *self._given.values()]
+        return {**found, "prompts": sum(each.num_prompts for each in every)}
+
+    def _begun(
+        self, owner: Scope, policies: Callable[[], Sequence[Selector]], name: str
+    ) -> Verdict:
+        verdict = Verdict(policies(), self._target)
+        if self._kept is not None and (found := self._kept.recall(owner, name)) is not None:
+            verdict.go_on(*found)
+        return verdict
 
 
 def _owner(scope: Scope) -> Scope:
     return scope if scope.tenant is None else msgspec.structs.replace(scope, salt=None)
+
+
+def _model_of(scope: Scope) -> Scope:
+    return Scope(lora=scope.lora, model=scope.model)

@@ -129,12 +129,29 @@ Passages: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+PassageCapture: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--passage-capture",
+        help="Where documents' K and V come from, with --passages: contextual, copied from prompts that were computed "
+        "exactly; isolated, computed once more, each alone.",
+        show_default="contextual; isolated beside --passage-tier",
+    ),
+]
 PassageRows: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--passage-rows",
         help="Rows of documents to compute again, with --passages: kv-deviation:0.15, epic:16, ...",
         show_default="the cheapest that agrees",
+    ),
+]
+PassageTexts: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--passage-texts",
+        help="Texts like those of users, on which reuse of documents is measured from the start; *.gz: man pages.",
+        show_default=False,
     ),
 ]
 PassageTier: TypeAlias = Annotated[

@@ -119,7 +119,9 @@ def serve(
     gguf: options.GgufLines = None,
     lora: options.Loras = None,
     passages: options.Passages = None,
+    passage_capture: options.PassageCapture = None,
     passage_rows: options.PassageRows = None,
+    passage_texts: options.PassageTexts = None,
     passage_tier: options.PassageTier = None,
     passages_target: options.PassagesTarget = 0.98,
     passages_audit: options.PassagesAudit = 50,
@@ -201,8 +203,12 @@ def serve(
     exposed = not is_loopback(host)
     size, limit = parse_bytes(kv_memory), parse_bytes(max_body)
     warm = {"warm": passage_tier, "warm_key": tier_key_file}
-    measured = {"target": passages_target, "audit": passages_audit}
-    kept = made_passages(passages, passage_rows, warm, measured)
+    measured = {
+        "capture": passage_capture,
+        "target": passages_target,
+        "audit": passages_audit,
+    }
+    kept = made_passages(passages, passage_rows, warm, measured, passage_texts or ())
     whole = size + (0 if passages is None else parse_bytes(passages))
     wanted = Wanted(
         model=model,
@@ -221,6 +227,7 @@ def serve(
         max_inflight=max_inflight,
         max_wait=max_wait,
         max_body=limit,
+        passage_texts=passage_texts or (),
         tiers=tier,
         tier_file=tier_file,
         tier_key_file=tier_key_file if tier or tier_file or passage_tier is None else None,
@@ -311,6 +318,7 @@ class Wanted(NamedTuple):
     gguf: Sequence[str] = ()
     trusts_templates: bool = False
     mends: Sequence[str] = ()
+    passage_texts: Sequence[Path] = ()
 
     def service(self, running: "AsyncEngine") -> "ServedModel":
         """Return an engine as a server has it."""
@@ -359,12 +367,15 @@ def opened_engine(
             loaded, tokenizer, how = load_engine_model(wanted.model, wanted.dtype, wanted.gguf)
             if wanted.chat_template is not None:
                 tokenizer.chat_template = wanted.chat_template
+            given = dict(wanted.engine)
+            if wanted.passage_texts:
+                given["passages"] = given["passages"].on_texts(tokenizer, wanted.passage_texts)
             engine = Engine(
                 loaded,
                 tokenizer,
                 watchers=[LiveCurve(), Heat(), *([EventLog(MAX_EVENTS)] if events else [])],
                 tiers=stack,
-                **wanted.engine,
+                **given,
             )
         if how:
             output.stderr().print(f"computed by {how}", highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from quire_passages.earned import FORWARD_ROWS
 from quire_passages.hf.beside import FullAnswer
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.capture import PassageKV
-from quire_passages.hf.runs import Runs
+from quire_passages.hf.runs import Runs, contextual
 from quire_passages.selectors import Selector
 from quire_passages.variants import Variant
 from quire_passages.verdict import PolicyOutcome
@@ -20,16 +20,21 @@ MOST_ANSWER = 32
 
 _T = TypeVar("_T")
 
-Find = Callable[[bytes, tuple[bytes, ...], Selector], Variant | None]
-"""Returns the variant of a passage that a policy would place now, behind others; None: there is none."""
+Find = Callable[[int, Selector], Variant | None]
+"""Returns the variant of a passage, by its index, that a policy would place now; None: there is none.
+
+Not one that was captured behind this very text, which other prompts have not: of the first passage, no other.
+"""
 
 
 class Audit:
     """A comparison of policies on one prompt. Each `advance` does one piece: a forward of a prompt, or a passage.
 
     answer  ids that were answered; where none are given, the model's own
+    given   what stands for the operator's prompts, where it is one of them
 
-    A passage that is in no store is captured for it. Where the model changes meanwhile, it ends without outcomes.
+    A passage that is in no store is captured for it, but the first, which is computed. Where the model changes meanwhile,
+    it ends without outcomes.
     """
 
     def __init__(
@@ -38,8 +43,9 @@ class Audit:
         segments: Segments,
         answer: Sequence[int],
         policies: Sequence[Selector],
+        given: str = "",
     ) -> None:
-        self.bound, self.segments = bound, segments
+        self.bound, self.segments, self.given = bound, segments, given
         self.outcomes: dict[str, PolicyOutcome] = {}
         self._answer = list(answer[:MOST_ANSWER])
         self._left = list(policies)
@@ -60,11 +66,9 @@ class Audit:
             self._full = done(lambda: FullAnswer(runs, blending, segments, self._answer))
             return float(segments.num_tokens + FORWARD_ROWS)
         policy, full, texts = self._left[0], self._full, segments.passage_texts
-        held = [
-            find(ids, texts[:at], policy) or self._captured.get(ids) for at, ids in enumerate(texts)
-        ]
-        if None in held:
-            ids = segments.passages[held.index(None)]
+        held = [find(at, policy) or self._captured.get(ids) for at, ids in enumerate(texts)]
+        if None in held[1:]:
+            ids = segments.passages[held.index(None, 1)]
             for each in done(lambda: runs.isolated(segments.head, [ids])) or ():
                 self._captured[each.ids] = each
             return float(segments.head.size + ids.size + FORWARD_ROWS)
@@ -79,6 +83,10 @@ class Audit:
     def captures(self) -> list[Variant]:
         """The passages that were captured for it."""
         return list(self._captured.values())
+
+    def copies(self, which: Sequence[int]) -> list[Variant]:
+        """Return some passages as the full forward has them."""
+        return [] if self._full is None else contextual(self._full.past, self.segments, which)
 
     def wipe(self) -> None:
         """Overwrite the K and V of its prompt: its tenant is purged."""

@@ -1,8 +1,10 @@
 """The passages of a cache or an engine: variants, the gate, verdicts, and the tier below."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -14,8 +16,6 @@ from quire.engines.models.identity import Computed
 from quire.engines.segments import Given, Tokens
 from quire.engines.thread_guard import ThreadGuard, guarded
 from quire.errors import ConfigError, NotRelocatable
-from quire.tiers.keys import TierKey
-from quire.tiers.opening import open_tiers
 from quire.tiers.purging import Purged
 from quire_passages import (
     PassagePlan,
@@ -31,11 +31,13 @@ from quire_passages.earned import EarnedRows
 from quire_passages.hf.audit import MOST_ANSWER, Audit
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.capture import PassageKV
-from quire_passages.hf.gate import relocation_of
 from quire_passages.hf.relocation import Relocation
-from quire_passages.hf.remembered import GateMemory
+from quire_passages.hf.remembered import GateMemory, relocation_by
 from quire_passages.hf.runs import Runs
-from quire_passages.hf.warm import WarmPassages
+from quire_passages.hf.verdict_memory import VerdictMemory
+from quire_passages.hf.warm import WarmPassages, opened_warm
+from quire_passages.planning import is_behind
+from quire_passages.variants import in_prompt
 from quire_passages.verdict import PolicyEstimate, Verdict, Verdicts, candidates
 
 _NONE = np.empty(0, np.int64)
@@ -64,21 +66,21 @@ class PassageHolder(TenantHolder):
         settings: Passages,
     ) -> None:
         self.settings = settings
-        self.store = PassageStore(settings.capacity)
+        self.store = PassageStore(settings.capacity, settings.variants)
         self.runs = runs
         self._bind = bind
         self._computed = computed
         self._guard = guard
         self.earned = EarnedRows(settings.share)
-        self._warm = None
-        if settings.warm is not None:
-            file, shared = settings.warm_key, settings.share_isolated
-            key = None if file is None else TierKey.from_file(file)
-            (tier,) = open_tiers([settings.warm])
-            self._warm = WarmPassages(tier, runs.model, shared=shared, key=key)
+        self._warm = None if settings.warm is None else opened_warm(settings, runs.model)
         self._gates = None if settings.gates is None else GateMemory(settings.gates)
         self._tried: dict[tuple[object, object], Blending | NotRelocatable] = {}
-        self._verdicts = Verdicts(settings.target, settings.audit) if settings.target else None
+        kept, placed = None, (settings.capturing, settings.variants, settings.share_isolated)
+        if settings.verdicts is not None:
+            kept = VerdictMemory(settings.verdicts, placed)
+        self._verdicts = (
+            Verdicts(settings.target, settings.audit, kept) if settings.target else None
+        )
 
     @guarded
     def relocation(self, scope: Scope | None = None) -> Relocation:
@@ -110,7 +112,7 @@ class PassageHolder(TenantHolder):
         """Return who blends with the model as it is now, or why nobody can."""
         key = bound.model, bound.lora
         if key not in self._tried:
-            runs, found = self.runs, self._relocation(bound)
+            runs, found = self.runs, relocation_by(self._gates, self.runs, bound)
             self._tried[key] = (
                 found
                 if isinstance(found, NotRelocatable)
@@ -130,7 +132,7 @@ class PassageHolder(TenantHolder):
         lost: dict[bytes, str] = {}
         if isinstance(blending, NotRelocatable):
             limits = Reach(0, 0.0, str(blending))
-        elif (verdict := self.verdict(bound, blending)) and verdict.chosen is None:
+        elif (verdict := self.ruling(bound, blending)) and verdict.chosen is None:
             limits = Reach(0, 0.0, verdict.reason)
         else:
             selector = settings.chosen if verdict is None else cast("Selector", verdict.chosen)
@@ -141,30 +143,36 @@ class PassageHolder(TenantHolder):
         plan = make_plan(segments, store, bound, cached, settings=settings, limits=limits)
         return plan.explained(lost)
 
-    def verdict(self, bound: Scope, blending: Blending) -> Verdict | None:
-        """Return the verdict of a scope's tenant; None where passages are reused unmeasured."""
-        given, found = self.settings.selector, blending.relocation
+    def verdict(self, bound: Scope, blending: Blending, given: str = "") -> Verdict | None:
+        """Return the verdict of a scope's tenant; None where passages are reused unmeasured.
 
-        def policies() -> list[Selector]:
-            if given is not None:
-                return [given]
-            return candidates(found.num_layers, drops_rows=found.drops_rows is None)
+        given  what stands for an operator's prompts: then the verdict on these
+        """
+        if self._verdicts is None:
+            return None
+        policies = partial(self._policies, blending.relocation)
+        if given:
+            return self._verdicts.of_operator(bound, policies, given)
+        return self._verdicts.of(bound, policies)
 
-        return self._verdicts.of(bound, policies) if self._verdicts else None
+    def ruling(self, bound: Scope, blending: Blending) -> Verdict | None:
+        """Return the verdict that a scope is served by: its own, or an operator's while that is open."""
+        policies = partial(self._policies, blending.relocation)
+        return self._verdicts.ruling(bound, policies) if self._verdicts else None
 
     def estimate(self, bound: Scope) -> PolicyEstimate | None:
         """Return the estimate of the policy that a scope is served by, or the best of those declined."""
         blending = self.tried(bound)
         if isinstance(blending, NotRelocatable):
             return None
-        verdict = self.verdict(bound, blending)
+        verdict = self.ruling(bound, blending)
         return None if verdict is None else verdict.chosen_estimate
 
     def captures(self, bound: Scope, blending: Blending | NotRelocatable) -> bool:
         """Whether passages of a scope are captured: where they can be moved, and a policy is chosen."""
         if isinstance(blending, NotRelocatable):
             return False
-        verdict = self.verdict(bound, blending)
+        verdict = self.ruling(bound, blending)
         return verdict is None or verdict.chosen is not None
 
     def is_due(self, bound: Scope, segments: Segments, blending: Blending | NotRelocatable) -> bool:
@@ -176,10 +184,29 @@ class PassageHolder(TenantHolder):
         is_like_others = sum(size >= self.settings.min_tokens for size in sizes) > 1
         return fits and is_like_others and cast("Verdicts", self._verdicts).is_due(bound)
 
-    def audit(self, bound: Scope, segments: Segments, answer: Sequence[int]) -> Audit:
-        """Return the comparison of a prompt that is due, to be advanced."""
-        verdict = self.verdict(bound, cast("Blending", self.tried(bound)))
-        return Audit(bound, segments, answer, cast("Verdict", verdict).wanted)
+    def audit(
+        self, bound: Scope, segments: Segments, answer: Sequence[int], given: str = ""
+    ) -> Audit:
+        """Return the comparison of a prompt that is due, to be advanced; `given` as of `verdict`."""
+        verdict = self.verdict(bound, cast("Blending", self.tried(bound)), given)
+        return Audit(bound, segments, answer, cast("Verdict", verdict).wanted, given)
+
+    def next_given(self, waiting: deque[Segments]) -> Audit | None:
+        """Return the comparison of the next of an operator's prompts; None once these decide, and then none wait.
+
+        As many as earlier processes have compared are left out.
+        """
+        bound, every = self._bind(None), self.settings.prompts
+        blending, name = self.tried(bound), self.settings.prompts_name
+        if not isinstance(blending, NotRelocatable):
+            verdict = self.verdict(bound, blending, name)
+            while waiting and verdict is not None and not verdict.is_decided:
+                segments, number = waiting.popleft(), len(every) - len(waiting)
+                fits = segments.num_tokens + MOST_ANSWER <= blending.relocation.positions
+                if fits and number > verdict.num_prompts:
+                    return self.audit(bound, segments, (), name)
+        waiting.clear()
+        return None
 
     def advance(self, audit: Audit) -> float:
         """Do the next piece of an audit; return its rows. At its end, its figures count."""
@@ -187,11 +214,16 @@ class PassageHolder(TenantHolder):
         if isinstance(blending, NotRelocatable):
             audit.has_ended = True
             return 0.0
-        head = audit.segments.head.tobytes()
+        segments, store = audit.segments, self.store
+        head, texts = segments.head.tobytes(), segments.passage_texts
 
-        def find(ids: bytes, before: tuple[bytes, ...], selector: Selector) -> Variant | None:
-            there = [each for each in self.store.variants(bound, ids, head) if each.kv is not None]
-            return selector.preferred(there, before) if there else None
+        def find(at: int, selector: Selector) -> Variant | None:
+            there = [each for each in store.variants(bound, texts[at], head) if each.kv is not None]
+            exact = [each for each in there if is_behind(each, segments, at)]
+            if not at:
+                return exact[-1] if exact else None
+            others = [each for each in there if each not in exact]
+            return selector.preferred(others, texts[:at]) if others else None
 
         try:
             rows = audit.advance(self.runs, blending, self._computed, find)
@@ -200,10 +232,12 @@ class PassageHolder(TenantHolder):
             audit.has_ended = True
             return 0.0
         if audit.has_ended and audit.outcomes:
-            verdict = cast("Verdict", self.verdict(bound, blending))
-            cast("Verdicts", self._verdicts).add(verdict, audit.outcomes)
-            if self.settings.capture == "isolated":
+            cast("Verdicts", self._verdicts).add(bound, audit.outcomes, audit.given)
+            if self.settings.capturing == "isolated":
                 self.keep(bound, audit.captures)
+            if self.settings.capturing == "contextual":
+                exact = segments.num_tokens - 1
+                self.keep(bound, audit.copies(self.adding(segments, bound, exact, blending)))
         return rows
 
     @guarded
@@ -274,6 +308,19 @@ class PassageHolder(TenantHolder):
         }
         return list(lacking.values())
 
+    def adding(
+        self, segments: Segments, bound: Scope, num_exact: int, blending: Blending
+    ) -> list[int]:
+        """Return which passages of a prompt, whose first tokens are exact, add to those that the store has."""
+        limit = min(num_exact, blending.relocation.positions)
+        return [
+            at
+            for at, (start, stop) in enumerate(segments.spans)
+            if stop <= limit
+            and stop - start >= self.settings.min_tokens
+            and self.store.lacks(bound, in_prompt(segments, at))
+        ]
+
     def keep(self, bound: Scope, variants: Iterable[Variant]) -> int:
         """Store variants, isolated ones for all scopes where the settings say so; how many fitted."""
         new = list(variants)
@@ -289,7 +336,7 @@ class PassageHolder(TenantHolder):
     def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
         """Drop what was captured under some scopes, and overwrite it; return the captures."""
         if self._verdicts:
-            self._verdicts.purge(is_own)
+            self._verdicts.purge(scope, is_own)
         gone = self.store.purge(is_own)
         for each in gone:
             cast("PassageKV", each).wipe()
@@ -317,17 +364,11 @@ class PassageHolder(TenantHolder):
             for each in variants
         )
 
-    def _relocation(self, bound: Scope) -> Relocation | NotRelocatable:
-        runs = self.runs
-        found = self._gates and self._gates.recall(bound, len(runs.kinds))
-        if found is None:
-            try:
-                found = relocation_of(runs.model, runs.kinds)
-            except NotRelocatable as refused:
-                found = refused
-            if self._gates is not None:
-                self._gates.keep(bound, found)
-        return found
+    def _policies(self, found: Relocation) -> list[Selector]:
+        given = self.settings.selector
+        if given is not None:
+            return [given]
+        return candidates(found.num_layers, drops_rows=found.drops_rows is None)
 
     def _brought(self, segments: Segments, bound: Scope, cached: int) -> dict[bytes, str]:
         """Bring passages that the store lacks back from the warm tier; return why some of them cannot be."""

@@ -7,7 +7,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from quire.core import Scope
 from quire.engines.companions import CacheCompanion
 from quire.engines.hf.inputs import Plan as HowToGenerate
 from quire.engines.hf.model_calls import CallReport, Calls
@@ -92,7 +91,7 @@ class AskedSegments:
         blending = passages.tried(bound)
         count = 0
         if not isinstance(blending, NotRelocatable) and request.has_stayed():
-            if self._settings.capture == "contextual" or passages.captures(bound, blending):
+            if self._settings.capturing == "contextual" or passages.captures(bound, blending):
                 count = self._captured(request, past, blending)
             ids: torch.Tensor = getattr(output, "sequences", output)
             answer = [int(each) for each in ids[0, self._segments.num_tokens :]]
@@ -107,20 +106,14 @@ class AskedSegments:
         """Keep the passages of this prompt that the store lacks; how many fitted."""
         segments, passages = self._segments, self._passages
         has_row = past.ledger.num_rows == 1
-        if self._settings.capture == "isolated":
+        if self._settings.capturing == "isolated":
             size = segments.head.size
             has_head = has_row and past.ledger.known >= size > 0
             head = captured(past, 0, size) if has_head else None
             return passages.capture_alone(segments, request.scope, blending, head)
-        if self._settings.capture == "none" or not has_row:
+        if self._settings.capturing == "none" or not has_row:
             return 0
-        new = [
-            index
-            for index, (start, stop) in enumerate(segments.spans)
-            if stop <= min(past.ledger.known, blending.relocation.positions)
-            and stop - start >= self._settings.min_tokens
-            and not self._is_held(request.scope, index)
-        ]
+        new = passages.adding(segments, request.scope, past.ledger.known, blending)
         if not new:
             return 0
         masses = None
@@ -128,12 +121,6 @@ class AskedSegments:
             spans = segments.spans[: new[-1] + 1]
             masses = masses_of(blending.rows, past, segments.tokens, spans)
         return passages.keep(request.scope, contextual(past, segments, new, masses))
-
-    def _is_held(self, bound: Scope, index: int) -> bool:
-        ids, start = self._segments.passage_texts[index], self._segments.spans[index][0]
-        before = self._segments.text[: 4 * start]
-        there = self._passages.store.variants(bound, ids, self._segments.head.tobytes())
-        return any(each.before == before for each in there)
 
 
 class CachePassages(PassageHolder, CacheCompanion):

@@ -13,7 +13,9 @@ import transformers
 from quire.core import Scope
 from quire.errors import NotRelocatable
 from quire.tensors.rotary import Pairs, Rotation
+from quire_passages.hf.gate import relocation_of
 from quire_passages.hf.relocation import Relocation
+from quire_passages.hf.runs import Runs
 
 _FORM = "quire-gate-3"
 
@@ -79,6 +81,21 @@ class GateMemory:
     def _file(self, bound: Scope) -> Path:
         facts = (_FORM, torch.__version__, transformers.__version__, bound.model, bound.lora)
         return self.path / f"{sha256(repr(facts).encode()).hexdigest()}.json"
+
+
+def relocation_by(
+    memory: GateMemory | None, runs: Runs, bound: Scope
+) -> Relocation | NotRelocatable:
+    """Return the gate's result for the model that a scope is bound to, out of memory where it is there."""
+    found = memory and memory.recall(bound, len(runs.kinds))
+    if found is None:
+        try:
+            found = relocation_of(runs.model, runs.kinds)
+        except NotRelocatable as refused:
+            found = refused
+        if memory is not None:
+            memory.keep(bound, found)
+    return found
 
 
 def _told(found: Relocation | NotRelocatable) -> _Found | str:

@@ -33,8 +33,9 @@ from quire.tiers.format import (
     tag_of_key,
 )
 from quire.tiers.keys import TierKey, stored_tag
+from quire.tiers.opening import open_tiers
 from quire.tiers.stack.vouching import vouch
-from quire_passages import Variant
+from quire_passages import Passages, Variant
 from quire_passages.hf.capture import PassageKV
 
 _TIMEOUT_S = 5.0
@@ -168,6 +169,14 @@ class WarmPassages:
                 start = stop
             layers.append((kv[0], kv[1]))
         return PassageKV(tuple(layers))
+
+
+def opened_warm(settings: Passages, model: Any) -> WarmPassages:
+    """Open the tier that settings name. Raises `ConfigError`."""
+    assert settings.warm is not None
+    key = None if settings.warm_key is None else TierKey.from_file(settings.warm_key)
+    (tier,) = open_tiers([settings.warm])
+    return WarmPassages(tier, model, shared=settings.share_isolated, key=key)
 
 
 def _encoded(layer: KV) -> bytes:
