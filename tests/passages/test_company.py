@@ -1,4 +1,4 @@
-"""How alike two companies of a passage are, and which variants cover most of them."""
+"""Nearness of companies of a passage, and the variants that cover most of them."""
 
 import pytest
 from passages_made import HEAD, A, B, C, D, ids, run, variant

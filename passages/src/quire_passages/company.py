@@ -20,7 +20,7 @@ def nearness(old: Company, new: Company) -> float:
 
 
 def goes_for(new: Company, held: Sequence[Company]) -> int | None:
-    """Return the index of the company that goes for a new one, so that more is covered; None: the new one adds nothing.
+    """Return the index of the company that goes for a new one; None: the new one adds nothing.
 
     It is the one that is nearest to another one; of several, the first. A new one that is nearer to one adds nothing.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -38,7 +38,7 @@ def copied(forward: Forward, seq: Sequence, start: int, stop: int) -> PassageKV:
     """Return a copy of K and V of tokens `start` to `stop` of a sequence."""
     pool, model = forward.pools[0], forward.model.model
     memory = cast("KVLayout", forward.model.layout.groups[0].memory)
-    made = {"dtype": model.dtype, "device": model.device}
+    made: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
     layers = tuple(
         (
             torch.empty(memory.kv_heads, stop - start, memory.k_width, **made),

@@ -13,7 +13,7 @@ from quire_passages.earned import FORWARD_ROWS
 from quire_passages.selectors import Moved, Rows, Selector
 from quire_passages.settings import Passages
 from quire_passages.store import PassageStore
-from quire_passages.variants import Variant
+from quire_passages.variants import Variant, is_behind
 
 MOVE_ROWS = 0.02
 """Fetching and rotating K and V of a token, against computing it."""
@@ -190,12 +190,6 @@ def make_plan(
     plan = PassagePlan(segments, selector, cached, exact_until, tuple(placements), depth=depth)
     fallback = _refusal(plan, limits) or _unworthy(plan, settings, limits)
     return replace(plan, fallback=fallback)
-
-
-def is_behind(variant: Variant, segments: Segments, index: int) -> bool:
-    """Whether a variant was captured behind the very text before a passage of a prompt, and is exact there."""
-    is_there = variant.start == segments.spans[index][0] and not variant.rounded
-    return is_there and segments.text.startswith(variant.before)
 
 
 def _refusal(plan: PassagePlan, limits: Reach) -> str | None:

@@ -100,7 +100,7 @@ class Passages:
 
     @property
     def capturing(self) -> Capture:
-        """How passages are kept."""
+        """The way passages are kept."""
         is_isolated = self.warm is not None or self.share_isolated
         return self.capture or ("isolated" if is_isolated else "contextual")
 
@@ -111,7 +111,7 @@ class Passages:
 
     @property
     def prompts_name(self) -> str:
-        """What stands for the prompts that are compared first; empty without any."""
+        """A name of the prompts that are compared first; empty without any."""
         digest = sha256(b"".join(each.text for each in self.prompts)).hexdigest()
         return digest[:16] if self.prompts else ""
 

@@ -92,7 +92,7 @@ class PassageStore:
         return True
 
     def lacks(self, scope: Scope, variant: Variant) -> bool:
-        """Whether a variant of a scope, whose K and V need not be there yet, adds to those of its passage."""
+        """Whether a variant, with or without K and V, adds to those of its passage."""
         held = self.variants(scope, variant.ids, variant.head)
         is_there = any(each.before == variant.before for each in held)
         return not is_there and self._spare(held, variant) is not variant

@@ -73,8 +73,14 @@ class Variant:
 def in_prompt(
     segments: Segments, index: int, kv: HeldKV | None = None, masses: Masses | None = None
 ) -> Variant:
-    """Return a variant of a passage as it stands in a prompt: the first one is behind the head alone, so isolated."""
+    """Return a variant of a passage as it stands in a prompt; the first one is isolated."""
     texts = segments.passage_texts
     before = segments.text[: 4 * segments.spans[index][0]]
     kind = "contextual" if index else "isolated"
     return Variant(texts[index], before, kind, kv, texts[:index], masses)
+
+
+def is_behind(variant: Variant, segments: Segments, index: int) -> bool:
+    """Whether a variant was captured behind the very text before a passage of a prompt, and is exact there."""
+    is_there = variant.start == segments.spans[index][0] and not variant.rounded
+    return is_there and segments.text.startswith(variant.before)

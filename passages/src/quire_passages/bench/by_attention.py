@@ -93,7 +93,8 @@ def oracle_scores(
         for (first, stop), variant in zip(segments.spans, variants, strict=True):
             if variant is not None and first >= layer.first:
                 held = cast("PassageKV", variant.kv).layers[index][1].float()
-                off = (values[:, first - layer.first : stop - layer.first] - held).norm(dim=-1)
+                there = values[:, first - layer.first : stop - layer.first]
+                off = torch.linalg.vector_norm(there - held, dim=-1)
                 part = by_kv[:, first - layer.first : stop - layer.first] * off
                 error[first:stop] += part.sum(0).numpy(force=True)
 

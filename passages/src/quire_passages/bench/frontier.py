@@ -14,7 +14,7 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -229,7 +229,7 @@ def summary(found: Sequence[Outcomes], *, seed: int = 0) -> list[Row]:
 
 
 def best_within(rows: Sequence[Row], ratio: float = 0.5) -> Row | None:
-    """Return the policy that agrees most in at most so much of the full forward's time; None: none is so fast."""
+    """Return the policy that agrees most within a share of the full forward's time; None: none is so fast."""
     fast = [
         row for row in rows if is_policy(str(row["name"])) and float(row["ratio_to_full"]) <= ratio
     ]
@@ -237,7 +237,7 @@ def best_within(rows: Sequence[Row], ratio: float = 0.5) -> Row | None:
 
 
 class OutcomeFile:
-    """A file of outcomes, a prompt a line behind a line of facts, so that a measurement goes on where it ended.
+    """A file of outcomes, from which a measurement goes on: a line of facts, then a line for each prompt.
 
     Raises `ConfigError` for a file of another measurement, and for what is none.
     """
@@ -309,17 +309,15 @@ def _exactly(full: FullAnswer, work: float, seconds: float) -> PolicyOutcome:
 
 def _difference(line: str, facts: Mapping[str, object]) -> str:
     try:
-        known = json.loads(line)
+        read: object = json.loads(line)
     except ValueError:
         return "its first line is no line of facts"
-    if not isinstance(known, dict) or known.get("form") != _FORM:
+    known = cast("dict[str, object]", read if isinstance(read, dict) else {})
+    if known.get("form") != _FORM:
         return f"its first line does not say {_FORM!r}"
-    pairs = (
-        (name, known.get(name), json.loads(json.dumps(facts.get(name))))
-        for name in {**facts, **known}
-    )
+    here = cast("dict[str, object]", json.loads(json.dumps({"form": _FORM, **facts})))
     return ", ".join(
-        f"{name} is {there!r} there, {here!r} here"
-        for name, there, here in pairs
-        if name != "form" and there != here
+        f"{name} is {known.get(name)!r} there, {here.get(name)!r} here"
+        for name in {**here, **known}
+        if known.get(name) != here.get(name)
     )

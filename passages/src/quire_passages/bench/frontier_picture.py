@@ -1,4 +1,4 @@
-"""Rows of policies on one model as a picture: agreement with the full forward against the time to the first token."""
+"""A picture of policies on one model: agreement against the time to the first token."""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ from quire.engines.segments import Segments, Tokens
 from quire_passages import PassagePlace, PassagePlan
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.runs import Runs
-from quire_passages.planning import is_behind
 from quire_passages.selectors import Rows, Selector
-from quire_passages.variants import Variant
+from quire_passages.variants import Variant, is_behind
 from quire_passages.verdict import PolicyOutcome
 
 _ROWS_AT_ONCE = 16

@@ -36,8 +36,7 @@ from quire_passages.hf.remembered import GateMemory, relocation_by
 from quire_passages.hf.runs import Runs
 from quire_passages.hf.verdict_memory import VerdictMemory
 from quire_passages.hf.warm import WarmPassages, opened_warm
-from quire_passages.planning import is_behind
-from quire_passages.variants import in_prompt
+from quire_passages.variants import in_prompt, is_behind
 from quire_passages.verdict import PolicyEstimate, Verdict, Verdicts, candidates
 
 _NONE = np.empty(0, np.int64)
