@@ -220,3 +220,15 @@ def test_many_connections_that_say_nothing_leave_room_for_others(one):
         for _ in range(300):
             stack.enter_context(connected(router)).sendall(POST)
         assert router.ask().status_code == 200
+
+
+def test_a_head_alone_is_sent_at_once_and_the_connection_goes_on(one):
+    router, _ = one
+    with connected(router) as connection:
+        for _ in range(2):
+            connection.sendall(b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            said = b""
+            while b"\r\n\r\n" not in said:
+                said += connection.recv(1000)
+            assert said.startswith(b"HTTP/1.1 200 ")
+            assert said.endswith(b"\r\n\r\n")

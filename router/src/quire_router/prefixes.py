@@ -271,7 +271,9 @@ def keys_of(asked: Question, who: Asker) -> list[int]:
 
 
 def _decoded(given: msgspec.Raw, kind: type[Decoded]) -> Decoded | None:
-    """Return a field as a type; None if it has another one."""
+    """Return a field as a type; None if it is absent or has another one."""
+    if not bytes(given):
+        return None
     try:
         return msgspec.json.decode(given, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import QuireError
 from quire.web.errors import ApiError
+from quire.web.protocol import has_come
 
 SEEN = 60
 """Characters of a refused value that an error shows."""
@@ -37,7 +38,7 @@ async def body_of(request: Request, limit: int, slow_s: float) -> bytes:
         raise too_long
     is_whole = False
     try:
-        async with asyncio.timeout(slow_s):
+        async with asyncio.timeout(None if has_come(request.scope) else slow_s):
             while not is_whole:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":

@@ -26,12 +26,14 @@ class ClientPresence:
     """Whether a request's client is there, and the function that is called once it goes.
 
     To wait for the message "http.disconnect" instead takes a task for each request.
+
+    `has_sent`  whether the whole body has come
     """
 
-    __slots__ = ("_told", "is_gone")
+    __slots__ = ("_told", "has_sent", "is_gone")
 
     def __init__(self) -> None:
-        self.is_gone = False
+        self.is_gone = self.has_sent = False
         self._told: Callable[[], None] | None = None
 
     def watch(self, told: Callable[[], None]) -> None:
@@ -51,10 +53,17 @@ class ClientPresence:
             self._told()
 
 
-class _HeadsHeld:
-    """A transport that sends an answer's head with the first of its body, or at the loop's next turn without one.
+def has_come(scope: Any) -> bool:
+    """Whether all of a request is known to have come: a timer costs as much as reading a small one."""
+    presence = scope.get("extensions", {}).get(PRESENCE)
+    return presence is not None and presence.has_sent
 
-    uvicorn writes them one after the other, and a system call costs more than all else that a small answer does.
+
+class _HeadsHeld:
+    """A transport that sends an answer's head with the first of its body.
+
+    uvicorn writes them one after the other, and a system call costs more than all else that a small answer does. A head
+    without the body's length, which may be a stream's, is sent at the loop's next turn at the latest.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -69,15 +78,17 @@ class _HeadsHeld:
             self._transport.write(head + data)
         elif data.startswith(b"HTTP/1.1 "):
             self._head = data
-            self._loop.call_soon(self._flush)
+            if b"\r\ncontent-length: " not in data:
+                self._loop.call_soon(self.flush)
         else:
             self._transport.write(data)
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send a head that is held."""
         if self._head:
             head, self._head = self._head, b""
             self._transport.write(head)
@@ -160,3 +171,9 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._num_read = 0
         super().on_message_complete()
+        if extensions := self.scope.get("extensions"):
+            extensions[PRESENCE].has_sent = True
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # of an answer to HEAD, which has no body
+        super().on_response_complete()
