@@ -172,7 +172,13 @@ def show_mends(console: Console, report: "MendReport", *, is_estimated: bool) ->
     row("none", "", report.before, "", (seconds[0], cost[0]))
     for each in report.mends:
         row(each.name, f"{each.requests:,}", each.after, each.title, (each.seconds, each.cost))
-    row("together", "", report.together, "all that keep the meaning", (seconds[1], cost[1]))
+    row(
+        "together",
+        "",
+        report.together,
+        "all that keep the meaning and do not find less",
+        (seconds[1], cost[1]),
+    )
     now, then = (
         each.hit_tokens / max(each.prompt_tokens, 1) for each in (report.before, report.together)
     )

@@ -15,6 +15,9 @@ from quire_sim.lint.reports import CauseShare, LaterLoss, LintReport, Loss, coun
 THE_CACHE = "the cache"
 """The place of a loss that no words of the prompt cause."""
 
+AN_ANSWER = "the joint with the answer"
+"""The place of tokens that merge."""
+
 _FROM_THE_FRONT = ("model", "cache-salt", "parameters")
 """Causes beside a prompt, whose losses are all that two prompts have in common."""
 
@@ -69,8 +72,9 @@ class JoinedLosses:
             size = min(size, hit.prompt_tokens - hit.seen_tokens)
             content = _cut(linted.loss, size) if size >= least else None
         if content is None and hit.merged >= least:
-            where = {"row": hit.row, "earlier_row": hit.earlier_row}
-            content = Loss(JOINT, "the joint with the answer", 0, float(hit.merged), **where)
+            content = Loss(
+                JOINT, AN_ANSWER, 0, float(hit.merged), row=hit.row, earlier_row=hit.earlier_row
+            )
         if missed and (content is None or not _ends(linted, content, hit)):
             self._losses.append(_lost_by_cache(hit, missed, content))
         elif content is not None:

@@ -79,7 +79,7 @@ def _mends(mending: MendReport) -> list[dict[str, Any]]:
         (each.title + (" (answers may change)" if each.changes_meaning else ""), each.after)
         for each in mending.mends
     ]
-    rows.append(("all that keep the meaning", mending.together))
+    rows.append(("all that keep the meaning and do not find less", mending.together))
     return [
         {
             "title": title,
