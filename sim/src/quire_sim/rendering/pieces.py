@@ -26,6 +26,9 @@ class PieceTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        is_plain = backend is not None and backend.truncation is backend.padding is None
+        self._fast = backend.encode_batch_fast if is_plain else None  # without offsets
         self._known: dict[str, str] = {}
         self._bytes = 0
         added = [*getattr(tokenizer, "added_tokens_decoder", {}).items()]
@@ -79,10 +82,14 @@ class PieceTokenizer:
         if not texts:
             return []
         if self._special_before is None:
-            return self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+            return self._ids_of(texts)
         before = self._special_before
-        found = self._tokenizer([before + each for each in texts], add_special_tokens=False)
-        return [ids[1:] for ids in found["input_ids"]]
+        return [ids[1:] for ids in self._ids_of([before + each for each in texts])]
+
+    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+        if self._fast is None:
+            return self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return [each.ids for each in self._fast(texts, add_special_tokens=False)]
 
     def _keep(self, text: str, tokens: str) -> str:
         if self._bytes > MAX_BYTES:
