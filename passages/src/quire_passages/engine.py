@@ -97,7 +97,7 @@ class EnginePassages(EngineCompanion):
         self._refusal = refusal_of(forward)
         self._pending: deque[tuple[Scope, Segments, set[bytes]]] = deque(maxlen=_MOST_PENDING)
         self._to_compare: deque[tuple[Scope, Segments, list[int]]] = deque(maxlen=_MOST_PENDING)
-        self._given = deque(() if self._refusal else settings.prompts)
+        self._given: deque[Segments] = deque(() if self._refusal else settings.prompts)
         self._audit: Audit | None = None
         self._earned = EarnedRows(settings.share)
         self._head: tuple[Inventory, bytes, PassageKV] | None = None
