@@ -52,7 +52,7 @@ _MOST_PENDING = 64
 class PassagePrompt:
     """The segments of one request, and the results for them.
 
-    num_lacking  passages that the store lacks, or that were copied for it
+    num_lacking  passages that the store lacks, which are captured after the answer
     num_exact    tokens whose K and V are exact; None: all of them
     """
 
@@ -114,7 +114,7 @@ class EnginePassages(EngineCompanion):
         cached = self._manager.probe(job.known(), job.scope).num_tokens
         scope = cast("Scope", job.scope)
         plan = self._plan(prompt.segments, scope, cached)
-        prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, prompt.segments)
+        prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, plan)
         prompt.estimate = self.passages.estimate(scope)
         prompt.tell(plan, _NONE)
         if plan.fallback is None and job.seq is None:
@@ -166,9 +166,7 @@ class EnginePassages(EngineCompanion):
             in_prompt(segments, at, copied(self._forward, seq, *segments.spans[at]))
             for at in self.passages.adding(segments, scope, exact, blending)
         ]
-        prompt.num_lacking += self.passages.keep(scope, new)
-        if prompt.report is not None:
-            prompt.report = replace(prompt.report, captured=prompt.num_lacking)
+        self.passages.keep(scope, new)
 
     def segmented(self, request: EngineRequest, segments: Segments) -> None:
         """Take note of a new request whose prompt came in segments."""
@@ -296,11 +294,16 @@ class EnginePassages(EngineCompanion):
         self._to_compare.clear()
         self._audit = None
 
-    def _num_lacking(self, scope: Scope, segments: Segments) -> int:
-        blending = self._tried(scope)
-        if self._settings.capturing != "isolated" or not self.passages.captures(scope, blending):
+    def _num_lacking(self, scope: Scope, plan: PassagePlan) -> int:
+        segments, blending = plan.segments, self._tried(scope)
+        if isinstance(blending, NotRelocatable):
             return 0
-        return len(self.passages.missing(segments, scope, cast("Blending", blending)))
+        if self._settings.capturing == "contextual":
+            exact = plan.exact_until if plan.fallback is None else segments.num_tokens
+            return len(self.passages.adding(segments, scope, exact, blending))
+        if self._settings.capturing == "none" or not self.passages.captures(scope, blending):
+            return 0
+        return len(self.passages.missing(segments, scope, blending))
 
     def _tried(self, scope: Scope) -> Blending | NotRelocatable:
         if self._refusal is not None:
