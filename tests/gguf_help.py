@@ -35,15 +35,16 @@ MAMBA_EACH = {
 }  # fmt: skip
 
 
-def write_llama(path, model, tokenizer, *, title="a model", dtype=np.float32, merges=()):
+def write_llama(path, model, tokenizer, *, title="a model", dtype=np.float32, merges=(), part=0):
     """Write a Llama of transformers and its byte-level tokenizer as a GGUF file; return the path.
 
     merges  pairs, where the tokenizer has none: llama.cpp wants some
+    part    tensors of each of several files, of which the path is the beginning; 0 for one file
     """
     import gguf
 
     config, state = model.config, model.state_dict()
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=part)
     writer.add_name(title)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

@@ -7,8 +7,8 @@ import pytest
 import real_models
 from cli_help import refusal, saved_llama, told
 from gguf_help import write_llama
-from quire.cli.models import load, load_engine_model, name_of, source_of
-from quire.engines.gguf import library
+from quire.cli.models import load, load_engine_model, load_tokenizer, name_of, source_of
+from quire.engines.gguf import GgufModel, library
 from quire.engines.loop import Engine, SamplingParams
 from quire.errors import ConfigError
 
@@ -124,6 +124,48 @@ def test_a_server_computes_a_gguf_file_as_it_is(tmp_path):
     assert "Paris" in told.outputs[0].text
     engine.close()
     model.close()
+
+
+@pytest.mark.ci
+@pytest.mark.system("llama.cpp")
+def test_a_server_computes_a_gguf_file_in_parts(saved, tmp_path, monkeypatch):
+    model, tokenizer = load(str(saved))
+    monkeypatch.setattr(
+        GgufModel, "tokenizer", lambda _: tokenizer
+    )  # that of quire-tiny merges nothing
+    for name in ("parts", "whole"):
+        (tmp_path / name).mkdir()
+    whole = write_llama(tmp_path / "whole" / "m.gguf", model, tokenizer, merges=[("t", "5")])
+    write_llama(tmp_path / "parts" / "m.gguf", model, tokenizer, merges=[("t", "5")], part=8)
+    first, second, *_ = sorted((tmp_path / "parts").glob("m-*.gguf"))
+    assert name_of(str(first)) == "m"
+    told = []
+    for each in (whole, first.parent, first):
+        model, tokenizer, _ = load_engine_model(str(each), "auto", ["n_ctx=512"])
+        engine = Engine(model, tokenizer, num_blocks=40)
+        (output,) = engine.generate("Hello", SamplingParams(temperature=0, max_tokens=12))
+        told.append(output.outputs[0].token_ids)
+        engine.close()
+        model.close()
+    assert told == told[:1] * 3
+    with pytest.raises(ConfigError, match=r"is part 2 of \d; give the first one"):
+        load_engine_model(str(second), "auto", [])
+    second.unlink()
+    with pytest.raises(ConfigError, match=r"m-00002-of-.* cannot be read"):
+        load_engine_model(str(first), "auto", [])
+
+
+def test_the_tokenizer_of_a_gguf_file_in_parts_is_in_the_first_one(saved, tmp_path):
+    write_llama(tmp_path / "m.gguf", *load(str(saved)), part=8)
+    read, right = (load_tokenizer(str(each)) for each in (tmp_path, saved))
+    assert read("Hello, hello")["input_ids"] == right("Hello, hello")["input_ids"]
+
+
+def test_a_folder_of_parts_of_two_models_is_refused(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}-00001-of-00002.gguf").touch()
+    with pytest.raises(ConfigError, match=r"has 2 GGUF files and no config\.json"):
+        source_of(str(tmp_path))
 
 
 @pytest.mark.ci

@@ -164,6 +164,7 @@ def test_a_purge_leaves_nothing_of_a_tenant_in_the_context():
         ({"n_gpu": 3}, "'n_gpu' is no setting of a GGUF model"),
         ({"type_k": "int8"}, "type_k is 'int8'; give one of f32, f16"),
         ({"n_ctx": 0}, "n_ctx must be from 1"),
+        ({"n_ctx": 255}, "n_ctx is 255; give 256 or more"),
         ({"n_threads": 0}, "n_threads must be from 1"),
         ({"n_gpu_layers": -2}, "n_gpu_layers is -1 for all"),
         ({"device_memory": "much"}, "much"),

@@ -53,6 +53,7 @@ def load(
     local = isinstance(source, Path) or not _hub_answers()
     place, more = source, {}
     if isinstance(source, Path) and source.suffix == GGUF:
+        _check_whole(source)
         if images:
             raise ConfigError(f"{name!r} is a GGUF file, and images are not read with one; leave "
                               "--image out, or pass the folder of a vision model")  # fmt: skip
@@ -200,39 +201,38 @@ def source_of(name: str) -> str | Path:
         if path.suffix != GGUF:
             raise ConfigError(f"{name!r} is a file; pass the folder that save_pretrained wrote, or "
                               f"a file whose name ends with {GGUF}")  # fmt: skip
-        return _whole(path)
+        return path
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise ConfigError(f"there is no folder {name!r}; pass a local folder or a hub id")
     return name
 
 
 def name_of(model: str) -> str:
-    """Return the name to serve a model under: the last part of a path, else the name itself."""
+    """Return the name to serve a model under: the end of a path without `.gguf`, else the name itself."""
     path = Path(model).expanduser()
     if model in {TINY, ASSISTANT, *names_offered(GROUP)} or not path.exists():
         return model
-    return path.resolve().name.removesuffix(GGUF)
+    return _PART.sub("", path.resolve().name).removesuffix(GGUF)
 
 
 def _only_gguf(name: str, folder: Path) -> Path:
-    """Return the one GGUF file of a folder; that of an image encoder (`mmproj`) is none."""
+    """Return the one GGUF file of a folder, or its first part; that of an image encoder (`mmproj`) is none."""
     files = [each for each in sorted(folder.glob(f"*{GGUF}")) if "mmproj" not in each.name]
     if not files:
         raise ConfigError(f"{name!r} is a folder without config.json or a GGUF file, so no model; "
                           "pass the folder that save_pretrained wrote")  # fmt: skip
-    if len(files) > 1 and not all(_PART.search(each.name) for each in files):
+    if len({_PART.sub("", each.name) for each in files}) > 1:
         names = ", ".join(each.name for each in files)
         raise ConfigError(f"{name!r} has {len(files)} GGUF files and no config.json; pass one of "
                           f"them: {names}")  # fmt: skip
-    return _whole(files[0])
+    return files[0]
 
 
-def _whole(file: Path) -> Path:
-    """Return a GGUF file, unless it is one of several parts."""
+def _check_whole(file: Path) -> None:
+    """Raise `ConfigError` for a GGUF file that is one of several parts."""
     if part := _PART.search(file.name):
         raise ConfigError(f"{file.name!r} is one of {int(part[1])} parts, and transformers reads one "
                           "file; join them first: llama-gguf-split --merge FIRST_PART WHOLE")  # fmt: skip
-    return file
 
 
 def _hub_answers() -> bool:

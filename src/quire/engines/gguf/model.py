@@ -39,6 +39,9 @@ CELLS = "1GiB"
 
 LEAST_CELLS = 4096
 
+FEWEST_CELLS = 256
+"""Cells of the smallest context that llama.cpp makes for all its sequences; it aborts for one of fewer."""
+
 _ROPES = {-1, 0, 2}
 """Kinds of rotation with one position for each token, or none."""
 
@@ -82,7 +85,11 @@ class GgufModel:
         self._library = library or load()
         self.attention = _attention(attention, self._library)
         self._settings = _checked(settings)
-        self._n_ctx = None if n_ctx is None else check_count("n_ctx", n_ctx)
+        if n_ctx is not None and check_count("n_ctx", n_ctx) < FEWEST_CELLS:
+            raise ConfigError(
+                f"n_ctx is {n_ctx}; give {FEWEST_CELLS} or more, one for each sequence"
+            )
+        self._n_ctx = n_ctx
         self._device_memory = parse_bytes(device_memory)
         params = self._library.llama_model_default_params()
         params.n_gpu_layers = self._settings.pop("n_gpu_layers")
