@@ -38,14 +38,15 @@ Some texts are more sensitive than others. Where they are, llama.cpp is asked fo
 class RealTraffic:
     """Lives of engines over one file; `counts` says what happened, `own` and `worst` are distances of logits.
 
-    own    of llama.cpp to itself, elsewhere in a context; `worst`: of quire to llama.cpp, by whose attention computes
+    own    of llama.cpp to itself, at two places of a context; `worst`: of quire to llama.cpp in an empty one, by whose
+           attention computes
     gap    of flips: what the likeliest token has before the one that quire has drawn
     """
 
     def __init__(self, path, seed, folder, *, sources=None, tell=str):
         self.random, self.folder, self.tell = random.Random(seed), Path(folder), tell
         self.path, self.name = path, path.stem
-        self.model = GgufModel(path, n_ctx=2048, n_threads=1, attention="llama.cpp")
+        self.model = GgufModel(path, n_ctx=4096, n_threads=1, attention="llama.cpp")
         self.width = 2 if self.model.is_windowed else 1
         self.alone, self.rows, self.counts = LlamaAlone(self.model), Rows(), Counter()
         self.own, self.gap = 0.0, 0.0
@@ -233,7 +234,8 @@ class RealTraffic:
             ids = answer.token_ids
             text = prompt + ids[:-1]
             right = self.alone.logits(text, len(ids))
-            self._place(text, right)
+            placed = [right, right]
+            self._place(text, placed)
             farthest = 0.0
             for at, token in enumerate(ids):
                 found = rows[tuple(text[: len(prompt) + at])]
@@ -247,7 +249,7 @@ class RealTraffic:
                 farthest = max(farthest, distance)
             for _ in range(PLACEMENTS):
                 if farthest > self.own:
-                    self._place(text, right)
+                    self._place(text, placed)
             self.counts["tokens"] += len(ids)
         if len(self.texts) == 12:
             del self.texts[self.random.randrange(12)]
@@ -255,10 +257,11 @@ class RealTraffic:
             (prompt + told.outputs[0].token_ids)[: self.random.choice((80, 200, 330))]
         )
 
-    def _place(self, text, right):
-        """Have llama.cpp compute a text elsewhere."""
-        other = self.alone.elsewhere(text, len(right))
-        self.own = max(self.own, float(np.abs(other - right).max()))
+    def _place(self, text, placed):
+        """Have llama.cpp compute a text elsewhere; `placed` are its least and its greatest logits so far."""
+        other = self.alone.elsewhere(text, len(placed[0]))
+        placed[:] = np.minimum(placed[0], other), np.maximum(placed[1], other)
+        self.own = max(self.own, float((placed[1] - placed[0]).max()))
         self.counts["placements"] += 1
 
 
