@@ -94,7 +94,10 @@ class Known(NamedTuple):
 class Prefixes(Protocol):
     """Knows who holds how much of a prompt."""
 
-    index: ClusterIndex | SentIndex
+    @property
+    def index(self) -> ClusterIndex | SentIndex:
+        """Who holds what."""
+        ...
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:
         """Return the tokens of a request's prompt that upstreams hold, by name; none if it cannot be read.

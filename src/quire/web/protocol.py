@@ -171,7 +171,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._num_read = 0
         super().on_message_complete()
-        if extensions := self.scope.get("extensions"):
+        extensions: Any = self.scope.get("extensions")
+        if extensions:
             extensions[PRESENCE].has_sent = True
 
     def on_response_complete(self) -> None:

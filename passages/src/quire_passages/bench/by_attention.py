@@ -94,7 +94,7 @@ def oracle_scores(
             if variant is not None and first >= layer.first:
                 held = cast("PassageKV", variant.kv).layers[index][1].float()
                 there = values[:, first - layer.first : stop - layer.first]
-                off = torch.linalg.vector_norm(there - held, dim=-1)
+                off = (there - held).square().sum(-1).sqrt()
                 part = by_kv[:, first - layer.first : stop - layer.first] * off
                 error[first:stop] += part.sum(0).numpy(force=True)
 

@@ -26,9 +26,10 @@ class PieceTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        is_plain = backend is not None and backend.truncation is backend.padding is None
-        self._fast = backend.encode_batch_fast if is_plain else None  # without offsets
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._fast = None
+        if backend is not None and backend.truncation is backend.padding is None:
+            self._fast = backend.encode_batch_fast  # without offsets
         self._known: dict[str, str] = {}
         self._bytes = 0
         added = [*getattr(tokenizer, "added_tokens_decoder", {}).items()]
