@@ -28,11 +28,14 @@ from quire.errors import OutOfBlocks, PinBudgetExceeded, RequestFailed
 SCOPES = (*[None] * 5, Scope(tenant="a"), Scope(tenant="b"), Scope(salt="s"))
 HINTS = (Hint(), Hint(), Hint("never"), Hint("session", session_id="s"))
 LONG = 700
-PLACEMENTS = 50
-"""Random places for a text whose logits are farther from llama.cpp's than its own were from themselves so far.
+MORE_PLACES = 10
+"""Random places of a text whose logits at two places are half as far from each other as any were so far.
 
-Some texts are more sensitive than others. Where they are, llama.cpp is asked for more than the one place of each text.
+Some texts are more sensitive than others, and the farthest that is looked for is theirs.
 """
+
+MOST_PLACES = 50
+"""Random places of a text whose logits by quire are farther from llama.cpp's than any of its own so far."""
 
 
 class RealTraffic:
@@ -234,8 +237,11 @@ class RealTraffic:
             ids = answer.token_ids
             text = prompt + ids[:-1]
             right = self.alone.logits(text, len(ids))
-            placed = [right, right]
-            self._place(text, placed)
+            spread = Spread(right)
+            self._place(text, spread)
+            for _ in range(1, MORE_PLACES):
+                if spread.width > self.own / 2:
+                    self._place(text, spread)
             farthest = 0.0
             for at, token in enumerate(ids):
                 found = rows[tuple(text[: len(prompt) + at])]
@@ -247,9 +253,9 @@ class RealTraffic:
                     self.gap = max(self.gap, gap)
                     distance = max(distance, gap)
                 farthest = max(farthest, distance)
-            for _ in range(PLACEMENTS):
+            for _ in range(MOST_PLACES):
                 if farthest > self.own:
-                    self._place(text, placed)
+                    self._place(text, spread)
             self.counts["tokens"] += len(ids)
         if len(self.texts) == 12:
             del self.texts[self.random.randrange(12)]
@@ -257,12 +263,29 @@ class RealTraffic:
             (prompt + told.outputs[0].token_ids)[: self.random.choice((80, 200, 330))]
         )
 
-    def _place(self, text, placed):
-        """Have llama.cpp compute a text elsewhere; `placed` are its least and its greatest logits so far."""
-        other = self.alone.elsewhere(text, len(placed[0]))
-        placed[:] = np.minimum(placed[0], other), np.maximum(placed[1], other)
-        self.own = max(self.own, float((placed[1] - placed[0]).max()))
+    def _place(self, text, spread):
+        """Have llama.cpp compute a text elsewhere."""
+        spread.add(self.alone.elsewhere(text, len(spread.least)))
+        self.own = max(self.own, spread.width)
         self.counts["placements"] += 1
+
+
+class Spread:
+    """The least and the greatest logits of a text over its places."""
+
+    def __init__(self, logits):
+        self.least = self.greatest = logits
+
+    def add(self, logits):
+        self.least, self.greatest = (
+            np.minimum(self.least, logits),
+            np.maximum(self.greatest, logits),
+        )
+
+    @property
+    def width(self):
+        """The distance of the two that are farthest from each other."""
+        return float((self.greatest - self.least).max())
 
 
 class Failing:

@@ -96,7 +96,7 @@ class Prefixes(Protocol):
 
     @property
     def index(self) -> ClusterIndex | SentIndex:
-        """Who holds what."""
+        """The index of what upstreams hold."""
         ...
 
     async def held(self, asked: Question, who: Asker, tokens: Tokens) -> Known:

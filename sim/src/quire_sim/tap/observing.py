@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.web.mend_rules import MendDifference
 from quire.web.origin import passed
 from quire.web.origin_answer import Headers
+from quire.web.protocol import has_gone
 
 MOST_HELD = 256 << 20
 """Bytes of bodies on their way that are kept together; what is more than that is not kept."""
@@ -134,6 +135,8 @@ class Observed:
             state: dict[str, Any] = scope.get("state", {})
             if is_whole:
                 exchange.end = state.get("end", "whole")
+            elif has_gone(scope):
+                exchange.end = "client gone"
             if (mended := state.get("mended")) is not None:
                 exchange.sent, exchange.differences = mended.body, mended.differences
             exchange.usage = state.get("usage")
