@@ -119,6 +119,12 @@ async def until_gone(request: Request, work: Awaitable[Got]) -> Got:
         return await work
 
 
+def has_gone(scope: Scope) -> bool:
+    """Whether a request's client is known to have gone."""
+    presence = scope.get("extensions", {}).get(PRESENCE)
+    return presence is not None and presence.is_gone
+
+
 @asynccontextmanager
 async def _present(scope: Scope, receive: Receive) -> AsyncGenerator[Callable[[], None]]:
     """Do something for a client that is there; once it is gone, or given up by the function that this yields, raise `ClientDisconnect`.

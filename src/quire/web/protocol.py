@@ -59,12 +59,6 @@ def has_come(scope: Any) -> bool:
     return presence is not None and presence.has_sent
 
 
-def has_gone(scope: Any) -> bool:
-    """Whether a request's client is known to have gone."""
-    presence = scope.get("extensions", {}).get(PRESENCE)
-    return presence is not None and presence.is_gone
-
-
 class _HeadsHeld:
     """A transport that sends an answer's head with the first of its body.
 

@@ -10,10 +10,10 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.web.clients import has_gone
 from quire.web.mend_rules import MendDifference
 from quire.web.origin import passed
 from quire.web.origin_answer import Headers
-from quire.web.protocol import has_gone
 
 MOST_HELD = 256 << 20
 """Bytes of bodies on their way that are kept together; what is more than that is not kept."""
