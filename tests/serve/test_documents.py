@@ -162,11 +162,7 @@ def test_documents_in_another_order_are_reused_and_the_answer_says_so(server):
     assert report["exactness"] == "approximate"
     assert report["fallback"] is None
     kinds = [each["kind"] for each in report["details"]]
-    assert kinds == [
-        None,
-        "contextual",
-        "isolated",
-    ]  # the last one's end, and nothing before the first
+    assert kinds == [None, "contextual", "isolated"]  # the first one is computed exactly
     parts = ("exact_tokens", "moved_tokens", "recomputed_rows", "computed_tokens")
     assert sum(report[each] for each in parts) == answer["usage"]["prompt_tokens"]
     with running() as plain:

@@ -56,7 +56,7 @@ PREFIX = "prefix"
 """The name of the row with the whole prompt but its question cached: the least time that any reuse can take."""
 
 Measured = Method | AskedRows | Oracle
-"""What a row is of."""
+"""A policy, a choice of rows, or an oracle: what one line of the table measures."""
 
 Outcomes = dict[str, PolicyOutcome]
 Told = Callable[[int, list[Row]], object]
