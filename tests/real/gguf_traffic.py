@@ -177,6 +177,7 @@ class RealTraffic:
         self.counts["preemptions"] += engine.stats().preemptions
         engine.close()
         nothing_held(engine)
+        watch.check_stored()
 
     def _look(self, engine):
         """Let a resident go, sometimes, though its request runs."""

@@ -4,6 +4,8 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
+from quire.engines.loop.tiers import EngineTiers
+
 _HEAD, _CELL = np.dtype("<u4"), np.dtype([("position", "<i4"), ("count", "<u4")])
 
 
@@ -38,7 +40,10 @@ class Rows:
 
 
 class Watch:
-    """Looks at each call of an engine's context. `logits`: by request, rows of each text that was sampled from."""
+    """Looks at each call of an engine's context, and at blocks that go down to tiers, which must have all their rows.
+
+    `logits`: by request, rows of each text that was sampled from.
+    """
 
     def __init__(self, engine, rows):
         self.engine, self.rows = engine, rows
@@ -51,9 +56,14 @@ class Watch:
         for name in ("decode", "save", "restore"):
             setattr(self, f"_own_{name}", getattr(self.context, name))
             setattr(self.context, name, getattr(self, f"_{name}"))
+        self._lacking = []
+        for each in engine._companions:
+            if isinstance(each, EngineTiers):
+                self._own_sealed, each.store._sealed = each.store._sealed, self._sealed
 
     def check(self):
         """See that each cell is of the sequences and the position that the pool believes, in each cache."""
+        self.check_stored()
         residents = [*self.forward.residents.by_owner.values(), *self.forward.residents.idle]
         wanted = Counter(
             (number, at)
@@ -63,6 +73,10 @@ class Watch:
         )
         for cells in cells_of(self.context):
             assert cells == wanted
+
+    def check_stored(self):
+        """See that all blocks that went down to tiers had all their rows."""
+        assert not self._lacking, f"blocks went down without their rows: {self._lacking}"
 
     # -- calls of the engine ---------------------------------------------------------------
 
@@ -114,6 +128,11 @@ class Watch:
         self.rows.check("restored", text, start, rows, job.open_seq.scope)
         self._own_restore(rows, ids, start)
         assert np.array_equal(self._own_save_quietly(ids[0], start, start + len(rows)), rows)
+
+    def _sealed(self, blocks):
+        written, size = self.forward._pool.written, self.engine.manager.block_size
+        self._lacking += [each for each in blocks if written[each.block] < size]
+        return self._own_sealed(blocks)
 
     def _own_save_quietly(self, *given):
         self._is_quiet = True  # it calls itself for halves

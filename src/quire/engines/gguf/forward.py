@@ -88,10 +88,8 @@ class GgufForward:
         plan = self.manager.kernel.copies.peek()
         if self._states is not None:
             self._save_copied(self._states, plan)
-        join = partial(self.save_running, self._moved())
-        do_copies(
-            self.manager, self.pools, join=join
-        )  # which may plan more, of blocks that did not move
+        join = partial(self.save_running, self._moved())  # more may be planned then, of others
+        do_copies(self.manager, self.pools, join=join)
 
     def _moved(self) -> Mapping[int, BlockCopy]:
         """Return the planned copies of blocks with rows, by the block that they fill."""
@@ -102,6 +100,13 @@ class GgufForward:
         """Write rows to blocks that only running residents have; `moved` as for `save`."""
         for resident in self.residents.by_owner.values():
             self.save(resident, moved)
+
+    def save_shared(self, job: Job) -> None:
+        """Write rows to a job's blocks that only residents of others have: tiers may read them next."""
+        if self._pool is not None:
+            table, needed = self._placed(job.open_seq, job.num_computed)
+            if (self._pool.written[table] < needed).any():
+                self.save_running()
 
     def clear(self) -> None:
         """Overwrite all cells; residents of requests that run are restored when they are needed."""
@@ -242,17 +247,8 @@ class GgufForward:
         """
         if self._pool is None:
             return
-        moved = self._moved() if moved is None else moved
-        seq: Any = resident.owner
-        size, written = self._pool.layout.block_size, self._pool.written
-        stop = resident.num_tokens
-        table = seq.block_ids()[: -(-stop // size)].copy()
-        needed = np.minimum(stop - np.arange(len(table)) * size, size)
-        for at in (
-            [at for at, block in enumerate(table.tolist()) if block in moved] if moved else ()
-        ):
-            copy = moved[int(table[at])]
-            table[at], needed[at] = copy.src, min(needed[at], copy.num_tokens)
+        size, written = self.manager.block_size, self._pool.written
+        table, needed = self._placed(resident.owner, resident.num_tokens, moved)
         lacks = np.flatnonzero(written[table] < needed)
         begins = lacks * size + written[table[lacks]]
         ends = lacks * size + needed[lacks]
@@ -261,6 +257,19 @@ class GgufForward:
             self._save_range(resident, self._pool, table, (int(begins[0]), int(ends[num - 1])))
             begins, ends = begins[num:], ends[num:]
         written[table[lacks]] = needed[lacks]
+
+    def _placed(
+        self, seq: Any, num_tokens: int, moved: Mapping[int, BlockCopy] | None = None
+    ) -> tuple[IntArray, IntArray]:
+        """Return the blocks of a sequence's first tokens, and how many each one has; `moved` as for `save`."""
+        moved = self._moved() if moved is None else moved
+        size = self.manager.block_size
+        table = seq.block_ids()[: -(-num_tokens // size)].copy()
+        needed = np.minimum(num_tokens - np.arange(len(table)) * size, size)
+        for at, block in enumerate(table.tolist()) if moved else ():
+            if (copy := moved.get(block)) is not None:
+                table[at], needed[at] = copy.src, min(needed[at], copy.num_tokens)
+        return table, needed
 
     def _save_range(
         self, resident: Resident, pool: HostPool, table: IntArray, extent: tuple[int, int]
@@ -314,17 +323,18 @@ class _Keeper(EngineCompanion):
         """
         residents = self._forward.residents
         if (resident := residents.by_owner.get(job.open_seq)) is None:
-            return
-        if self._context.state_bytes:
+            pass  # it has computed nothing yet
+        elif self._context.state_bytes:
             if self._forward.manager.kernel.copies:  # of snapshots: next it is too late
                 self._forward.copy()
             del resident.key[job.num_computed * TOKEN_BYTES :]  # of a step that failed
             self._forward.save(resident)
             residents.drop(job.open_seq)
-            return
-        residents.cut(resident, job.num_computed)
-        self._forward.save(resident)
-        residents.release(job.open_seq)
+        else:
+            residents.cut(resident, job.num_computed)
+            self._forward.save(resident)
+            residents.release(job.open_seq)
+        self._forward.save_shared(job)
 
     def purge(self, scope: Scope, is_own: Callable[[Scope], bool], timeout_s: float) -> int:
         """Overwrite all cells; the residents of other tenants are restored when they are needed."""
