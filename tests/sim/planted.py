@@ -403,11 +403,18 @@ def _lost(making, rows, places, number):
     for n, row in enumerate(rows):
         later = [each[number:] for each in rows[:n]]
         if later and not any(each[0] == row[number] for each in later):
-            ends = (_same_end(each[0], row[number]) for each in later[-1:])
-            total += making.behind(places[number]) + max(ends)
-            for one, other in zip(rows[n - 1][number + 1 :], row[number + 1 :], strict=True):
-                total += _same_begin(one, other) + _same_end(one, other) + 1
+            total += making.behind(places[number]) + max(
+                _equal(each, row[number:]) for each in later
+            )
     return total
+
+
+def _equal(earlier, row):
+    """Return the characters behind the first difference of two rows that stand in both: the first line's end alone."""
+    lines = zip(earlier[1:], row[1:], strict=True)
+    return _same_end(earlier[0], row[0]) + sum(
+        _same_begin(*pair) + _same_end(*pair) + 1 for pair in lines
+    )
 
 
 def _same_end(one, other):

@@ -6,6 +6,7 @@ import pytest
 from log_help import chat
 
 from quire_sim.lint.nearest import PromptTrie
+from quire_sim.lint.texts import equal_behind
 from quire_sim.logs import LoggedRequest, sections_of
 
 
@@ -68,3 +69,24 @@ def test_an_answer_is_lost_however_short_if_the_same_message_follows(follows, is
     found = trie.add(request(2, asked, "Until nine.", follows or asked + " And on Sunday?"))
     whole = len("Until nine." + asked + " And on Sunday?")
     assert (found.lost == whole) == is_lost
+
+
+LINES = (
+    "Where the shelf of a parcel is, the clerk tells whoever has a ticket with the number of that parcel on it.",
+    "A letter goes out on the next day but one.",
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "equal"),
+    [
+        ("now=17:05.", "now=18:06.", len("now=1") + len(".")),
+        ("<trace id='4f'/>", "<trace id='9c'/>", len("<trace id='") + len("'/>")),
+        ("At seven.", "By noon today.", len(".")),
+    ],
+)
+def test_of_a_line_that_changes_between_equal_ones_begin_and_end_are_equal(old, new, equal):
+    first, then = LINES
+    texts = [f"Turn {n}.\n{first}\n{line}\n{then}" for n, line in enumerate((old, new))]
+    whole = len(f".\n{first}\n") + equal + len(f"\n{then}")
+    assert equal_behind(*texts, len("Turn ")) == whole

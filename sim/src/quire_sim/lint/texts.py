@@ -89,7 +89,7 @@ def equal_behind(earlier: str, text: str, at: int) -> int:
     tail -= len(ended[0]) if ended else 0
     before = _pieces(earlier[start : len(earlier) - tail])
     after = _pieces(text[start : len(text) - tail])
-    found = _in_pieces(before, after)
+    found = _in_pieces(before, after, tail)
     known = at - start if after and _key(after[0]) in set(map(_key, before)) else 0
     return tail + max(found - known, 0)
 
@@ -121,20 +121,27 @@ def _share_lines(old: str, new: str) -> bool:
     )
 
 
-def _in_pieces(before: list[str], after: list[str]) -> int:
-    """Return the characters of pieces that stand in others."""
-    gone, come = Counter[str](), list[str]()
-    found = 0
-    for tag, low, high, start, end in _opcodes(before, after):
+def _in_pieces(before: list[str], after: list[str], tail: int) -> int:
+    """Return the characters of pieces that stand in others; so many behind the last ones are equal."""
+    gone, come = Counter[str](), list[tuple[str, int]]()
+    found = equal = 0
+    codes = _opcodes(before, after)
+    for place, (tag, low, high, start, end) in enumerate(codes):
         if tag == "equal":
-            size = sum(map(len, after[start:end]))
-            found += size if size >= IN_ORDER else 0
-            come.append("")
+            equal = sum(map(len, after[start:end]))
+            found += equal if equal >= IN_ORDER else 0
+            come.append(("", 0))
             continue
-        come += after[start:end]
+        changed = [(each, 0) for each in after[start:end]]
         gone.update(map(_key, before[low:high]))
-        if high - low == end - start == 1 and _key(before[low]) != _key(after[start]):
-            found += _equal_ends(before[low], after[start], is_first=not low)
+        if low < high and start < end:
+            then = codes[place + 1][3:] if place + 1 < len(codes) else None
+            behind = tail if then is None else sum(map(len, after[slice(*then)]))
+            begin = _begin(before[low], after[start], equal) if low else 0
+            changed[0] = (changed[0][0], begin)
+            last = _end(before[high - 1], after[end - 1], behind, is_first=not low)
+            changed[-1] = (changed[-1][0], changed[-1][1] + last)
+        come += changed
     return found + _moved(gone, come)
 
 
@@ -188,12 +195,16 @@ def _opcodes(old: list[str], new: list[str]) -> list[tuple[str, int, int, int, i
     return list(SequenceMatcher(str.isspace, old, new, autojunk=len(new) >= 400).get_opcodes())
 
 
-def _equal_ends(old: str, new: str, *, is_first: bool) -> int:
-    """Return the characters that two pieces begin and end with in common; the begin of the first ones is known."""
-    begin = common_prefix(old, new)
-    end = common_suffix(old, new, min(len(old), len(new)) - begin)
-    found = end if end >= (IN_ORDER if is_first else PIECE) else 0
-    return found + (begin if begin >= PIECE and not is_first else 0)
+def _begin(old: str, new: str, equal: int) -> int:
+    """Return the characters that two pieces begin with in common behind so many equal ones; few alone are chance."""
+    found = common_prefix(old, new)
+    return found if found >= PIECE or equal >= IN_ORDER else 0
+
+
+def _end(old: str, new: str, equal: int, *, is_first: bool) -> int:
+    """Return the characters that two pieces end with in common before so many equal ones."""
+    found = common_suffix(old, new, min(len(old), len(new)) - common_prefix(old, new))
+    return found if found >= (IN_ORDER if is_first else PIECE) or equal >= IN_ORDER else 0
 
 
 def unnumbered(piece: str) -> str:
@@ -208,20 +219,23 @@ def _is_ended(piece: str) -> bool:
 
 @lru_cache(1 << 16)
 def _key(piece: str) -> str:
-    """Return a piece without its number in a list, and without blanks and marks around it."""
-    return unnumbered(piece).strip(_AROUND)
+    """Return a piece without its number in a list, unless that is all of it, and without blanks and marks around it."""
+    return unnumbered(piece).strip(_AROUND) or piece.strip(_AROUND)
 
 
-def _moved(gone: Counter[str], come: list[str]) -> int:
-    """Return the characters of pieces that stand elsewhere in the earlier text, in runs."""
+def _moved(gone: Counter[str], come: list[tuple[str, int]]) -> int:
+    """Return the characters of pieces that stand elsewhere in the earlier text, in runs.
+
+    A piece that does not has so many that are equal where it stands.
+    """
     found = run = 0
-    for piece in [*come, ""]:
+    for piece, equal in [*come, ("", 0)]:
         key = _key(piece)
         if piece and (not key or gone[key] > 0):
             gone[key] -= 1
             run += len(piece)
         else:
-            found += run if run >= PIECE else 0
+            found += equal + (run if run >= PIECE else 0)
             run = 0
     return found
 
