@@ -14,6 +14,7 @@ CHAT = {
     "prompt_tokens_details": {"cached_tokens": 6},
 }
 RESPONSE = {"input_tokens": 9, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 6}}
+TIMINGS = {"cache_n": 6, "prompt_n": 3, "prompt_ms": 43.4, "predicted_n": 4, "predicted_ms": 93.1}
 MESSAGE = {"input_tokens": 2, "cache_read_input_tokens": 6, "cache_creation_input_tokens": 1}
 
 
@@ -34,7 +35,14 @@ def streamed(*documents, cut=None):
 
 
 @pytest.mark.parametrize(
-    "whole", [{"usage": CHAT}, {"usage": RESPONSE}, {"usage": MESSAGE | {"output_tokens": 4}}]
+    "whole",
+    [
+        {"usage": CHAT},
+        {"usage": RESPONSE},
+        {"usage": MESSAGE | {"output_tokens": 4}},
+        {"content": "a", "timings": TIMINGS},
+        {"usage": CHAT, "timings": TIMINGS | {"predicted_n": 400}},
+    ],
 )
 def test_a_whole_answer_tells_its_tokens(whole):
     usage = AnswerUsage()
@@ -52,6 +60,8 @@ def test_a_whole_answer_tells_its_tokens(whole):
             {"type": "message_start", "message": {"usage": MESSAGE | {"output_tokens": 1}}},
             {"type": "message_delta", "usage": {"output_tokens": 4}},
         ],
+        [{"choices": [{"finish_reason": "length"}], "timings": TIMINGS}],
+        [{"timings": TIMINGS | {"predicted_n": at}} for at in range(1, 5)],
     ],
 )
 def test_a_stream_tells_its_tokens(events):
@@ -69,6 +79,9 @@ def test_tokens_that_no_server_tells_are_estimated():
         b'{"usage": {"prompt_tokens": "x"}}',
         b"\xff" * 80,
         b'{"usage": []}',
+        b'{"timings": {}}',
+        b'{"timings": {"predicted_n": 7}}',
+        b'{"timings": {"send": 1.5, "wait": 20}}',
     ):
         usage = AnswerUsage()
         usage.read(broken)

@@ -11,7 +11,7 @@ import msgspec
 BYTES_PER_TOKEN = 4
 """Bytes of a prompt, or of an answer's text, that count as a token where a server tells no usage."""
 
-_TOLD = re.compile(rb'"usage"\s*:\s*\{')
+_TOLD = re.compile(rb'"(?:usage|timings)"\s*:\s*\{')
 _DATA = b"data:"
 
 
@@ -32,6 +32,14 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
 
 
+class _Timings(msgspec.Struct):
+    """llama-server's counts, on all its paths: cached and computed tokens of a prompt, and tokens of its answer."""
+
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    predicted_n: int | None = None
+
+
 class _Inner(msgspec.Struct):
     usage: _Usage | None = None
 
@@ -41,6 +49,7 @@ class _Answer(_Inner):
 
     response: _Inner | None = None
     message: _Inner | None = None
+    timings: _Timings | None = None
 
 
 class AnswerUsage:
@@ -87,9 +96,10 @@ class AnswerUsage:
     def _note(self, document: bytes) -> None:
         with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
             said = msgspec.json.decode(document, type=_Answer)
-            for inner in (said, said.response, said.message):
-                if inner is not None and inner.usage is not None:
-                    self._add(inner.usage)
+            told = [each.usage for each in (said, said.response, said.message) if each is not None]
+            for usage in told if any(told) else [_usage_of(said.timings)]:
+                if usage is not None:
+                    self._add(usage)
 
     def _add(self, usage: _Usage) -> None:
         """Note a usage: later ones of a stream replace what they repeat."""
@@ -103,3 +113,11 @@ class AnswerUsage:
         self.prompt = self.prompt if prompt is None else prompt
         self.cached = self.cached if cached is None else cached
         self.completion = self.completion if completion is None else completion
+
+
+def _usage_of(timings: _Timings | None) -> _Usage | None:
+    """Return timings as a usage; None if they lack a count."""
+    if timings is None or timings.cache_n is None or timings.prompt_n is None:
+        return None
+    prompt, details = timings.cache_n + timings.prompt_n, _Details(timings.cache_n)
+    return _Usage(prompt, timings.predicted_n, details)
