@@ -3,6 +3,10 @@
 import time
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from test_route_command import said, started
 from upstream_help import FakeUpstream, routed, served, wait_for
 
 import plain_http
@@ -133,3 +137,54 @@ def test_an_endpoint_needs_the_exporter_and_an_address(monkeypatch):
     monkeypatch.setattr("quire_router.spans._is_there", lambda module: True)
     with pytest.raises(ConfigError, match="got 'localhost:4318'"):
         exported_to("localhost:4318")
+
+
+@pytest.fixture
+def collected():
+    """A collector: its URL, and the exports that came, each with its headers."""
+    trace_service = pytest.importorskip(
+        "opentelemetry.proto.collector.trace.v1.trace_service_pb2",
+        reason="no opentelemetry-proto is installed",
+    )
+    came = []
+
+    async def export(request):
+        body = await request.body()
+        came.append((trace_service.ExportTraceServiceRequest.FromString(body), request.headers))
+        return Response(media_type="application/x-protobuf")
+
+    with served(Starlette(routes=[Route("/v1/traces", export, methods=["POST"])])) as url:
+        yield f"{url}/v1/traces", came
+
+
+@pytest.mark.ci
+def test_the_command_sends_its_spans_to_a_collector(collected, monkeypatch):
+    pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.http",
+        reason="no opentelemetry-exporter-otlp-proto-http is installed",
+    )
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=ann")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "front")
+    endpoint, came = collected
+    fake = FakeUpstream("one")
+    fake.more = {"timings": {"cache_n": 6, "prompt_n": 3, "predicted_n": 4}}
+    route = ("--otlp-traces-endpoint", endpoint)
+    with served(fake.app()) as url, started("route", "--upstream", url, *route) as process:
+        address = said(process)["url"]
+        wait_for(lambda: plain_http.get(f"{address}/health").status_code == 200)
+        for stream in (False, True):
+            asked = {"prompt": "Once", "stream": stream}
+            plain_http.post(f"{address}/v1/completions", json=asked, headers=TOLD, timeout=20)
+        process.terminate()  # what is left is exported at the end
+        assert process.wait(20) == 0, process.stderr.read()
+    names = {each.key: each.value for export, _ in came for at in export.resource_spans for each in at.resource.attributes}  # fmt: skip
+    assert names["service.name"].string_value == "front"
+    assert {headers["x-tenant"] for _, headers in came} == {"ann"}
+    spans = [span for export, _ in came for at in export.resource_spans for scope in at.scope_spans for span in scope.spans]  # fmt: skip
+    assert [(span.trace_id.hex(), span.parent_span_id.hex()) for span in spans] == [(TRACE, PARENT)] * 2  # fmt: skip
+    sent = [each[2]["traceparent"] for each in fake.asked]
+    assert sent == [f"00-{TRACE}-{span.span_id.hex()}-01" for span in spans]
+    for span in spans:
+        told = {each.key: each.value for each in span.attributes}
+        assert told["quire.upstream"].string_value == url
+        assert told["gen_ai.usage.cache_read.input_tokens"].int_value == 6
