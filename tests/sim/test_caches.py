@@ -1,8 +1,11 @@
 """Caches of servers: rules of each, positive and negative, and requests that overlap."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from quire import ops
 from quire.errors import ConfigError
 from quire_sim.caches import CacheOptions, CachePrompt, PromptPart, cache_of, hits
 
@@ -146,6 +149,45 @@ def test_quire_refuses_what_no_empty_pool_holds():
     small = CacheOptions(capacity_tokens=160)
     asked = [prompt(range(400)), prompt(range(100)), prompt(range(100))]
     assert [each.hit_tokens for each in hits(cache_of("quire", small), asked)] == [0, 0, 96]
+
+
+def drawn(seed, count=100):
+    """Return prompts of 20 to 6,000 tokens that begin and go on as earlier ones, sent at once or one after the other."""
+    rng, told, now = np.random.default_rng(seed), [], 0.0
+    for row in range(count):
+        ids = rng.integers(0, 9999, rng.integers(10, 3000), np.int32)
+        output = rng.integers(0, 9999, rng.integers(1, 400), np.int32)
+        if told and rng.random() < 0.7:
+            earlier = told[rng.integers(len(told))]
+            whole = np.concatenate([earlier.tokens, earlier.output])
+            ids = np.concatenate([whole[: rng.integers(10, 3000)], ids])
+        now += rng.choice([0.0, 0.01, 3.0])
+        sent = {"time_s": now, "first_s": rng.random(), "duration_s": 1 + rng.random()}
+        told.append(CachePrompt(row, ids, output=output, **(sent if seed % 2 else {})))
+    return told
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_quire_without_a_capacity_finds_what_a_large_one_does_and_evicts_nothing(seed):
+    told, cache = drawn(seed), cache_of("quire")
+    found = list(hits(cache, told))
+    assert found == list(hits(cache_of("quire", CacheOptions(capacity_tokens=1 << 24)), told))
+    assert {each.why for each in found} <= {"", "rounding", "at-once"}
+    manager = cache.at("").manager
+    assert manager.stats.evicted_blocks == 0
+    ops.check(manager)
+
+
+def test_quire_without_a_capacity_costs_what_it_holds():
+    prompts = [prompt(range(n, n + 300)) for n in range(9)]
+    found("quire", prompts)
+    tracemalloc.start()
+    try:
+        found("quire", prompts)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2e6
 
 
 def test_steps_have_a_minimum_and_grow_by_128():

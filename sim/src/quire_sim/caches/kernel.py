@@ -12,12 +12,14 @@ from quire import Scope
 from quire.core import CacheManager
 from quire.core.tokens import INT32, IntArray
 from quire.errors import OutOfBlocks
+from quire.ops import resize
 from quire.scheduling import Job, Scheduler, Step
 from quire_sim.caches.asking import CacheHit, answer_times
 from quire_sim.caches.prompts import CachePrompt
 from quire_sim.caches.tracking import TrackedCache
 
-UNLIMITED_BLOCKS = 1 << 24
+FIRST_BLOCKS = 1 << 10
+"""Blocks that a pool without a limit begins with."""
 
 BEFORE_S = 0.005
 """Requests sent so shortly before a step begins may miss it; the time of their answer decides."""
@@ -67,15 +69,14 @@ class KernelCache(TrackedCache):
     """A `CacheManager` under the engine's `Scheduler`, whose steps end when the log's answers begin or end.
 
     A step with prompts has the requests whose answers begin together. Between prompts a step decodes all tokens up to
-    the next event at once, as accepted drafts.
+    the next event at once, as accepted drafts. Without `num_blocks` the pool grows before any block would be evicted.
     """
 
     def __init__(self, num_blocks: int | None = None, block_size: int = 16) -> None:
         super().__init__()
         self._now = 0.0
-        self.manager = CacheManager(
-            num_blocks or UNLIMITED_BLOCKS, block_size, clock=lambda: self._now
-        )
+        self.manager = CacheManager(num_blocks or FIRST_BLOCKS, block_size, clock=lambda: self._now)
+        self._grows, self._open_blocks = num_blocks is None, 0
         self._scheduler = Scheduler(self.manager, opened=self._note_hit)
         self._coming: list[_LoggedJob] = []
         self._found: list[CacheHit] = []
@@ -126,11 +127,25 @@ class KernelCache(TrackedCache):
                 self._queue(job)
 
     def _queue(self, job: _LoggedJob) -> None:
+        self._grow(job)
         try:
             self._scheduler.add(job)
         except OutOfBlocks:  # larger than the pool: the server refuses it
+            self._open_blocks -= self._most_blocks(job)
             size = self.manager.block_size
             self._found.append(self._hit(job.place, job.prompt, 0, size))
+
+    def _grow(self, job: Job) -> None:
+        """Note a request that comes; enlarge a pool without a limit until twice what all can hold is free."""
+        (pool,) = self.manager.pools
+        self._open_blocks += self._most_blocks(job)
+        lacking = 2 * self._open_blocks - pool.num_free
+        if self._grows and lacking > 0:
+            resize(self.manager, {pool.name: pool.num_blocks + max(lacking, pool.num_blocks)})
+
+    def _most_blocks(self, job: Job) -> int:
+        """Return the blocks that a request can hold, one that is copied included."""
+        return (job.prompt_len + job.max_tokens) // self.manager.block_size + 2
 
     def _plan(self) -> None:
         """Plan the next step and its end."""
@@ -143,6 +158,7 @@ class KernelCache(TrackedCache):
             if step.num_decodes:
                 step = scheduler.plan(self._now)
         for job, _ in scheduler.given_up:
+            self._open_blocks -= self._most_blocks(job)
             self._ended(cast("_LoggedJob", job).place)
         scheduler.given_up = []
         self.manager.take_copies()
@@ -173,6 +189,7 @@ class KernelCache(TrackedCache):
             self._computed(job.place)
             if job.num_generated == job.max_tokens:
                 self._scheduler.finish(job)
+                self._open_blocks -= self._most_blocks(job)
                 self._ended(job.place)
 
     def _note_hit(self, job: Job) -> None:
