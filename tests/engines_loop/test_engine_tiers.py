@@ -6,6 +6,7 @@ import pytest
 from loop_help import GREEDY, nothing_held, plain_answer, tiny_model
 from traffic_help import Traffic
 
+from quire import ops
 from quire.engines.loop import Engine, SamplingParams
 from quire.errors import ConfigError
 from quire.tiers import Disk, Host
@@ -201,3 +202,26 @@ def test_whatever_a_tier_raises_no_request_fails(hook, error):
         if hook in ("_contains", "_put"):
             assert tier.stats().outcomes["error"] > 0
             assert type(error).__name__ in tier.last_failure
+
+
+def test_an_urgent_request_from_a_tier_gets_the_blocks_of_one_that_yields_and_is_being_copied():
+    """A prefix that comes back takes all free blocks: the next one is held by a background thread."""
+    model, urgent = tiny_model("llama"), tuple(range(20, 93))
+    stack = host_stack()
+    engine = Engine(model, num_blocks=24, block_size=4, max_running=1, tiers=stack)
+    plain = answer(engine, urgent)[1]
+    assert engine.is_settled  # waits for what is copied
+    ops.invalidate(engine.manager, list(urgent), engine.scope())
+    engine.add_request(PROMPT[:25], GREEDY)
+    engine.step()
+    asked = engine.add_request(urgent, GREEDY, priority=5)
+    told = {}
+    while engine.has_unfinished():
+        told |= {each.request_id: each for each in engine.step() if each.finished}
+    assert [each.error for each in told.values()] == [None, None]
+    assert told[asked].metrics.loaded_tokens == {"host": 72}
+    assert tuple(told[asked].outputs[0].token_ids) == plain
+    assert engine.stats().preemptions == 1
+    engine.close()
+    nothing_held(engine)
+    stack.close()
