@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 from quire.routing import RoundRobin
 from quire.web.keys import ApiKeys
 from quire_router.gateway import _events
-from quire_router.prefixes import Question
+from quire_router.prefixes import Asker, Question, keys_of
 from quire_router.relay import MADE_BY
 from quire_router.upstreams import Upstream
 
@@ -64,6 +64,37 @@ def test_a_conversation_and_a_prompt_of_tokens_are_known_again(two):
         home = router.ask(before, path).headers[MADE_BY]
         assert router.proxy.prefixes.index.num_blocks > 0
         assert {router.ask(after, path).headers[MADE_BY] for _ in range(8)} == {home}
+
+
+def test_prompts_of_other_servers_own_paths_are_known_again(two):
+    router, _ = two
+    rest = {"sampling_params": {"max_new_tokens": 4}}
+    for path, before, after in [
+        ("/generate", {"text": LONG} | rest, {"text": f"{LONG} and on"} | rest),
+        ("/generate", {"input_ids": [*range(200)]}, {"input_ids": [*range(300)]}),
+        ("/infill", {"input_prefix": LONG[1:]}, {"input_prefix": f"{LONG[1:]} x", "input_suffix": "y"}),
+        ("/infill", {"input_extra": [{"text": LONG}], "prompt": "a", "input_prefix": ""},
+         {"input_extra": [{"text": LONG}], "prompt": "b", "input_prefix": "c"}),
+    ]:  # fmt: skip
+        num = router.proxy.counts.num_found
+        home = router.ask(before, path).headers[MADE_BY]
+        assert {router.ask(after, path).headers[MADE_BY] for _ in range(4)} == {home}, before
+        assert router.proxy.counts.num_found == num + 4
+
+
+def test_the_text_format_of_a_response_is_no_part_of_its_prompt():
+    def read(**fields):
+        return msgspec.json.decode(json.dumps(fields), type=Question)
+
+    form = {"format": {"type": "json_schema", "schema": {"title": LONG}}}
+    who = Asker("key")
+    assert keys_of(read(input=LONG, text=form), who) == keys_of(read(input=LONG), who) != []
+    assert read(text=LONG).first_prompt == read(text=[LONG, "x"]).first_prompt == LONG
+    assert (
+        read(input_ids=[1, 2]).first_prompt == read(input_ids=[[1, 2], [3]]).first_prompt == [1, 2]
+    )
+    assert read(prompt="a", text="b").first_prompt == "a"
+    assert not read(text=None, input_ids=None, prompt=None).has_prompt
 
 
 def test_messages_are_known_again_though_a_line_of_their_system_differs(two):

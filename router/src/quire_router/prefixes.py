@@ -40,6 +40,10 @@ class Question(msgspec.Struct):
     system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    input_ids: msgspec.Raw = msgspec.Raw()
+    input_extra: msgspec.Raw = msgspec.Raw()
+    input_prefix: msgspec.Raw = msgspec.Raw()
     previous_response_id: str | None = None
     metadata: msgspec.Raw = msgspec.Raw()
     cache_salt: str | None = None
@@ -55,7 +59,14 @@ class Question(msgspec.Struct):
     @property
     def has_prompt(self) -> bool:
         """Whether it has a prompt, a conversation, or an input."""
-        return any(bytes(each) not in _NONE for each in (self.prompt, self.messages, self.input))
+        return any(map(_is_given, (self.messages, self.input, self.own_prompt, self.input_prefix)))
+
+    @property
+    def own_prompt(self) -> msgspec.Raw:
+        """The prompt of a completion: `prompt`, or SGLang's `text` or `input_ids` where nothing else is one."""
+        given = next(filter(_is_given, (self.messages, self.input, self.prompt)), None)
+        others = (self.text, self.input_ids) if given is None else ()
+        return next(filter(_is_given, others), self.prompt)
 
     @property
     def model_name(self) -> str | None:
@@ -65,7 +76,7 @@ class Question(msgspec.Struct):
     @property
     def first_prompt(self) -> str | list[int] | None:
         """The prompt of a completion, the first of several: text or tokens, if it is as it should be."""
-        given = self.prompt
+        given = self.own_prompt
         if bytes(given).startswith(b"["):
             tokens = _decoded(given, list[int])
             if tokens is not None:
@@ -296,13 +307,15 @@ def _user_in(metadata: msgspec.Raw) -> str | None:
 def _laid_out(asked: Question) -> bytes:
     """Return a conversation as bytes in the order of a prompt, without the line of Claude Code's that always differs."""
     system = _BILLING.sub(b"", bytes(asked.system))
-    parts = (asked.tools, asked.instructions, asked.messages, asked.input, asked.prompt)
-    tools, instructions, *talk = map(bytes, parts)
+    tools, instructions = bytes(asked.tools), bytes(asked.instructions)
+    filled = (asked.input_extra, asked.input_prefix)  # of llama-server's `/infill`
+    talk = map(bytes, (asked.messages, asked.input, *filled, asked.own_prompt))
     return b"".join([tools, system, instructions, *talk])
 
 
-_NONE = (b"", b"null")
-"""A field that is absent."""
+def _is_given(field: msgspec.Raw) -> bool:
+    """Return whether a field is there, and not null."""
+    return bytes(field) not in (b"", b"null")
 
 
 _BILLING = re.compile(rb'x-anthropic-billing-header:[^"\\]*')
