@@ -41,6 +41,7 @@ class EngineTiers(EngineCompanion):
         self._forward.copy()
         begun_s, request = perf_counter(), cast("Answer", job).request
         tokens = self.store.onboard(job.known(), job.scope).tokens
+        self._settle_for(job.num_tokens)  # those that it took may have been all that were free
         if (told := request.metrics).first_token_ts is None:  # later it is part of decoding
             load_s = told.load_s + perf_counter() - begun_s
             tokens = Counter(told.loaded_tokens) + Counter(tokens)
@@ -52,15 +53,12 @@ class EngineTiers(EngineCompanion):
         It happens at once where the pools need them.
         """
         self.store.offload_later(job.open_seq)
-        self.store.offloading.settle_for(len(self.store.manager.sequences))
+        self._settle_for(0)
 
     def before_step(self, scheduler: Scheduler) -> None:
         """Finish offload copies whose blocks the next step may need."""
-        num_tokens = scheduler.limits.max_step_tokens
-        if scheduler.queues.num_waiting:
-            num_tokens = max(num_tokens, scheduler.queues.waiting[0].num_tokens)
-        num_blocks = -(-num_tokens // self.store.manager.block_size) + scheduler.queues.num_running
-        self.store.offloading.settle_for(num_blocks)
+        queues, most = scheduler.queues, scheduler.limits.max_step_tokens
+        self._settle_for(max(most, queues.waiting[0].num_tokens) if queues.num_waiting else most)
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn the cost of prefill from a step: that of its longest part, by its share of the tokens."""
@@ -98,3 +96,9 @@ class EngineTiers(EngineCompanion):
         self.store.offloading.settle()
         self.store.offload_all()
         self.store.stack.flush()
+
+    def _settle_for(self, num_tokens: int) -> None:
+        """Finish offload copies until there is room for so many tokens, and for a block of each sequence."""
+        manager = self.store.manager
+        num_blocks = -(-num_tokens // manager.block_size) + len(manager.sequences)
+        self.store.offloading.settle_for(num_blocks)
