@@ -1,9 +1,11 @@
 """Faults of what is around a GGUF engine: no answer changes, and no request beside it ends."""
 
+import os
+import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ from loop_help import nothing_held
 
 import quire
 from cuts import LineCut
+from quire.engines.gguf import GgufModel
 from quire.engines.gguf.context import NoCells
 from quire.engines.loop import Engine, SamplingParams
-from quire.errors import Interrupted
+from quire.errors import ConfigError, Interrupted
 from quire.tiers import Host
 from quire.tiers.faults import FaultPlan, Faulty
 from quire.tiers.stack.settings import StackSettings
@@ -70,6 +73,52 @@ def test_records_of_another_build_are_not_found(tmp_path, monkeypatch):
     assert [found(), found()] == [0, 56]
     monkeypatch.setattr(tiny_gguf(n_ctx=256)._library, "version", "another")
     assert [found(), found()] == [0, 56]
+
+
+def test_a_file_that_was_renamed_over_names_no_rows_of_the_one_that_is_loaded(tmp_path):
+    file, new = tmp_path / "m.gguf", tmp_path / "new.gguf"
+    shutil.copy(tiny_file(), file)
+    with opened(file, tmp_path) as (model, engine):
+        answers(engine)
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 1
+        new.write_bytes(data)
+        new.replace(file)
+        assert answers(engine)  # what is loaded stays as it was
+        with pytest.raises(ConfigError, match=r"m.gguf' was replaced since it was loaded.* again"):
+            Engine(model, num_blocks=60, block_size=8, tiers=[f"files:{tmp_path / 'kv'}"])
+        Engine(model, num_blocks=60, block_size=8).close()  # one that tells no other process
+    with opened(file, tmp_path) as (_, engine):
+        assert engine.generate([PROMPTS[0]], PARAMS)[0].num_cached_tokens == 0
+
+
+def test_rows_of_a_step_after_a_file_was_written_to_are_not_kept(right, tmp_path):
+    file, before = tmp_path / "m.gguf", Path(tiny_file()).read_bytes()
+    file.write_bytes(before)
+    found = (len(PROMPTS[1]) - 1) // 8 * 8
+    with opened(file, tmp_path) as (_, engine):
+        engine.generate([PROMPTS[1]], PARAMS)
+        with file.open("r+b") as opened_file:
+            opened_file.seek(-200, os.SEEK_END)
+            opened_file.write(bytes(200))
+        engine.add_request(PROMPTS[2], PARAMS)
+        (output,) = engine.step()
+        assert "m.gguf' was written to since it was loaded" in str(output.error)
+    file.write_bytes(before)
+    with opened(file, tmp_path) as (_, engine):
+        told = engine.generate(PROMPTS, PARAMS)
+    assert [each.outputs[0].token_ids for each in told] == right
+    assert [each.num_cached_tokens for each in told[1:]] == [found, 0]
+
+
+@contextmanager
+def opened(file, folder):
+    """A model of a file, and an engine over it with a store in the folder."""
+    exact = {"type_k": "f32", "type_v": "f32", "n_threads": 1}
+    with closing(GgufModel(file, n_ctx=512, **exact)) as model:
+        tiers = [f"files:{folder / 'kv'}?capacity=64MiB"]
+        with closing(Engine(model, num_blocks=60, block_size=8, tiers=tiers)) as engine:
+            yield model, engine
 
 
 def test_rows_of_wrong_guesses_are_not_kept():

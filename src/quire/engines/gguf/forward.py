@@ -134,6 +134,7 @@ class GgufForward:
         if self.before_forward is not None:
             self.before_forward()
         logits = np.concatenate(self._computed([parts[at] for at in order]))
+        self.model.model.check_files()
         jobs = np.searchsorted(ends, step.logit_rows, side="right")
         rows = np.argsort(np.argsort(np.argsort(order)[jobs], kind="stable"))
         return torch.from_numpy(logits[rows])  # pyright: ignore[reportUnknownMemberType]

@@ -18,7 +18,7 @@ from quire.engines.gguf.context import Context
 from quire.engines.gguf.forward import GgufForward
 from quire.engines.gguf.host_pool import host_layout, state_layout
 from quire.engines.gguf.library import LlamaLibrary, load
-from quire.engines.models.weights import FileDigests, default_kept_at
+from quire.engines.models.weights import FileDigests, default_kept_at, stat_of
 from quire.errors import ConfigError, ScopeError, UnsupportedModel
 from quire.groups import Recurrent
 from quire.scope import check_scope
@@ -81,7 +81,7 @@ class GgufModel:
         **settings: Any,
     ) -> None:
         self.path = Path(path).expanduser()
-        self._files = _files(self.path)
+        self._files = {each: stat_of(each) for each in _files(self.path)}
         self._library = library or load()
         self.attention = _attention(attention, self._library)
         self._settings = _checked(settings)
@@ -127,11 +127,8 @@ class GgufModel:
     def in_engine(self, settings: EngineSettings, *, outlives: bool) -> BoundGguf:
         """Return the model as an engine has it. Raises `ConfigError`."""
         if settings.adapters or settings.passages is not None:
-            what = (
-                f"adapters ({', '.join(map(repr, settings.adapters))})"
-                if settings.adapters
-                else "passages"
-            )
+            names = ", ".join(map(repr, settings.adapters))
+            what = f"adapters ({names})" if names else "passages"
             raise ConfigError(
                 f"{what} are for models of transformers, not for the GGUF file {self.path.name}; leave them out, or "
                 "give the folder of the model"
@@ -148,7 +145,6 @@ class GgufModel:
         most = self._library.llama_max_parallel_sequences()
         if self.keeps_states and max_running is not None:  # each sequence has the bytes of a state
             most = min(most, max_running + 1)
-        sizes = {"n_seq_max": most}
         how = self._library, self._model, self.vocab_size
         n_ctx = self._n_ctx
         with self._library.attention(is_own=self.attention == "quire"):
@@ -156,7 +152,7 @@ class GgufModel:
                 tiny = Context(*how, n_ctx=256, **self._settings, n_seq_max=1)
                 tiny.close()
                 n_ctx = self._fitting(tiny, most)
-            made = Context(*how, n_ctx=n_ctx, **self._settings, **sizes)
+            made = Context(*how, n_ctx=n_ctx, **self._settings, n_seq_max=most)
         made.owner = self
         self._contexts.add(made)
         return made
@@ -178,16 +174,26 @@ class GgufModel:
         """Return the name of what K and V are of; `outlives`: a name that other processes have too."""
         if outlives:
             digests = FileDigests(default_kept_at()).of(self._files)
+            self.check_files(renamed=True)
         else:
-            digests = {each.name: str(each.stat()) for each in self._files}
-        parts = (
-            sorted(digests.values()),
-            state,
-            self._library.state_version,
-            self._library.version,
-            self.attention,
-        )
-        return f"gguf {sha256(repr(parts).encode()).hexdigest()}"
+            digests = {each.name: str(stat) for each, stat in self._files.items()}
+        parts = state, self._library.state_version, self._library.version, self.attention
+        return f"gguf {sha256(repr((sorted(digests.values()), *parts)).encode()).hexdigest()}"
+
+    def check_files(self, *, renamed: bool = False) -> None:
+        """Raise `ConfigError` if a file was written to since it was loaded; `renamed`: or another is in its place."""
+        for path, (size, changed, _, inode) in self._files.items():
+            try:
+                now = stat_of(path)
+            except OSError:
+                now = (0, 0, 0, -1)  # it is elsewhere, or deleted: what was loaded stays mapped
+            is_other = now[3] != inode
+            if renamed if is_other else now[:2] != (size, changed):
+                what = "replaced" if is_other else "written to"
+                raise ConfigError(
+                    f"{str(path)!r} was {what} since it was loaded, so nothing says what KV is of; "
+                    "load it again, and make another engine"
+                )
 
     def close(self) -> None:
         """Free the model; a second call does nothing. Raises `ConfigError` while an engine over it is open."""
@@ -267,7 +273,7 @@ class BoundGguf:
         return replace(scope, model=self.fingerprint)
 
     def outdated(self, bound: Iterable[Scope]) -> set[ScopePart]:
-        """Return no models: the weights of a loaded file do not change."""
+        """Return no models: a step sees whether weights have changed."""
         return set()
 
     def wipe(self) -> None:
@@ -297,13 +303,8 @@ def _attention(wanted: str | None, library: LlamaLibrary) -> str:
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings as llama.cpp takes them. Raises `ConfigError`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    defaults: dict[str, Any] = {
-        "type_k": "f16",
-        "type_v": "f16",
-        "n_gpu_layers": -1,
-        "n_threads": None,
-        "n_ubatch": 512,
-    }
+    defaults: dict[str, Any] = {"type_k": "f16", "type_v": "f16", "n_gpu_layers": -1}
+    defaults |= {"n_threads": None, "n_ubatch": 512}
     if unknown := settings.keys() - defaults.keys():
         raise ConfigError(
             f"{min(unknown)!r} is no setting of a GGUF model; these are n_ctx, device_memory, attention, "
@@ -318,11 +319,8 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"n_gpu_layers is -1 for all, or a number of layers, got {made['n_gpu_layers']!r}"
         )
-    threads = made["n_threads"]
-    made["n_threads"] = check_count(
-        "n_threads", (cores or 1) if threads is None else threads, limit=512
-    )
-    made["n_threads_batch"] = made["n_threads"]
+    threads = (cores or 1) if made["n_threads"] is None else made["n_threads"]
+    made["n_threads"] = made["n_threads_batch"] = check_count("n_threads", threads, limit=512)
     check_count("n_ubatch", made["n_ubatch"], limit=2048)
     return made
 
