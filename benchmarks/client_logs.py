@@ -15,6 +15,7 @@ them, one request at a time. FOLDER has an environment for each client: `openai`
 | `quire_otel.jsonl` | the console exporter of OpenTelemetry |
 | `quire_mitmproxy.har` | mitmproxy, a relay that writes HAR files |
 | `SERVER_server.log` | the server itself |
+| `agent_tap_API.jsonl` | `quire tap` before `quire serve` with a model that calls tools, asked as a coding agent does (`agent_session`) |
 """
 
 import argparse
@@ -222,6 +223,32 @@ def recorded(server, folder, clients, tools):
                 )
 
 
+def recorded_agent(folder, num_turns=5, num_lines=3):
+    """Have a coding agent's sessions pass a tap, and keep its logs. The clients are those of this environment."""
+    from agent_session import APIS, NAME, SMALL
+    from made_agent import made_model
+    from transformers import AutoTokenizer
+
+    from quire.cli.assistant import assistant_model
+
+    tokenizer = AutoTokenizer.from_pretrained(assistant_model())
+    with TemporaryDirectory() as model:
+        made_model(tokenizer).save_pretrained(model)
+        tokenizer.save_pretrained(model)
+        command = [sys.executable, "-m", "quire", "serve", "--model", model, "--dtype", "float32"]
+        command += ["--name", NAME, "--name", SMALL, "--kv-memory", "64MiB"]
+        with served(command) as process:
+            for name in ("messages", "chats"):
+                log = folder / f"agent_tap_{name}.jsonl"
+                log.unlink(missing_ok=True)
+                with tapped(log, process.port) as tap:
+                    session = APIS[name](f"http://127.0.0.1:{tap.port}", num_lines)
+                    for _ in range(num_turns):
+                        session.ask()
+                    time.sleep(0.5)
+                log.chmod(0o644)
+
+
 def asked(server, client, port, folder, clients):
     """Have one client ask a server, by a relay that keeps a log of its own where there is one."""
     log = folder / f"{server}_{client}.jsonl"
@@ -235,16 +262,7 @@ def asked(server, client, port, folder, clients):
     elif client in {"openai", "anthropic"}:
         tap_log = folder / f"{server}_tap_{client}.jsonl"
         tap_log.unlink(missing_ok=True)
-        words = [
-            "-m",
-            "quire",
-            "tap",
-            "--log",
-            str(tap_log),
-            "--upstream",
-            f"http://127.0.0.1:{port}",
-        ]
-        with served([sys.executable, *words, "--private"]) as tap:
+        with tapped(tap_log, port) as tap:
             run(clients, client, f"http://127.0.0.1:{tap.port}", log)
             time.sleep(0.5)
         tap_log.chmod(0o644)
@@ -257,6 +275,12 @@ def served(command, environment=None):
     from quire.cli.server_process import ServerProcess
 
     return closing(ServerProcess(command, environment))
+
+
+def tapped(log, port):
+    """Return a tap before a server that keeps a log, as a process."""
+    words = ["-m", "quire", "tap", "--log", str(log), "--upstream", f"http://127.0.0.1:{port}"]
+    return served([sys.executable, *words, "--private"])
 
 
 class Har:
@@ -295,7 +319,7 @@ def main():
     parser.add_argument(
         "--tools", type=Path, default=Path(), help="the folder with .venv-vllm and .llama"
     )
-    parser.add_argument("--only", choices=("quire", "vllm", "llama"))
+    parser.add_argument("--only", choices=("quire", "vllm", "llama", "agent"))
     parser.add_argument("--as", nargs=3, dest="client", metavar=("CLIENT", "BASE", "OUT"))
     args = parser.parse_args()
     if args.client:
@@ -304,8 +328,11 @@ def main():
         ask(base, out, SYSTEM.replace("{}", name))
         return
     args.folder.mkdir(parents=True, exist_ok=True)
-    for server in ("quire", "vllm", "llama") if args.only is None else (args.only,):
-        recorded(server, args.folder, args.clients, args.tools)
+    for server in ("quire", "vllm", "llama", "agent") if args.only is None else (args.only,):
+        if server == "agent":
+            recorded_agent(args.folder)
+        else:
+            recorded(server, args.folder, args.clients, args.tools)
 
 
 if __name__ == "__main__":

@@ -46,16 +46,9 @@ TEMPLATE = r"""
 """A chat template like that of Qwen 2.5, whose calls are those of Hermes."""
 
 
-def made_model(
-    tokenizer: Any, name: str = "Bash", arguments: Any = BASH, *, layers: int = 2
-) -> Any:
-    """Return a model with random attention that answers each prompt with one call; gives the tokenizer its template.
-
-    The first dimensions of the residual stream say which token of the call came last; layers do not write there.
-    """
-    import torch
+def add_calls(tokenizer: Any, name: str = "Bash", arguments: Any = BASH) -> list[int]:
+    """Give a tokenizer the template, and one token for each part of a call; return these, a line end before them."""
     from tokenizers import AddedToken
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     called = "\n" + json.dumps({"name": name, "arguments": arguments}) + "\n"
     parts = ["<tool_call>", called, "</tool_call>"]
@@ -64,8 +57,21 @@ def made_model(
     tokenizer.add_tokens(marks, special_tokens=True)
     tokenizer.chat_template = TEMPLATE
     (newline,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
-    end = tokenizer.convert_tokens_to_ids(END)
-    chain = [newline, *tokenizer.convert_tokens_to_ids(parts), end]
+    return [newline, *tokenizer.convert_tokens_to_ids([*parts, END])]
+
+
+def made_model(
+    tokenizer: Any, name: str = "Bash", arguments: Any = BASH, *, layers: int = 2
+) -> Any:
+    """Return a model with random attention that answers each prompt with one call; gives the tokenizer its template.
+
+    The first dimensions of the residual stream say which token of the call came last; layers do not write there.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    chain = add_calls(tokenizer, name, arguments)
+    end = chain[-1]
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

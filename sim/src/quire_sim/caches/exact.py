@@ -24,6 +24,10 @@ class IdRenderer(Protocol):
         """Return the prompt of a request. Raises `ConfigError`."""
         ...
 
+    def answered(self, request: LoggedRequest) -> list[str]:
+        """Return the prompt of a request, its answer with calls, and what follows. Raises `ConfigError`."""
+        ...
+
     def text(self, tokens: str) -> str:
         """Return tokens as text."""
         ...
@@ -46,7 +50,7 @@ class ExactTokens:
             return None
         ids = np.frombuffer(tokens.encode("utf-32-le", "surrogatepass"), INT32)
         pieces = [ids[:0]] * (len(request.sections) - 1)
-        prompt = cache_prompt(request, [*pieces, ids], self._answer(request))
+        prompt = cache_prompt(request, [*pieces, ids], self._answer(request, tokens))
         parted_at, merged = self._joints.merged(ids)
         if len(prompt.output) > 1:
             self._joints.add(ids, prompt.output)
@@ -59,9 +63,11 @@ class ExactTokens:
     def _text(self, ids: IntArray) -> str:
         return self._renderer.text("".join(map(chr, ids.tolist())))
 
-    def _answer(self, request: LoggedRequest) -> IntArray:
+    def _answer(self, request: LoggedRequest, prompt: str) -> IntArray:
         """Return the ids of an answer, with the one that ended it where the usage counts it."""
         tokenizer, made = self._renderer.tokenizer, request.usage.output_tokens
+        if request.calls and made is not None:
+            return np.array([ord(each) for each in self._called(request, prompt)[:made]], INT32)
         ids: list[int] = (
             tokenizer(request.answer, add_special_tokens=False)["input_ids"]
             if request.answer
@@ -70,3 +76,11 @@ class ExactTokens:
         if made == len(ids) + 1 and tokenizer.eos_token_id is not None:
             ids.append(tokenizer.eos_token_id)
         return np.array(ids[:made], INT32)
+
+    def _called(self, request: LoggedRequest, prompt: str) -> str:
+        """Return the tokens behind a prompt as the next one has them; none where it does not go on from this one."""
+        try:
+            whole = "".join(self._renderer.answered(request))
+        except ConfigError:
+            return ""
+        return whole[len(prompt) :] if whole.startswith(prompt) else ""

@@ -60,14 +60,14 @@ def _is_anthropic(body: Body) -> bool:
     if any(key in body for key in _MESSAGES_ONLY):
         return True
     tools = body.get("tools")
-    if isinstance(tools, list) and any("input_schema" in tool for tool in _objects(tools)):
+    if isinstance(tools, list) and any("input_schema" in tool for tool in objects_of(tools)):
         return True
     if str(body.get("model", "")).startswith("claude") and "max_tokens" in body:
         return True
     return any(
         part.get("type") in _BLOCKS or "cache_control" in part
-        for message in _objects(body["messages"])
-        for part in _objects(message.get("content"))
+        for message in objects_of(body["messages"])
+        for part in objects_of(message.get("content"))
     )
 
 
@@ -103,7 +103,7 @@ def texts_of(content: Any) -> str:
     return ""
 
 
-def _objects(values: Any) -> Iterator[Body]:
+def objects_of(values: Any) -> Iterator[Body]:
     """Yield the objects in a list, if it is one."""
     if isinstance(values, list):
         yield from (

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from quire_sim.logs.bodies import Body, api_of, parameters_of, sections_of
+from quire_sim.logs.calls import calls_of
 from quire_sim.logs.plain import is_usage_table, table_rows
 from quire_sim.logs.records import LogRecord, head_of, records_of
-from quire_sim.logs.rows import Api, LoggedRequest, TokenUsage, Unread
+from quire_sim.logs.rows import AnswerCall, Api, LoggedRequest, TokenUsage, Unread
 from quire_sim.logs.streams import answer_of_stream
 from quire_sim.logs.usages import answer_of, first_of, times_of, usage_of
 
@@ -83,11 +84,11 @@ def request_of(record: LogRecord) -> LoggedRequest:
         if any(key in fields for key in _USAGE_KEYS) or _is_object(fields.get("usage")):
             return usage_row(record)
         raise ValueError(_why_none(fields))
-    answer, usage = _answered(fields)
+    answer, calls, usage = _answered(fields)
     time_s, duration_s = times_of(fields)
     return logged(
-        record.row, found.body, found.api, answer=answer, usage=usage, time_s=time_s,
-        first_s=first_of(fields), duration_s=duration_s, session=_first(fields, _SESSION_KEYS), tenant=_tenant(fields),
+        record.row, found.body, found.api, answer=answer, calls=calls, usage=usage,
+        time_s=time_s, first_s=first_of(fields), duration_s=duration_s, session=_first(fields, _SESSION_KEYS), tenant=_tenant(fields),
         replica=_replica(fields),
     )  # fmt: skip
 
@@ -178,7 +179,7 @@ def _has_prompt(fields: Body) -> bool:
     return any(fields.get(key) not in (None, "", []) for key in ("messages", "prompt", "input"))
 
 
-def _answered(fields: Body) -> tuple[str | None, TokenUsage]:
+def _answered(fields: Body) -> tuple[str | None, tuple[AnswerCall, ...], TokenUsage]:
     for key in _ANSWER_KEYS:
         given = _decoded(fields.get(key))
         if isinstance(given, dict):
@@ -194,12 +195,13 @@ def _answered(fields: Body) -> tuple[str | None, TokenUsage]:
                     given = deeper
                     break
         if isinstance(given, str) and given.lstrip().startswith(("data:", "event:")):
-            return answer_of_stream(given)
+            text, usage = answer_of_stream(given)
+            return text, calls_of(given), usage
         if given not in (None, ""):
             usage = usage_of(given)
             usage = usage_of(fields) if usage == TokenUsage() else usage
-            return answer_of(given), usage
-    return None, usage_of(fields)
+            return answer_of(given), calls_of(given), usage
+    return None, (), usage_of(fields)
 
 
 def _tenant(fields: Mapping[str, Any]) -> str:
@@ -262,5 +264,11 @@ def _why_none(fields: Body) -> str:
         return "an answer of a batch; the requests stand in the batch's input file"
     if "embed" in str(fields.get("model", "")):
         return "an embedding, which has no prompt cache"
+    if (
+        str(fields.get("url"))
+        .partition("?")[0]
+        .endswith(("/count_tokens", "/input_tokens", "/tokenize"))
+    ):
+        return "a count of tokens, which has no answer"
     keys = ", ".join(list(fields)[:6]) or "none"
     return f"no body with model and messages, prompt or input; its keys are {keys}"

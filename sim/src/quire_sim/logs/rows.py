@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -49,6 +49,14 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int | None = None
 
 
+class AnswerCall(NamedTuple):
+    """A call of a tool in an answer; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
 class LoggedRequest(msgspec.Struct, frozen=True):
     """One request of a log, with its prompt in sections.
 
@@ -68,6 +76,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     `replica`     the server or deployment that answered, where the log names one
     `parameters`  other fields that caches depend on, by name, as JSON: `response_format`, `tool_choice`, ...
     `answer`      the answer's text; None if the log has none
+    `calls`       the calls of tools in the answer
     `usage`       the server's counts
     """
 
@@ -87,6 +96,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     replica: str = ""
     parameters: dict[str, str] = {}
     answer: str | None = None
+    calls: tuple[AnswerCall, ...] = ()
     usage: TokenUsage = TokenUsage()
 
 

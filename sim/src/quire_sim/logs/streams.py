@@ -15,7 +15,7 @@ def answer_of_stream(text: str) -> tuple[str, TokenUsage]:
     """Return the text of a stream of any API, and the usage that its events tell."""
     said: list[str] = []
     usage = TokenUsage()
-    for event in _events(text):
+    for event in events_of(text):
         said.append(_delta(event))
         for place in (event, event.get("message"), event.get("response")):
             fields = cast("dict[str, Any]", place) if isinstance(place, dict) else {}
@@ -24,7 +24,8 @@ def answer_of_stream(text: str) -> tuple[str, TokenUsage]:
     return "".join(said), usage
 
 
-def _events(text: str) -> Iterator[dict[str, Any]]:
+def events_of(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream that are JSON objects."""
     for line in text.splitlines():
         data = line.partition("data:")[2].strip() if line.startswith("data:") else ""
         if data.startswith("{"):

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from quire.chat.conversation import Conversation
+from quire.chat.conversation import ANY_ID, ChatMessage, Conversation, Function, Tool
 from quire.errors import ConfigError, QuireError
 from quire.serve.message_requests import MessagePrompt
 from quire.serve.protocol import ChatRequest, CompletionRequest
@@ -78,6 +78,18 @@ class PromptRenderer:
         if asked.add_special_tokens and self._special:
             return [self._pieces.whole(prompt, add_special_tokens=True)]
         return self._pieces.segments(prompt)
+
+    def answered(self, request: LoggedRequest) -> list[str]:
+        """Return the prompt, the answer with its calls and what follows these, in segments. Raises `ConfigError`."""
+        (prompt,) = asked_of(request).prompts()
+        if not isinstance(prompt, Conversation):
+            raise ConfigError("a completion has no calls")
+        calls = [
+            Tool(Function(name, arguments=text or "{}"), "function", number or ANY_ID)
+            for name, text, number in request.calls
+        ]
+        answer = ChatMessage(role="assistant", content=request.answer or None, tool_calls=calls)
+        return self._pieces.segments(prompt.followed_by(answer).text(self.tokenizer))
 
     def ids(self, request: LoggedRequest) -> list[int]:
         """Return the prompt as token ids. Raises `ConfigError`."""
