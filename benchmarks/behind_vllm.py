@@ -1,13 +1,15 @@
 """vLLM on a CPU alone, with its own offloading, with LMCache, and with quire: time to first token, throughput, restarts.
 
     python benchmarks/behind_vllm.py [--rounds 8] [--prompts 16] [--lmcache FOLDER] [--systems alone,quire]
+    python benchmarks/behind_vllm.py --systems alone,quire --model FOLDER --length 3008 --host 2GiB --rounds 20 --prompts 4
 
 Needs the environment that `benchmarks/peers/vllm_environment.py` makes; FOLDER has the package lmcache and what it needs
 beside that environment (its server runs apart, as it does for engines without CUDA). All engines live at once, each in one
 process, and what is not asked stands still, so each prompt goes to one after the other. The pool holds four prompts of eight:
 what is asked again comes from below it. Medians; `no reuse` are 16 prompts (`--prompts`) of 480 tokens that no other shares, and
 32 tokens for each, with the connector and, in turn, in the same process without it: two processes differ by more than a connector
-costs (LMCache cannot be taken off; it is compared with vLLM alone). Behind each round there is a rest, in which quire does
+costs (LMCache cannot be taken off; it is compared with vLLM alone). In the row `alone` both are without one: an equal pair.
+Behind each round there is a rest, in which quire does
 what stores it has put off; with more prompts it has to do more beside.
 """
 
@@ -26,31 +28,34 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from quire.config import parse_bytes
+
 REPOSITORY = Path(__file__).parents[1]
 PYTHON = Path(os.environ.get("QUIRE_VLLM", REPOSITORY / ".venv-vllm")) / "bin/python"
 MODEL = REPOSITORY / "src/quire/assets/quire-tiny"
 SYSTEMS = ("alone", "offloading", "lmcache", "quire")
-PROMPT, ASKED, BLOCK = 1600, 8, 32
-HOST_BYTES = 256 << 20
+ASKED, BLOCK = 8, 32
 
 
-def connector(system, place, port):
+def connector(told, system, place, port):
+    """Return the configuration of a system's connector, None for none; `told`: the options."""
+    host_bytes = parse_bytes(told.host)
     if system == "alone":
         return None
-    told = {"kv_role": "kv_both"}
+    both = {"kv_role": "kv_both"}
     if system == "offloading":
-        extra = {"cpu_bytes_to_use": HOST_BYTES}
-        return told | {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+        extra = {"cpu_bytes_to_use": host_bytes}
+        return both | {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
     if system == "lmcache":
         extra = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": port}
-        return told | {"kv_connector": "LMCacheMPConnector", "kv_connector_extra_config": extra}
-    extra = {"tiers": [f"host:{HOST_BYTES}B", f"disk:{place}?capacity=1GiB"]}
-    told |= {"kv_connector": "QuireConnector", "kv_connector_module_path": "quire.engines.vllm"}
-    return told | {"kv_connector_extra_config": extra}
+        return both | {"kv_connector": "LMCacheMPConnector", "kv_connector_extra_config": extra}
+    extra = {"tiers": [f"host:{host_bytes}B", f"disk:{place}?capacity=4GiB"]}
+    both |= {"kv_connector": "QuireConnector", "kv_connector_module_path": "quire.engines.vllm"}
+    return both | {"kv_connector_extra_config": extra}
 
 
-def serve(told):
-    """Answer jobs, a line of JSON each; in the environment of vLLM."""
+def serve(model, length, told):
+    """Answer jobs, a line of JSON each; in the environment of vLLM. `told`: of the connector."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer import kv_transfer_state
@@ -58,12 +63,12 @@ def serve(told):
     if told and told["kv_connector"].startswith("LMCache"):
         let_vllm_look_at_llvmlite()
     llm = LLM(
-        model=str(MODEL),
+        model=model,
         skip_tokenizer_init=True,
         enforce_eager=True,
-        max_model_len=2048,
+        max_model_len=length + 448,
         block_size=BLOCK,
-        num_gpu_blocks_override=4 * (PROMPT // BLOCK + 2) + 1,
+        num_gpu_blocks_override=4 * (length // BLOCK + 2) + 1,
         max_num_seqs=4,
         dtype="float32",
         kv_transfer_config=KVTransferConfig(**told) if told else None,
@@ -105,7 +110,7 @@ def let_vllm_look_at_llvmlite():
 class Engine:
     """One vLLM with one connector, standing still while it is not asked."""
 
-    def __init__(self, system, place, lmcache, port):
+    def __init__(self, told, system, place, port):
         environment = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -113,13 +118,15 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1",
             "LMCACHE_TRACK_USAGE": "false",
             "VLLM_LOGGING_LEVEL": "WARNING",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY / "src"), lmcache])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY / "src"), told.lmcache])),
         }
+        of_it = connector(told, system, place, port)
+        self._length = told.length
         self._is_fixed = system == "lmcache"  # it cannot be taken off while it stores
         self.began = time.perf_counter()
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as this
         self._process = subprocess.Popen(
-            [PYTHON, __file__, "--serve", json.dumps(connector(system, place, port))],
+            [PYTHON, __file__, "--serve", json.dumps([told.model, told.length, of_it])],
             env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -131,9 +138,9 @@ class Engine:
         self.first_s = time.perf_counter() - self.began
         self.ask("warm", count=2, tokens=8)
 
-    def ask(self, seed, count=1, length=PROMPT, tokens=1, *, attached=True):
+    def ask(self, seed, count=1, length=None, tokens=1, *, attached=True):
         """Return how many seconds it took, and how many tokens were cached."""
-        job = {"seed": seed, "count": count, "length": length, "tokens": tokens}
+        job = {"seed": seed, "count": count, "length": length or self._length, "tokens": tokens}
         job["attached"] = attached or self._is_fixed
         with suppress(BrokenPipeError, ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGCONT)
@@ -164,14 +171,14 @@ class Engine:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def lmcache_server(folder, port):
-    manager = {"type": "DRAM", "tag": "host", "size_gb": HOST_BYTES / (1 << 30)}
+def lmcache_server(told, port):
+    manager = {"type": "DRAM", "tag": "host", "size_gb": parse_bytes(told.host) / (1 << 30)}
     manager["eviction"] = {"eviction_policy": "LRU"}
     words = ["--port", str(port), "--chunk-size", str(BLOCK), "--l1-manager", json.dumps(manager)]
     words += ["--supported-transfer-mode", "engine_driven"]  # the one for engines on a CPU
     server = subprocess.Popen(
         [PYTHON, "-m", "lmcache.v1.multiprocess.server", *words],
-        env=os.environ | {"PYTHONPATH": folder, "LMCACHE_TRACK_USAGE": "false"},
+        env=os.environ | {"PYTHONPATH": told.lmcache, "LMCACHE_TRACK_USAGE": "false"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -215,12 +222,12 @@ def stored_per_token(place):
     """Return the bytes of a disk tier's records, headers included, for each token."""
     from quire.tiers import open_tier
 
-    with open_tier(f"disk:{place}?capacity=1GiB") as tier:
+    with open_tier(f"disk:{place}?capacity=4GiB") as tier:
         stats = tier.stats()
     return stats.num_bytes / stats.num_records / BLOCK
 
 
-def show(figures, first_s, prompts):
+def show(told, figures, first_s):
     """Print the table."""
     print(
         "| system | TTFT miss, ms | TTFT hit, ms | cached | no reuse, tokens/s: best | detached | median ratio | start to first answer, s |"
@@ -228,10 +235,10 @@ def show(figures, first_s, prompts):
     print("|---|---|---|---|---|---|---|---|")
     for system, each in figures.items():
         miss, hit = (1e3 * statistics.median(each[name]) for name in ("miss", "hit"))
-        cached = sum(each["hit cached"]) / (ASKED * PROMPT)
+        cached = sum(each["hit cached"]) / (ASKED * told.length)
         without = figures.get("alone", each) if system == "lmcache" else each
-        rate = prompts * 512 / min(each["no reuse"])
-        plain = prompts * 512 / min(without["detached"])
+        rate = told.prompts * 512 / min(each["no reuse"])
+        plain = told.prompts * 512 / min(without["detached"])
         pairs = zip(without["detached"], each["no reuse"], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)
         print(
@@ -244,33 +251,36 @@ def main():
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--lmcache")
+    parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--length", type=int, default=1600, help="tokens of what is asked again")
+    parser.add_argument("--host", default="256MiB", help="memory of each host tier")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.serve:
-        serve(json.loads(told.serve))
+        serve(*json.loads(told.serve))
         return
     asked = told.systems.split(",")
     systems = [each for each in asked if each != "lmcache" or told.lmcache]
     with socket.create_server(("localhost", 0)) as probe:
         port = probe.getsockname()[1]
-    server = lmcache_server(told.lmcache, port) if told.lmcache else None
+    server = lmcache_server(told, port) if told.lmcache else None
     engines = {}
     with tempfile.TemporaryDirectory() as folder:
         place = f"{folder}/kv"
         try:
             for system in systems:
                 try:
-                    engines[system] = Engine(system, place, told.lmcache, port)
+                    engines[system] = Engine(told, system, place, port)
                 except RuntimeError as error:
                     print(f"{system} does not start: {error}")
             figures = measure(engines, told.rounds, told.prompts)
             first_s = {system: engine.first_s for system, engine in engines.items()}
             engines.pop("quire").close()
-            again = engines["quire"] = Engine("quire", place, told.lmcache, port)
-            show(figures, first_s, told.prompts)
+            again = engines["quire"] = Engine(told, "quire", place, port)
+            show(told, figures, first_s)
             print(
-                f"quire again: {again.first['cached']} of {PROMPT} tokens cached in its first answer, after "
+                f"quire again: {again.first['cached']} of {told.length} tokens cached in its first answer, after "
                 f"{1e3 * again.first['seconds']:.0f} ms, {again.first_s:.1f} s from its start (cold: {first_s['quire']:.1f} s)"
             )
         finally:
