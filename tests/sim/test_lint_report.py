@@ -7,7 +7,7 @@ from lint_help import clean, planted
 from log_help import chat, lines
 
 from quire_sim.lint import lint_log
-from quire_sim.lint.mends import MendedHits, MendGain, MendReport
+from quire_sim.lint.mends import MENDS, MendedHits, MendGain, MendReport
 from quire_sim.lint.picture import LintPicture
 from quire_sim.logs import open_log
 from quire_sim.report.linted import lint_html
@@ -42,10 +42,10 @@ def test_the_page_loads_nothing_and_has_no_words_of_prompts_if_private(tmp_path)
 
 def test_the_page_has_what_each_mend_is_worth(tmp_path):
     report, picture, _ = page(tmp_path / "log", planted("time", 9))
-    gain = MendGain("move-lines", "move lines", True, 9, MendedHits(100, 90))
+    gain = MendGain("move-lines", "move lines; answers may change", True, 9, MendedHits(100, 90))
     mending = MendReport(MendedHits(100, 20), MendedHits(100, 95), mends=[gain])
     text = lint_html(report, picture, mending, private=False)
-    for words in ("20.0", "move lines (answers may change)", "90.0", "95.0"):
+    for words in ("20.0", "move lines; answers may change", "90.0", "95.0"):
         assert words in text
 
 
@@ -67,3 +67,20 @@ def test_all_tokens_are_in_the_sections_and_each_later_request_in_the_map(tmp_pa
     assert sum(each.requests for each in picture.cells.values()) == len(records) - 1
     lost = sum(each.lost for each in picture.cells.values())
     assert lost / report.chars_per_token == pytest.approx(report.lost_tokens)
+
+
+def test_titles_of_mends_say_that_answers_may_change():
+    assert all(("answers may change" in each.title) == each.changes_meaning for each in MENDS)
+
+
+def test_blanks_that_print_nothing_are_shown_by_their_codes_and_a_missing_side_as_nothing(tmp_path):
+    rules = " Name the shelf, the row and the branch." * 9
+    for old, new, shown in (
+        ("be brief", "be\u00a0brief", "\\xa0brief"),
+        ("so.\n", "so.\r\n", "\\r↵"),
+    ):
+        records = [chat("Which?", system=f"Please {each}{rules}") for each in (old, new)]
+        assert f"<ins>{shown}" in page(tmp_path / "log", records)[2]
+    records = [chat("Which?", system=rules) | salt for salt in ({"cache_salt": "a"}, {})]
+    assert "<del>a</del>" in page(tmp_path / "log", records)[2]
+    assert "<i>nothing</i>" in page(tmp_path / "log", records)[2]

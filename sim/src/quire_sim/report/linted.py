@@ -75,10 +75,7 @@ def _cause(share: Any, *, private: bool) -> dict[str, Any]:
 def _mends(mending: MendReport) -> list[dict[str, Any]]:
     """Return the hits of the log as it is, with each mend alone, and with all together."""
     rows = [("as it is", mending.before)]
-    rows += [
-        (each.title + (" (answers may change)" if each.changes_meaning else ""), each.after)
-        for each in mending.mends
-    ]
+    rows += [(each.title, each.after) for each in mending.mends]
     rows.append(("all that keep the meaning and do not find less", mending.together))
     return [
         {
@@ -99,7 +96,9 @@ def _words(loss: Loss) -> dict[str, str] | None:
 
 
 def _visible(text: str) -> str:
-    return text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥")
+    """Return a text with line ends and tabs as arrows, and other characters that print nothing as their codes."""
+    text = text.replace("\n", "↵").replace("\t", "⇥")
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _roles(picture: LintPicture) -> list[dict[str, Any]]:
