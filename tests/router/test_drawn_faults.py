@@ -27,6 +27,8 @@ WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = b'14\r\ndata: {"piece": 1}\n\n\r\n'
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+PAUSE_S = 0.05
+"""So long a client that was refused waits: an outage does not use up all requests, however fast the machine is."""
 
 
 class FaultyServer:
@@ -223,7 +225,8 @@ class World:
             since = loop.time()
             async with asyncio.timeout(60):
                 head, said = await self._answer(reader)
-            self._judge(name, head, said, since, stream=stream)
+            if not self._judge(name, head, said, since, stream=stream):
+                await asyncio.sleep(PAUSE_S)
         writer.transport.abort()
 
     async def _answer(self, reader):
@@ -236,6 +239,7 @@ class World:
         return head, said
 
     def _judge(self, name, head, said, since, *, stream):
+        """Take note of what is wrong with an answer; return whether there was one."""
         status = int(head.split(b" ", 2)[1])
         if status == 200:
             is_right = said.startswith(EVENT) and b"[DONE]" in said if stream else said == BODY
@@ -249,6 +253,7 @@ class World:
             self.failures.append((name, status, said, self.seen[name]))
         else:
             self.faults.append(f"{name}: {status}")
+        return status == 200
 
 
 def play(num_requests, file, monkeypatch, plan, *, seed, num_clients=24):
