@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from itertools import takewhile
 from sys import getsizeof
 
 import msgspec
@@ -23,6 +24,9 @@ SECTION_BYTES, NODE_BYTES, PROMPT_BYTES, LINE_BYTES = 450, 200, 250, 150
 
 RARE = 3
 """Earlier prompts beside them that share lines which few have: the same user, the same day."""
+
+TOOL_SETS = 64
+"""Sets of tools of which the last prompt is known."""
 
 MOST_LINES = 400
 """Lines of a section by which such prompts are found."""
@@ -139,6 +143,7 @@ class PromptTrie:
         self._children: list[int | dict[tuple[str, str], Siblings] | None] = []
         self._holders: dict[int, EarlierPrompt] = {}
         self._lines: dict[int, int] = {}
+        self._tool_sets: dict[frozenset[int], EarlierPrompt] = {}
 
     def _forget(self) -> None:
         """Forget the first half of the prompts, and what they alone have."""
@@ -197,7 +202,7 @@ class PromptTrie:
     def _candidates(
         self, ids: list[int], depth: int, node: int, partial: tuple[int, int] | None
     ) -> list[EarlierPrompt]:
-        """Return earlier prompts that may be most alike: by prefix, and by their last sections."""
+        """Return earlier prompts that may be most alike: by prefix, by their last sections, and by their tools."""
         first = (
             None
             if partial is None or partial[1] < PIECE
@@ -211,7 +216,27 @@ class PromptTrie:
                 break
             if self._sizes[number] >= PIECE and (holder := self._holders.get(number)) is not None:
                 found[holder] = None
+        tools = self._tools(ids)
+        if tools and depth <= len(tools) and self._tool_sets:
+            found[self._by_tools(tools)] = None
         return list(found)
+
+    def _tools(self, ids: list[int]) -> frozenset[int]:
+        """Return the tools of a prompt, which stand before all else."""
+        return frozenset(takewhile(lambda each: self._sections[each].kind == "tool", ids))
+
+    def _by_tools(self, tools: frozenset[int]) -> EarlierPrompt:
+        """Return the last prompt that has most of some tools."""
+        same = self._tool_sets.get(tools)
+        return (
+            same
+            or self._tool_sets[
+                max(
+                    reversed(self._tool_sets),
+                    key=lambda each: sum(self._sizes[n] for n in each & tools),
+                )
+            ]
+        )
 
     def _by_rare_lines(self, number: int) -> list[EarlierPrompt]:
         """Return the prompts that last had the lines of a section that fewest prompts have."""
@@ -236,6 +261,11 @@ class PromptTrie:
 
     def _keep(self, prompt: EarlierPrompt) -> None:
         self._prompts.append(prompt)
+        if tools := self._tools(prompt.ids):
+            self._tool_sets.pop(tools, None)
+            self._tool_sets[tools] = prompt
+            if len(self._tool_sets) > TOOL_SETS:
+                del self._tool_sets[next(iter(self._tool_sets))]
         self._bytes += PROMPT_BYTES + 8 * len(prompt.ids)
         node = self._root(prompt.scope)
         self._last[node] = prompt
