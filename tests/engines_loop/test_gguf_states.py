@@ -1,5 +1,6 @@
 """Recurrent and hybrid GGUF models: snapshots of states at ends of prompts and at branches."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -102,6 +103,19 @@ def test_forks_go_on_from_one_state(model, engine):
     (told,) = engine.generate([HEAD], params)
     (right,) = alone(model, HEAD)
     assert [each.token_ids[:6] for each in told.outputs] == [right] * 3
+
+
+def test_forks_go_on_from_the_state_of_one_that_has_ended(model, engine):
+    params = SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True)
+    free = engine.generate([HEAD], params)[0].outputs
+    first = free[0].token_ids[0]
+    assert any(each.token_ids[0] != first for each in free)
+    ends = msgspec.structs.replace(params, stop_token_ids=[first])
+    cut = engine.generate([HEAD], ends)[0].outputs
+    assert len(cut[0].token_ids) == 1
+    for one, other in zip(cut, free, strict=True):
+        assert one.token_ids == other.token_ids[: len(one.token_ids)]
+        assert len(one.token_ids) == 6 or one.token_ids[-1] == first
 
 
 def test_evicted_states_are_computed_again(model):

@@ -73,10 +73,8 @@ class Context:
         self.num_cells: int = library.llama_n_ctx(self._context)
         self.num_batch: int = library.llama_n_batch(self._context)
         self.num_ids: int = library.llama_n_seq_max(self._context)
-        keeps_states = any(
-            each(model)
-            for each in (library.llama_model_is_recurrent, library.llama_model_is_hybrid)
-        )
+        kinds = library.llama_model_is_recurrent, library.llama_model_is_hybrid
+        keeps_states = any(each(model) for each in kinds)
         self.state_bytes = 0
         self.layout = self._probed(keeps_states=keeps_states)
 
@@ -98,12 +96,8 @@ class Context:
         tokens = np.concatenate([each.tokens for each in chunks]).astype(np.int32)
         asked = np.concatenate([each.asked for each in chunks])
         lengths = [len(each.tokens) for each in chunks]
-        positions = np.concatenate(
-            [
-                np.arange(each.start, each.start + len(each.tokens), dtype=np.int32)
-                for each in chunks
-            ]
-        )
+        spans = ((each.start, each.start + len(each.tokens)) for each in chunks)
+        positions = np.concatenate([np.arange(*span, dtype=np.int32) for span in spans])
         width = len(chunks[0].ids)
         ids = np.repeat(np.array([each.ids for each in chunks], np.int32), lengths, axis=0)
         counts = np.full(len(tokens), width, np.int32)

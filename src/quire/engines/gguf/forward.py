@@ -78,7 +78,7 @@ class GgufForward:
             else:
                 self._pool = HostPool(group.memory, blocks.num_blocks, debug_nan=debug_nan)
         self.pools = [each for each in (self._pool, self._states) if each is not None]
-        self.residents = SequencePool(context, model.ids_per_sequence, self._save_all)
+        self.residents = SequencePool(context, model.ids_per_sequence, self.save_all)
         self.companions = [_Keeper(self, context)]
 
     def copy(self) -> None:
@@ -111,7 +111,7 @@ class GgufForward:
     def clear(self) -> None:
         """Overwrite all cells; residents of requests that run are restored when they are needed."""
         for resident in self.residents.by_owner.values():
-            self._save_all(resident)
+            self.save_all(resident)
         self.residents.clear(data=True)
 
     def logits(self, step: Step, _: object) -> torch.Tensor:
@@ -283,7 +283,13 @@ class GgufForward:
         """Return the block of the state that a sequence works on."""
         return int(seq.block_ids(len(self.pools) - 1)[0])
 
-    def _save_all(self, resident: Resident) -> None:
+    def is_forked(self, seq: Sequence) -> bool:
+        """Whether another sequence goes on from the state that this one works on."""
+        group, open_seqs = len(self.pools) - 1, self.manager.sequences.values()
+        first = [each.block_ids(group)[:1].tolist() for each in open_seqs]
+        return first.count([self._working(seq)]) > 1
+
+    def save_all(self, resident: Resident) -> None:
         """Write to blocks what only a resident has, its state too."""
         self.save(resident)
         if self._states is not None and not resident.lacks_state:
@@ -328,6 +334,8 @@ class _Keeper(EngineCompanion):
         elif self._context.state_bytes:
             if self._forward.manager.kernel.copies:  # of snapshots: next it is too late
                 self._forward.copy()
+            if resident.num_tokens == job.num_computed and self._forward.is_forked(job.open_seq):
+                self._forward.save_all(resident)
             del resident.key[job.num_computed * TOKEN_BYTES :]  # of a step that failed
             self._forward.save(resident)
             residents.drop(job.open_seq)

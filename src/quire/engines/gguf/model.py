@@ -210,9 +210,8 @@ class GgufModel:
         )
         self.trained_positions: int = library.llama_model_n_ctx_train(model)
         self.is_windowed = library.llama_model_n_swa(model) > 0
-        self.keeps_states = bool(
-            library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model)
-        )
+        states = library.llama_model_is_recurrent(model), library.llama_model_is_hybrid(model)
+        self.keeps_states = any(states)
         kinds = ("is_diffusion", "has_encoder")
         other = [each for each in kinds if getattr(library, f"llama_model_{each}")(model)]
         if self.keeps_states and self.is_windowed:
