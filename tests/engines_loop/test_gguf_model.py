@@ -176,6 +176,18 @@ def test_settings_that_are_none_are_refused(settings, why):
 
 
 @needs_library
+@pytest.mark.parametrize("settings", [{"n_ctx": 1 << 30}, {"device_memory": "100TiB"}])
+def test_a_context_larger_than_the_machine_s_memory_is_refused_before_it_is_made(settings):
+    model = GgufModel(tiny_file(), **settings)
+    if model._library.llama_supports_gpu_offload():
+        pytest.skip("a device has memory of its own")
+    said = r"tokens takes .*[GT]iB, and the machine has .*; lower n_ctx"
+    with pytest.raises(ConfigError, match=said):
+        Engine(model, num_blocks=30, block_size=8)
+    model.close()
+
+
+@needs_library
 def test_files_that_are_no_model_are_refused(tmp_path):
     whole = Path(tiny_file()).read_bytes()
     (tmp_path / "text.gguf").write_text("a text")

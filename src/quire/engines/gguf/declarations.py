@@ -12,12 +12,9 @@ _NUMBERS: dict[str, Any] = {
     "bool": ctypes.c_bool,
     "float": ctypes.c_float,
     "double": ctypes.c_double,
-    "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
     "size_t": ctypes.c_size_t,
-    "llama_token": ctypes.c_int32,
-    "llama_pos": ctypes.c_int32,
-    "llama_seq_id": ctypes.c_int32,
+    **dict.fromkeys(("int32_t", "llama_token", "llama_pos", "llama_seq_id"), ctypes.c_int32),
 }
 _ADDRESS = ("_callback", "_buffer_type_t", "_dev_t")
 """Endings of types that are addresses without a star."""

@@ -12,7 +12,7 @@ from weakref import WeakSet, finalize
 
 from msgspec.structs import replace
 
-from quire.config import check_count, format_bytes, parse_bytes
+from quire.config import check_count, format_bytes, memory_bytes, parse_bytes
 from quire.core import FullAttention, Scope
 from quire.engines.gguf.context import Context
 from quire.engines.gguf.forward import GgufForward
@@ -119,9 +119,8 @@ class GgufModel:
     def meta(self, key: str) -> str | None:
         """Return a value of the file's metadata, None for none."""
         buffer = ctypes.create_string_buffer(1 << 16)
-        size = self._library.llama_model_meta_val_str(
-            self._model, key.encode(), buffer, len(buffer)
-        )
+        value_of = self._library.llama_model_meta_val_str
+        size = value_of(self._model, key.encode(), buffer, len(buffer))
         return None if size < 0 else buffer.value.decode("utf-8", "replace")
 
     def in_engine(self, settings: EngineSettings, *, outlives: bool) -> BoundGguf:
@@ -146,29 +145,33 @@ class GgufModel:
         if self.keeps_states and max_running is not None:  # each sequence has the bytes of a state
             most = min(most, max_running + 1)
         how = self._library, self._model, self.vocab_size
-        n_ctx = self._n_ctx
         with self._library.attention(is_own=self.attention == "quire"):
-            if n_ctx is None:
-                tiny = Context(*how, n_ctx=256, **self._settings, n_seq_max=1)
-                tiny.close()
-                n_ctx = self._fitting(tiny, most)
+            tiny = Context(*how, n_ctx=256, **self._settings, n_seq_max=1)
+            tiny.close()
+            n_ctx = self._fitting(tiny, most)
             made = Context(*how, n_ctx=n_ctx, **self._settings, n_seq_max=most)
         made.owner = self
         self._contexts.add(made)
         return made
 
     def _fitting(self, context: Context, most: int) -> int:
-        """Return the cells that fit into the device memory, beside the recurrent states of `most` sequences."""
-        states, row = most * context.state_bytes, 2 * context.layout.num_words
-        if states > self._device_memory:
+        """Return `n_ctx`, or the cells that device memory holds beside the recurrent states of `most` sequences."""
+        states, row, found = most * context.state_bytes, 2 * context.layout.num_words, self._n_ctx
+        if found is None and states > self._device_memory:
             raise ConfigError(
                 f"device_memory is {format_bytes(self._device_memory)}, and the recurrent states of {most - 1} requests "
                 f"take {format_bytes(states)}; give more, or lower max_running"
             )
-        if not row:
-            return self.trained_positions
-        fits = (self._device_memory - states) // row
-        return max(fits, min(self.trained_positions, LEAST_CELLS)) // 256 * 256
+        if found is None:
+            fits = (self._device_memory - states) // row if row else self.trained_positions
+            found = max(fits, min(self.trained_positions, LEAST_CELLS)) // 256 * 256
+        needed, has = found * row + states, memory_bytes()
+        if needed > has and not self._library.llama_supports_gpu_offload():
+            raise ConfigError(
+                f"a context of {found} tokens takes {format_bytes(needed)}, and the machine has {format_bytes(has)}; "
+                "lower n_ctx, device_memory or max_running"
+            )
+        return found
 
     def identity(self, state: str, *, outlives: bool) -> str:
         """Return the name of what K and V are of; `outlives`: a name that other processes have too."""
