@@ -155,7 +155,7 @@ finally:
     print("torch" in sys.modules)
 """
     said = subprocess.run([sys.executable, "-c", look], check=False, capture_output=True, text=True)
-    assert "there is no folder '/nope'" in said.stderr
+    assert "there is no file or folder '/nope'" in said.stderr
     assert (said.returncode, said.stdout) == (2, "False\n")
 
 

@@ -203,7 +203,9 @@ def source_of(name: str) -> str | Path:
                               f"a file whose name ends with {GGUF}")  # fmt: skip
         return path
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
-        raise ConfigError(f"there is no folder {name!r}; pass a local folder or a hub id")
+        raise ConfigError(
+            f"there is no file or folder {name!r}; pass a local folder, a GGUF file or a hub id"
+        )
     return name
 
 
