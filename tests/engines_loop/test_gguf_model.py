@@ -188,6 +188,16 @@ def test_a_context_larger_than_the_machine_s_memory_is_refused_before_it_is_made
 
 
 @needs_library
+def test_a_recurrent_model_of_few_positions_has_the_smallest_context():
+    model = tiny_gguf("mamba")
+    model.trained_positions = 128  # rounded down to whole units of llama.cpp, that is none
+    context = model.context(4)
+    assert context.num_cells == 256
+    context.close()
+    model.close()
+
+
+@needs_library
 def test_files_that_are_no_model_are_refused(tmp_path):
     whole = Path(tiny_file()).read_bytes()
     (tmp_path / "text.gguf").write_text("a text")

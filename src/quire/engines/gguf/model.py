@@ -164,7 +164,7 @@ class GgufModel:
             )
         if found is None:
             fits = (self._device_memory - states) // row if row else self.trained_positions
-            found = max(fits, min(self.trained_positions, LEAST_CELLS)) // 256 * 256
+            found = max(fits, min(self.trained_positions, LEAST_CELLS), FEWEST_CELLS) // 256 * 256
         needed, has = found * row + states, memory_bytes()
         if needed > has and not self._library.llama_supports_gpu_offload():
             raise ConfigError(
