@@ -98,7 +98,7 @@ def test_a_stream_has_typed_events_in_order(server, client):
     assert names == [each.type for each in events]
     assert [each.sequence_number for each in events] == [*range(len(events))]
     deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
-    assert len(deltas) > 3
+    assert len(deltas) > 1  # tokens that come before the last ones are sent go in one event
     assert names == [
         "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
         *["response.output_text.delta"] * len(deltas), "response.output_text.done", "response.content_part.done",
