@@ -1,5 +1,6 @@
 """The scheduler's and the workers' side of the connector, with real tiers and without vLLM."""
 
+import threading
 import time
 
 import pytest
@@ -264,20 +265,28 @@ def test_a_tier_that_lies_fails_or_hangs_costs_a_hit(tmp_path, plan):
 
 
 def test_a_tier_that_is_slow_to_say_and_slow_to_give_costs_half_of_computing_once(tmp_path):
-    slow = Faulty(disk(tmp_path), FaultPlan())
-    engine = SmallEngine([slow], settings=StackSettings(busy_share=1.0))
+    slow, now = Faulty(disk(tmp_path), FaultPlan()), [0.0]
+    settings = StackSettings(busy_share=1.0)
+    engine = SmallEngine([slow], settings=settings, now=lambda: now[0])
     for first in range(1, 4):
-        engine.run([first, *TEXT], took=lambda num_tokens: 0.025 * num_tokens)
+        engine.run([first, *TEXT], took=lambda num_tokens: 0.25 * num_tokens)
     engine.settle()
-    lookup, get = slow._contains, slow._get
-    slow._contains = lambda *asked: time.sleep(0.25) or lookup(*asked)
-    slow._get = lambda *asked: time.sleep(2.0) or get(*asked)
-    began = time.monotonic()
+    lookup, load, given_up, saved_s = slow._contains, engine.stack.load, threading.Event(), []
+
+    def contains(*asked):
+        now[0] += 3.25  # of 7 s that 28 tokens take
+        return lookup(*asked)
+
+    def loaded(*asked, **how):
+        saved_s.append(how["saved_s"])
+        return load(*asked, **how)
+
+    slow._contains, slow._get, engine.stack.load = contains, lambda *_: given_up.wait(60), loaded
     engine.side.follow("r", [1, *TEXT], Scope())
     assert engine.loaded("r", [1, *TEXT]) == 0
-    assert (
-        0.25 <= time.monotonic() - began < 0.6
-    )  # computing takes 0.775 s; half of it twice would be 0.8
+    given_up.set()
+    (left_s,) = saved_s  # the tiers wait for half of it
+    assert left_s == pytest.approx(7 - 2 * 3.25, abs=0.1)
     engine.side.ended("r")
     engine.side.close()
 

@@ -109,7 +109,7 @@ def test_without_a_replay_a_gap_stays(manager):
                 if len(mirror):
                     break
             assert subscriber.following.lost
-            assert mirror.lookup(prompt(number, 8)) == 8
+            until(lambda: mirror.lookup(prompt(number, 8)) == 8, subscriber)
 
 
 @pytest.mark.parametrize("request_", [b"", b"what is cached?", b"12345678" * 9])

@@ -16,7 +16,7 @@ import pytest
 import plain_http
 from quire import demo_model, ops
 from quire.cli.listening import listen
-from quire.engines.loop import AsyncEngine, Engine
+from quire.engines.loop import AsyncEngine, Engine, async_engine
 from quire.errors import RequestFailed
 from quire.foresight import LiveCurve
 from quire.observe.heat import Heat
@@ -55,6 +55,11 @@ def wait_for(seen, within_s=60):
     while not seen():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def in_pieces(monkeypatch):
+    """Have the first token of each stream be an event of its own; those that come later share one where they must."""
+    monkeypatch.setattr(async_engine, "HEARD_S", 60)
 
 
 def fixtures(**options):

@@ -5,12 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from typing import NamedTuple
 
 import httpx
 import pytest
-from serve_help import command, running
+from serve_help import command, running, wait_for
 from typer.testing import CliRunner
 
 import plain_http
@@ -66,9 +65,8 @@ def test_its_events_tell_what_it_has_cached(served):
     mirror = Mirror()
     plain_http.post(told["url"] + "/v1/completions", json=asked, timeout=60).raise_for_status()
     with Subscriber(told["events"], mirror, replay=told["events_replay"]) as events:
-        events.poll(1)
+        wait_for(lambda: events.poll(0.05) >= 0 and mirror.lookup(prompt) == 80)
         assert not events.is_degraded
-        assert mirror.lookup(prompt) == 80
         again = plain_http.post(told["url"] + "/v1/completions", json=asked, timeout=60).json()
         cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert cached // 16 * 16 == mirror.lookup(prompt[:-1]) == 64  # and the head of one more
@@ -84,10 +82,10 @@ def test_a_terminated_server_finishes_its_requests_and_the_next_finds_its_kv(
     client = plain_http.openai_client(told["url"])
     stream = client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
     chunks = [next(stream)]
-    threading.Timer(0.05, process.send_signal, [signal.SIGTERM]).start()
+    process.send_signal(signal.SIGTERM)
     chunks += list(stream)
     assert chunks[-1].choices[0].finish_reason == "length"
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     out, err = process.communicate()
     assert "Traceback" not in out + err
     with pytest.raises(httpx.ConnectError):

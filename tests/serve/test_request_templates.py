@@ -1,6 +1,7 @@
 """Chat templates of requests: refused unless they are trusted, and bounded in time and memory where they are."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -131,15 +132,18 @@ def test_a_text_that_is_empty_or_a_variable_of_the_tokenizer_s_is_refused(client
 
 
 def test_other_prompts_are_read_while_a_template_takes_its_time(monkeypatch):
-    monkeypatch.setattr(own_template, "MAX_S", 0.5)
+    monkeypatch.setattr(own_template, "MAX_S", 0.1)
+    end, is_read = own_template._end, threading.Event()
+    monkeypatch.setattr(own_template, "_end", lambda running: (is_read.wait(30), end(running)))
     reader = PromptReader(tiny()[1], 4096)
     reader.trust_templates()
 
     async def asked():
         slow = asyncio.ensure_future(reader.ids(talk(ENDLESS)))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         await reader.ids(talk(None))
         assert not slow.done()
+        is_read.set()
         with pytest.raises(ConfigError, match="takes more than"):
             await slow
 

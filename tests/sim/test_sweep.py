@@ -122,12 +122,24 @@ def test_a_single_process_or_task_starts_no_other_process():
 
 INTERRUPTED = """
 import os, signal, threading, time
+from pathlib import Path
 from quire_sim.executors import Processes
 
+HERE = Path(__file__).parent
+
+def work(number):
+    (HERE / f"begun-{number}").touch()
+    time.sleep(600)
+
+def interrupt():
+    while len([*HERE.glob("begun-*")]) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
 if __name__ == "__main__":
-    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     try:
-        list(Processes(2).run(time.sleep, [600, 600, 600]))
+        list(Processes(2).run(work, [0, 1, 2]))
     except KeyboardInterrupt:
         print("interrupted")
 """

@@ -15,7 +15,7 @@ def test_a_crew_does_every_number_once_and_several_at_the_same_time():
 
     def work(number):
         if number < 4:
-            together.wait(10)
+            together.wait(60)
         done.append(number)
 
     crew.each(40, work, 3)
@@ -48,21 +48,24 @@ def test_an_error_in_a_crew_reaches_the_caller():
 
 def test_no_helper_works_on_after_an_interrupted_call():
     crew = Crew(1, "test")
-    caller, helping, done = threading.get_ident(), threading.Event(), []
+    caller, helping, begun, done = threading.get_ident(), threading.Event(), [], []
 
     def work(number):
         if threading.get_ident() == caller:
-            helping.wait(10)
+            helping.wait(60)
             raise KeyboardInterrupt
+        begun.append(number)
         helping.set()
-        time.sleep(0.05)
+        time.sleep(0.02)
         done.append(number)
 
     with pytest.raises(KeyboardInterrupt):
-        crew.each(20, work, 1)
-    assert len(done) == 1
+        crew.each(10_000, work, 1)
+    reached = len(begun)
+    assert 0 < reached < 9999
+    assert done == begun
     time.sleep(0.1)
-    assert len(done) == 1
+    assert len(begun) == reached
     crew.close()
 
 

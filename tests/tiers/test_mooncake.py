@@ -235,9 +235,9 @@ def test_a_record_torn_by_a_deletion_during_its_read_is_absent(client):
 # what hangs
 
 
-def until_none_hangs(callers):
+def until_hanging(callers, number):
     deadline = time.monotonic() + 60
-    while callers.num_hanging:
+    while callers.num_hanging != number:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -252,12 +252,13 @@ def test_calls_that_hang_are_bounded_and_further_ones_return_at_once():
     for _ in range(2):
         with pytest.raises(TimeoutError):
             calling(callers, 0.05, lambda: release.wait(60))
+    until_hanging(callers, 2)
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="2 calls hang"):
         calling(callers, 30, lambda: None)
     assert time.monotonic() - began < SOON_S
     release.set()
-    until_none_hangs(callers)
+    until_hanging(callers, 0)
     assert calling(callers, 5, lambda: "fresh") == "fresh"
     callers.close(lambda _: True, time.monotonic() + 5)
 
@@ -272,7 +273,7 @@ def test_a_late_answer_is_never_taken_for_the_next_calls_answer():
     for number in range(40):
         with suppress(TimeoutError):
             assert calling(callers, 0.002, partial(slowly, number)) == number
-        until_none_hangs(callers)
+        until_hanging(callers, 0)
     callers.close(lambda _: True, time.monotonic() + 5)
 
 
@@ -287,10 +288,11 @@ def test_a_caller_is_reused_only_after_its_call_has_ended():
             calling(callers, 0.02, lambda: None)
 
     callers.use(0.02, left)
+    until_hanging(callers, 1)
     with pytest.raises(TimeoutError, match="1 calls hang"):
         calling(callers, 5, lambda: None)
     release.set()
-    until_none_hangs(callers)
+    until_hanging(callers, 0)
 
     def used(caller):
         with pytest.raises(TimeoutError, match="busy"):

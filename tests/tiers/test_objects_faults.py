@@ -78,7 +78,7 @@ def test_reads_that_fail_are_misses_within_the_deadline_and_the_records_stay(
     front, tier, fault, outcomes
 ):
     with front.failing(fault, reading):
-        assert set(get(tier)) <= outcomes
+        assert set(get(tier, timeout_s=20 if outcomes == {ERROR} else 0.4)) <= outcomes
     assert tier.stats().outcomes.get("hit") is None
     assert get(tier, timeout_s=10) == [HIT] * 4
 
@@ -154,7 +154,7 @@ def test_where_listing_fails_known_keys_are_hits_and_others_are_not_called_absen
     keys = [*KEYS, name_of(99)]
     tier._refresh_s = 0.0
     with front.failing(fault, lambda handler: handler.is_listing):
-        *known, unknown = get(tier, keys)
+        *known, unknown = get(tier, keys, timeout_s=2.0)
         assert known == [HIT] * 4
         assert unknown in (TIMEOUT, ERROR)
         assert tier.contains(keys, timeout_s=0.3) == [True] * 4 + [False]
@@ -166,7 +166,7 @@ def test_where_listing_fails_known_keys_are_hits_and_others_are_not_called_absen
 def test_a_listing_that_reads_as_empty_forgets_nothing(front, tier):
     with front.failing(rubbish, lambda handler: handler.is_listing):
         tier._refresh_s = 0.0
-        assert get(tier, [*KEYS, name_of(99)]) == [HIT] * 4 + [ABSENT]
+        assert get(tier, [*KEYS, name_of(99)], timeout_s=20) == [HIT] * 4 + [ABSENT]
 
 
 def test_a_listing_that_hangs_is_not_waited_for_by_later_calls_forever(front):
@@ -267,13 +267,13 @@ def test_a_forked_process_has_no_part_in_the_tier_and_is_told_so_at_once():
 
         def use_and_close():
             began = time.monotonic()
-            assert tier.get(KEYS, buffers_like(RECORDS), timeout_s=5) == [ERROR] * 4
-            assert tier.put(KEYS, RECORDS, timeout_s=5) == [ERROR] * 4
+            assert tier.get(KEYS, buffers_like(RECORDS), timeout_s=60) == [ERROR] * 4
+            assert tier.put(KEYS, RECORDS, timeout_s=60) == [ERROR] * 4
             with pytest.raises(TierError, match=f"process {os.getppid()}, from which this one"):
                 list(tier.scan())
             tier.close()
             tier.close()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < SOON_S
 
         assert forked(use_and_close) == 0
         assert tier.get(KEYS, buffers_like(RECORDS)) == [HIT] * 4
