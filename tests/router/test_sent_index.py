@@ -97,6 +97,15 @@ def test_whole_pieces_of_a_prompt_have_keys(body, count):
     assert not {*keys_of(asked, Asker("k"))} & {*keys_of(asked, Asker("other"))}
 
 
+@pytest.mark.parametrize("prompt", ["x" * 2 * PIECE, [7] * 2 * PIECE])
+def test_the_first_of_several_prompts_has_the_keys_that_it_has_alone(prompt):
+    alone, several = (
+        keys_of(question({"prompt": each}), Asker("k")) for each in (prompt, [prompt, prompt])
+    )
+    assert len(alone) >= 2
+    assert several[:2] == alone[:2]
+
+
 def question(body):
     return msgspec.json.decode(msgspec.json.encode(body), type=Question)
 

@@ -309,8 +309,10 @@ def _laid_out(asked: Question) -> bytes:
     system = _BILLING.sub(b"", bytes(asked.system))
     tools, instructions = bytes(asked.tools), bytes(asked.instructions)
     filled = (asked.input_extra, asked.input_prefix)  # of llama-server's `/infill`
-    talk = map(bytes, (asked.messages, asked.input, *filled, asked.own_prompt))
-    return b"".join([tools, system, instructions, *talk])
+    talk = map(bytes, (asked.messages, asked.input, *filled))
+    # The first of several prompts begins as it does alone.
+    own = bytes(asked.own_prompt).lstrip(b"[ ")
+    return b"".join([tools, system, instructions, *talk, own])
 
 
 def _is_given(field: msgspec.Raw) -> bool:
