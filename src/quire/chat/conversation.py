@@ -271,9 +271,10 @@ def laid_out(
     """
     if not getattr(reader, "chat_template", None):
         raise ConfigError("this model has no chat template; give it a prompt instead")
-    reserved = signature(reader.apply_chat_template).parameters.keys()
-    if taken := sorted(reserved & variables.keys()):
-        raise ConfigError(f"chat_template_kwargs: {taken[0]} is not for the template")
+    if variables:  # a signature takes as long as a short prompt's template
+        reserved = signature(reader.apply_chat_template).parameters.keys()
+        if taken := sorted(reserved & variables.keys()):
+            raise ConfigError(f"chat_template_kwargs: {taken[0]} is not for the template")
     try:
         return reader.apply_chat_template(messages, **options, **variables)
     except ConfigError:  # of a request's own template

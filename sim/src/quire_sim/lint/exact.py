@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
@@ -50,10 +52,14 @@ class ExactPrompts:
 
     def lost(self, finding: Finding, earlier: EarlierPrompt | None) -> int:
         """Return the tokens behind a prompt's hit that an earlier one has, in any order of lines."""
-        before, after = self._lines_of(earlier), self._lines_of(finding.prompt)
+        old, new = earlier.ids if earlier else [], finding.prompt.ids
+        pairs = zip(old, new, strict=False)
+        equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        begin = sum(len(self._trie.text(each)) for each in new[:equal])
+        before, after = self._lines_of(old[equal:]), self._lines_of(new[equal:])
         shorter = min(len(before), len(after))
         place = next((n for n in range(shorter) if before[n] != after[n]), shorter)
-        begin = sum(map(len, after[:place]))
+        begin += sum(map(len, after[:place]))
         before, after = before[place:], after[place:]
         if before and after:
             size = common_prefix(before[0], after[0])
@@ -86,9 +92,8 @@ class ExactPrompts:
         one, other = (self._renderer.text(each[at : at + words])[:words] for each in (old, new))
         return before, one, other
 
-    def _lines_of(self, prompt: EarlierPrompt | None) -> list[str]:
-        """Return the tokens of a prompt in segments and lines."""
-        ids = [] if prompt is None else prompt.ids
+    def _lines_of(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokens of segments in lines."""
         return [line for each in ids for line in self._lines.findall(self._trie.text(each))]
 
     def _tokens(self, prompt: EarlierPrompt | None) -> str:

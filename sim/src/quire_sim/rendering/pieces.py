@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_BYTES = 128 << 20
-"""Memory of pieces that are kept with their tokens; beyond it all are forgotten, and tokenized again."""
+"""Memory of pieces that are kept with their tokens: those of the last half of it, and of the half before."""
 
 PIECE_BYTES = 250
 """Memory of a piece beside its text and its tokens."""
@@ -31,6 +31,7 @@ class PieceTokenizer:
         if backend is not None and backend.truncation is backend.padding is None:
             self._fast = backend.encode_batch_fast  # without offsets
         self._known: dict[str, str] = {}
+        self._older: dict[str, str] = {}
         self._bytes = 0
         added = [*getattr(tokenizer, "added_tokens_decoder", {}).items()]
         self._special = {
@@ -60,22 +61,22 @@ class PieceTokenizer:
         return "".join(map(chr, ids))
 
     def _first(self, text: str) -> str:
-        tokens = self._known.get("\0first\0" + text)
+        tokens = self._found("\0first\0" + text)
         if tokens is None:
             tokens = self._keep("\0first\0" + text, self.whole(text, add_special_tokens=False))
         return tokens
 
     def _tokens_of(self, text: str) -> str:
-        tokens = self._known.get(text)
+        tokens = self._found(text)
         if tokens is None:
             lines = list(_lines(text)) if self._has_lines else [text]
-            new = [each for each in dict.fromkeys(lines) if each not in self._known]
-            found = {each: self._known[each] for each in lines if each in self._known}
+            found = {each: self._found(each) for each in dict.fromkeys(lines)}
+            new = [each for each, known in found.items() if known is None]
             for line, ids in zip(new, self._encoded(new), strict=True):
-                found[line] = "".join(map(chr, ids))
-                if len(lines) > 1:
-                    self._keep(line, found[line])
-            tokens = self._keep(text, "".join(found[each] for each in lines))
+                found[line] = self._keep(line, "".join(map(chr, ids)))
+            tokens = "".join(found[each] or "" for each in lines)
+            if len(lines) > 1:
+                self._keep(text, tokens)
         return tokens
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
@@ -92,9 +93,15 @@ class PieceTokenizer:
             return self._tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [each.ids for each in self._fast(texts, add_special_tokens=False)]
 
+    def _found(self, text: str) -> str | None:
+        tokens = self._known.get(text)
+        if tokens is None and (tokens := self._older.pop(text, None)) is not None:
+            self._keep(text, tokens)
+        return tokens
+
     def _keep(self, text: str, tokens: str) -> str:
-        if self._bytes > MAX_BYTES:
-            self._known.clear()
+        if self._bytes > MAX_BYTES // 2:
+            self._older, self._known = self._known, {}
             self._bytes = 0
         self._known[text] = tokens
         self._bytes += len(text) + 2 * len(tokens) + PIECE_BYTES
