@@ -97,21 +97,22 @@ def test_a_request_that_waits_too_long_or_whose_client_goes_leaves_its_place(mon
     monkeypatch.setattr(quire_router.rates, "QUEUE_S", 0.01)
 
     async def main():
-        rates = RateLimits({"*": KeyLimits(running=1, waiting=1)}, time.monotonic)
+        rates = RateLimits({"*": KeyLimits(rpm=3, tpm=400, running=1, waiting=1)}, Clock())
         end = await rates.begin("ann", 0)
         with pytest.raises(ApiError, match=r"waiting 0\.01 s for one of them"):
-            await rates.begin("ann", 0)
-        gone = asyncio.create_task(rates.begin("ann", 0))
+            await rates.begin("ann", 4 * 100)
+        gone = asyncio.create_task(rates.begin("ann", 4 * 100))
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        next_one = asyncio.create_task(rates.begin("ann", 0))
+        next_one = asyncio.create_task(rates.begin("ann", 4 * 100))
         await asyncio.sleep(0)
         end(AnswerUsage())
         next_one.cancel()  # at the very moment that it is its turn
         await asyncio.gather(next_one, return_exceptions=True)
         rates.check()
-        (await rates.begin("ann", 0))(AnswerUsage())
+        (await rates.begin("ann", 4 * 400))(AnswerUsage())  # those that never ran took nothing
+        await rates.begin("ann", 4 * 400)
         assert rates.refused == {("*", "waiting"): 1}
 
     asyncio.run(main())

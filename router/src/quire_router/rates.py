@@ -137,7 +137,11 @@ class RateLimits:
             raise self._refusal(label, "running", f"{most} requests at once, and {limits.waiting} waiting", 1.0)  # fmt: skip
         key.take(rpm=1, tpm=prompt)
         if must_wait:
-            await self._turn(key, label)
+            try:
+                await self._turn(key, label)
+            except BaseException:
+                key.take(rpm=-1, tpm=-prompt)  # it never ran
+                raise
         else:
             key.num_running += 1
 
