@@ -79,6 +79,22 @@ def fixtures(**options):
     return server, nothing_stays
 
 
+@contextmanager
+def together(server, number):
+    """Hold the engine until so many sequences are in flight: none has ended when the last one comes."""
+    is_held = threading.Event()
+
+    def hold(_):
+        is_held.set()
+        wait_for(lambda: server.service.num_inflight == number)
+
+    holding = threading.Thread(target=lambda: asyncio.run(server.service.running.call(hold)))
+    holding.start()
+    is_held.wait(60)
+    yield
+    holding.join(60)
+
+
 class Running:
     """A server that runs: `url`, `service`, `manager`, and clients of it."""
 

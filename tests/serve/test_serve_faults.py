@@ -10,7 +10,7 @@ from contextlib import suppress
 import httpx
 import openai
 import pytest
-from serve_help import LONG, fixtures, loaded, running, short, wait_for
+from serve_help import LONG, fixtures, loaded, running, short, together, wait_for
 
 import plain_http
 from quire.serve.service import Bounds
@@ -299,7 +299,7 @@ def test_a_request_that_can_never_fit_is_refused_and_a_full_pool_is_waited_for()
     with running(num_blocks=16) as server:
         never = server.post("/v1/completions", LONG | {"prompt": "a" * 300, "max_tokens": 8})
         assert never.status_code == 400
-        with ThreadPoolExecutor(8) as crew:
+        with ThreadPoolExecutor(8) as crew, together(server, 8):
             asked = LONG | {"max_tokens": 100}
             answers = list(crew.map(lambda at: server.post(
                 "/v1/completions", asked | {"prompt": f"{at} Once"}), range(8)))  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from serve_help import running, wait_for
+from serve_help import running, together, wait_for
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tiers"))
 
@@ -74,8 +74,9 @@ def test_the_tenant_goes_while_anothers_stream_goes_on(server, folder):
         ended.append(server.post("/v1/completions", body, headers=headers))
 
     threads = [threading.Thread(target=each) for each in (stream, fails, refused)]
-    for thread in threads:
-        thread.start()
+    with together(server, 3):
+        for thread in threads:
+            thread.start()
     wait_for(lambda: streamed and server.service.running.engine.scheduler.queues.num_running == 3)
     tag = tenant_tag(Scope(tenant="ann"))
     answer = server.post("/v1/cache/purge", {"tenant": "ann"}, headers=OPERATOR)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from serve_help import LONG, running, short, tiny
+from serve_help import LONG, running, short, tiny, together
 from test_clients import cells, client_anthropic, client_openai
 
 import plain_http
@@ -305,7 +305,8 @@ def test_requests_that_are_preempted_or_lose_their_cells_answer_as_alone(make, n
             server.post("/v1/completions", each).json()["choices"][0]["text"] for each in asked
         ]
         evict_all(server)
-        answers = list(crew.map(lambda each: server.post("/v1/completions", each), asked))
+        with together(server, 6):
+            answers = list(crew.map(lambda each: server.post("/v1/completions", each), asked))
         assert [each.status_code for each in answers] == [200] * 6
         told = [each.json()["choices"][0]["text"] for each in answers]
         assert server.service.running.engine.stats().preemptions > 0

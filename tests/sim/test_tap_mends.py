@@ -6,7 +6,7 @@ import threading
 
 from quire.web.mends import Mends
 from quire_sim.tap.records import RecordFile
-from tap_help import OK, RawServer, asked, post, sent, tapped
+from tap_help import OK, RawServer, asked, post, sent, tapped, wait_for
 
 ANSWER = OK + b"Content-Length: 2\r\n\r\n{}"
 TOOLS = [{"name": name, "description": "d", "input_schema": {}} for name in ("write", "read")]
@@ -22,7 +22,7 @@ def relayed(request, **options):
     """Return what the server got, the client's answer, and the relay, for one request through mends."""
     with RawServer([ANSWER]) as server, tapped(server.url, mends=mends(), **options) as (url, tap):
         said = b"".join(asked(url, request))
-        tap.page.flush()
+        wait_for(lambda: tap.page.watch.recent)
     return server.came[0], said, tap
 
 

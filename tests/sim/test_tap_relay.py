@@ -47,7 +47,7 @@ def test_heads_and_bodies_pass_as_they_are(file):
                    "Cookie: c=3", "Accept-Encoding: gzip, br", "X-Stainless: A")  # fmt: skip
     with RawServer(said) as server, tapped(server.url, file=file) as (url, tap):
         head, _, body = b"".join(asked(url, request)).partition(b"\r\n\r\n")
-        tap.page.flush()
+        wait_for(lambda: tap.page.watch.recent)
     assert body == packed
     lines = head.lower().split(b"\r\n")
     assert lines[0] == b"http/1.1 200 ok"
@@ -163,7 +163,7 @@ def test_bodies_above_the_limit_pass_and_are_not_kept(file):
     body = b'{"messages":[{"role":"user","content":"' + b"x" * (3 << 20) + b'"}]}'
     with RawServer(whole(body)) as server, tapped(server.url, file=file) as (url, tap):
         got = b"".join(asked(url, post("/v1/chat/completions", body)))
-        tap.page.flush()
+        wait_for(lambda: tap.page.watch.recent)
     assert got.partition(b"\r\n\r\n")[2] == body
     assert server.came[0][1] == body
     assert [line["response"] for line in lines_of(file)] == [None]
@@ -207,7 +207,7 @@ def test_bodies_that_are_no_json_pass_and_are_recorded_as_text(file):
     request, answer = b"\x00\xff not json", b"\xfe plain"
     with RawServer(whole(answer)) as server, tapped(server.url, file=file) as (url, tap):
         got = b"".join(asked(url, post("/v1/audio", request)))
-        tap.page.flush()
+        wait_for(lambda: tap.page.watch.recent)
     assert got.endswith(answer)
     assert server.came[0][1] == request
     (line,) = lines_of(file)
@@ -217,12 +217,13 @@ def test_bodies_that_are_no_json_pass_and_are_recorded_as_text(file):
 
 def test_a_request_without_a_body_has_none_at_the_server():
     request = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    with RawServer(whole(b"{}")) as server, tapped(server.url) as (url, tap):
+    with RawServer(whole(b"{}"), whole(ANSWER)) as server, tapped(server.url) as (url, tap):
         got = b"".join(asked(url, request))
-        tap.page.flush()
+        b"".join(asked(url, post("/v1/chat/completions", BODY)))
+        wait_for(lambda: tap.page.watch.recent)
     assert got.endswith(b"{}")
     assert b"content-length" not in server.came[0][0].lower()
-    assert not tap.page.watch.recent
+    assert len(tap.page.watch.recent) == 1
 
 
 def test_credentials_within_bodies_are_not_recorded(file):
@@ -231,7 +232,7 @@ def test_credentials_within_bodies_are_not_recorded(file):
             "mcp_servers": [{"authorization_token": "s5"}]}  # fmt: skip
     with RawServer(whole(b"{}")) as server, tapped(server.url, file=file) as (url, tap):
         b"".join(asked(url, post("/v1/chat/completions", json.dumps(body).encode())))
-        tap.page.flush()
+        wait_for(lambda: tap.page.watch.recent)
     assert b"s5" in server.came[0][1]
     text = file._path.read_text()
     assert not any(secret in text for secret in ("s3", "s4", "s5"))
@@ -240,7 +241,7 @@ def test_credentials_within_bodies_are_not_recorded(file):
 def test_a_record_is_read_as_a_log_of_requests(file, tmp_path):
     with RawServer(whole(ANSWER)) as server, tapped(server.url, file=file) as (url, tap):
         b"".join(asked(url, post("/v1/chat/completions", BODY)))
-        tap.page.flush()
+        wait_for(lambda: tap.page.watch.recent)
     (request,) = open_log(tmp_path / "log.jsonl")
     assert request.usage.cached_tokens == 8
     assert [each.text for each in request.sections] == ["hi"]

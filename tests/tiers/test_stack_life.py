@@ -274,7 +274,7 @@ def test_in_real_threads_a_hung_tier_delays_nobody_beyond_the_deadline():
     put(disk.tier, TEN)
     put(remote, TEN)
     disk.plan = FaultPlan(hangs=1.0)
-    settings = StackSettings(lookup_timeout_s=0.2, load_timeout_s=0.4, close_timeout_s=0.3)
+    settings = StackSettings(lookup_timeout_s=1.0, load_timeout_s=5.0, close_timeout_s=0.3)
     stack = TierStack([disk, remote], settings)
     began_s = time.monotonic()
     assert stack.find(KEYS[:10]) == [1] * 10

@@ -51,6 +51,11 @@ def sized(body, *more):
     return [OK + b"".join(each + b"\r\n" for each in more) + b"Content-Length: %d\r\n\r\n" % len(body) + body]  # fmt: skip
 
 
+async def until(is_so):
+    while not is_so():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.001)
+
+
 def run(made):
     return asyncio.run(asyncio.wait_for(made, 20))
 
@@ -149,7 +154,7 @@ def test_an_idle_connection_that_the_server_closes_is_stale_or_replaced():
                 said = await origin.ask(GET)
                 assert await said.read() == body
                 said.close()
-                await asyncio.sleep(0.05)
+                await until(lambda: not origin.idle)  # the server's end is seen
             assert len(connections) == 2
 
     run(main())
@@ -207,14 +212,14 @@ def test_a_request_that_is_given_up_or_cancelled_closes_its_connection():
 
         async with served([hang], [hang]) as (origin, _, _):
             task = asyncio.ensure_future(origin.ask(GET))
-            await asyncio.sleep(0.1)
+            await until(lambda: origin.answers)
             for answer in [*origin.answers]:
                 answer.give_up(ValueError("enough"))
             with pytest.raises(ValueError, match="enough"):
                 await task
             gone.clear()
             task = asyncio.ensure_future(origin.ask(GET))
-            await asyncio.sleep(0.1)
+            await until(lambda: origin.answers)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -69,10 +69,6 @@ class TapPage:
         is_own = scope["type"] == "http" and scope["path"] in (PAGE, f"{PAGE}/requests")
         await (self._own if is_own else self._app)(scope, receive, send)
 
-    def flush(self) -> None:
-        """Wait until all exchanges that have ended are read and recorded."""
-        self._thread.submit(lambda: None).result()
-
     def close(self) -> None:
         """Read and record what has ended, and end the thread."""
         self._thread.shutdown()
