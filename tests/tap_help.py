@@ -13,7 +13,7 @@ from quire_sim.tap.app import Tap
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
-def wait_for(seen, within_s=20):
+def wait_for(seen, within_s=60):
     until = time.monotonic() + within_s
     while not seen():
         assert time.monotonic() < until
@@ -104,7 +104,7 @@ def _request(connection):
 def sent(url, request):
     """Return a connection on which a request was sent."""
     host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection = socket.create_connection((host, int(port)), timeout=60)
     connection.sendall(request)
     return connection
 

@@ -9,12 +9,14 @@ import pytest
 
 from cli_help import told
 from quire.bench import gate_rows
+from quire.bench import proxy as proxy_module
 from quire.bench.proxy import DelayingProxy
 from quire.errors import ConfigError
 from quire.tiers.files import Files
 
 
-def test_a_proxy_delays_what_is_sent_both_ways_in_order_and_takes_no_longer_for_more():
+def test_a_proxy_delays_what_is_sent_both_ways_in_order_and_takes_no_longer_for_more(monkeypatch):
+    monkeypatch.setattr(proxy_module, "CHUNK_BYTES", 1 << 12)  # one after another: 125 delays
     server = socket.create_server(("127.0.0.1", 0))
 
     def echo():
@@ -36,16 +38,18 @@ def test_a_proxy_delays_what_is_sent_both_ways_in_order_and_takes_no_longer_for_
                 came += client.recv(1 << 20)
             took_s = time.perf_counter() - begun_s
             assert came == data
-            assert 0.06 <= took_s < 1.0
+            assert 0.06 <= took_s < 60 * 0.06
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b"", "an end is passed on"
     server.close()
 
 
-def test_rows_tell_hits_misses_loading_and_computing_and_judge(tmp_path):
-    (row,) = gate_rows.rows([f"files:{tmp_path}"], lengths=[256])
-    assert row["computing_ms"] == 29.6
-    assert row["hit_ms"] < 29.6 <= row["miss_ms"]
+def test_rows_tell_hits_misses_loading_and_computing_and_judge(tmp_path, monkeypatch):
+    assert gate_rows.computing_s(256) == pytest.approx(0.0296)
+    monkeypatch.setattr(gate_rows, "computing_s", lambda num_tokens: num_tokens / 1000)
+    (row,) = gate_rows.rows([f"files:{tmp_path}"], lengths=[128])
+    assert row["computing_ms"] == 128
+    assert row["hit_ms"] < 128 <= row["miss_ms"]
     with gate_rows.open_tier(f"files:{tmp_path}") as tier:
         assert not list(tier.scan()), "what was put is deleted"
 

@@ -1,7 +1,7 @@
 """Mends of the router: by upstream, in what is sent, looked up and told."""
 
 import pytest
-from upstream_help import FakeUpstream, routed, served
+from upstream_help import FakeUpstream, routed, served, wait_for
 
 import plain_http
 from quire.errors import ConfigError
@@ -87,7 +87,7 @@ def test_the_page_tells_requests_as_their_server_got_them(two):
     with served(app) as url:
         for number in range(2):
             plain_http.post(f"{url}/v1/chat/completions", json=chat(number), timeout=20)
-        app.flush()
+        wait_for(lambda: len(app.watch.recent) == 2)
         told = plain_http.get(f"{url}/tap/requests").json()
     assert [each["kind"] for each in told["requests"]] == ["repeat", "cold"]
     assert told["mends"] == {"drop-lines": 2}

@@ -146,7 +146,7 @@ class Router:
     def ask(self, prompt="Once", path="/v1/completions", headers=None, params=None, **more):
         document = ({"prompt": prompt} if isinstance(prompt, str | list) else prompt) | more
         return plain_http.post(
-            f"{self.url}{path}", json=document, headers=headers, params=params, timeout=20
+            f"{self.url}{path}", json=document, headers=headers, params=params, timeout=60
         )
 
     def well(self, *which):

@@ -107,10 +107,10 @@ class Running:
 
     def post(self, path, document=None, **more):
         more |= {"json": document} if document is not None else {}
-        return plain_http.post(f"{self.url}{path}", timeout=20, **more)
+        return plain_http.post(f"{self.url}{path}", timeout=120, **more)
 
     def get(self, path, **more):
-        return plain_http.get(f"{self.url}{path}", timeout=20, **more)
+        return plain_http.get(f"{self.url}{path}", timeout=120, **more)
 
     def quiet(self, within_s=60):
         """Wait until nothing runs; then nothing may be held, and every invariant holds."""

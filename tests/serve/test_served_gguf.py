@@ -286,7 +286,7 @@ def test_an_error_of_llama_cpp_is_told_and_the_server_lives(make, monkeypatch):
 
         monkeypatch.setattr(context, "decode", failing)
         asked = LONG | {"stream": True, "max_tokens": 200}
-        answer = plain_http.post(f"{server.url}/v1/completions", json=asked, timeout=20)
+        answer = plain_http.post(f"{server.url}/v1/completions", json=asked, timeout=120)
         *_, last = (line for line in answer.text.splitlines() if line.startswith("data: {"))
         assert json.loads(last[6:])["error"]["type"] == "server_error"
         assert short(server).status_code == 500
