@@ -210,7 +210,7 @@ def test_wrong_lines_of_limits_are_refused(tmp_path, text, said):
 def test_a_router_refuses_what_is_beyond_a_keys_limits_and_counts_it():
     fake = FakeUpstream("one")
     with served(fake.app()) as url, routed([url], keys=KEYS) as router:
-        router.proxy.rates = RateLimits({"ann": KeyLimits(rpm=2)}, time.monotonic)
+        router.proxy.rates = RateLimits({"ann": KeyLimits(rpm=2)}, Clock())
         router.well(True)
         statuses = [router.ask(headers=ANN, stream=at == 1).status_code for at in range(3)]
         assert statuses == [200, 200, 429]

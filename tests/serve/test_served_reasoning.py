@@ -5,7 +5,7 @@ import json
 import anthropic
 import openai
 import pytest
-from serve_help import command, fixtures
+from serve_help import command, fixtures, in_pieces
 
 from quire.chat.reasoning import FORMATS, ReasoningFormat
 from quire.errors import ConfigError
@@ -58,7 +58,8 @@ def test_a_message_has_its_reasoning_apart(client, plain, tags):
     assert answer.usage.completion_tokens == 40
 
 
-def test_a_stream_has_reasoning_before_content(client, tags):
+def test_a_stream_has_reasoning_before_content(client, tags, monkeypatch):
+    in_pieces(monkeypatch)
     thought, closer, content = tags
     choices, usage = streamed(client, max_tokens=40)
     deltas = [each.delta for each in choices]
