@@ -36,31 +36,33 @@ PAGE, PAGES, LAYERS, HEADS, DIM = 4, 12, 3, 2, 8
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 
 
-def controller():
-    """Return SGLang's cache controller, from its file: its package needs a GPU."""
-    place = Path(sglang.__path__[0]) / "srt/managers/cache_controller.py"
-    spec = importlib.util.spec_from_file_location("sglang_cache_controller", place)
+def loaded(name, file):
+    """Return a module of SGLang's from its file."""
+    spec = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module.HiCacheController
+    return module
 
 
-CONTROLLER = controller()
+# The package of the cache controller needs a GPU.
+CONTROLLER = loaded(
+    "sglang_cache_controller", Path(sglang.__path__[0]) / "srt/managers/cache_controller.py"
+).HiCacheController
 
 
-def host_pool(kind, layout, dtype=torch.bfloat16, seed=0):
+def host_pool(kind, layout, dtype=torch.bfloat16, seed=0, pages=PAGES):
     """Make a host pool of SGLang's with numbers in it; its device pool is left out."""
     pool = object.__new__(kind)
-    size = PAGE * PAGES
+    size = PAGE * pages
     of_layer = (LAYERS, size) if layout == "layer_first" else (size, LAYERS)
     if layout == "page_first_direct":
-        of_layer = (PAGES, LAYERS, PAGE)
+        of_layer = (pages, LAYERS, PAGE)
     is_mla = kind is MLATokenToKVPoolHost
     shape = (*of_layer, 1, DIM) if is_mla else (2, *of_layer, HEADS, DIM)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
     fields = {
-        "layout": layout, "dtype": dtype, "page_size": PAGE, "page_num": PAGES, "size": size,
+        "layout": layout, "dtype": dtype, "page_size": PAGE, "page_num": pages, "size": size,
         "layer_num": LAYERS, "head_num": HEADS, "head_dim": DIM, "kv_cache_dim": DIM,
         "kv_buffer": numbers, "device": "cpu", "pin_memory": False, "dcp_size": 1, "dcp_rank": 0,
         "kv_lora_rank": DIM // 2, "qk_rope_head_dim": DIM // 2,
@@ -71,24 +73,36 @@ def host_pool(kind, layout, dtype=torch.bfloat16, seed=0):
     return pool
 
 
-def backend(place, pool, *, config=None, **extra):
-    """Make the backend as `--hicache-storage-backend dynamic` does."""
-    options = {
+def options(place, **extra):
+    """Return the options of `--hicache-storage-backend-extra-config`."""
+    return {
         "backend_name": "quire", "module_path": "quire.engines.sglang", "class_name": "QuireStorage",
         "interface_v1": 1, "weights": "one", "tiers": [f"disk:{place}/{{rank}}?capacity=32MiB"],
         "settings": {"busy_share": 1.0, "close_timeout_s": 60.0, "lookup_timeout_s": 30.0, "load_timeout_s": 30.0}, **extra,
     }  # fmt: skip
-    fields = {
+
+
+def config_of(pool, **fields):
+    """Return SGLang's description of a backend for a pool."""
+    return HiCacheStorageConfig(**{
         "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
         "is_mla_model": isinstance(pool, MLATokenToKVPoolHost), "enable_storage_metrics": False,
-        "is_page_first_layout": pool.layout != "layer_first", "model_name": "a model", **(config or {}),
-    }  # fmt: skip
-    made = StorageBackendFactory.create_backend(
-        "dynamic", HiCacheStorageConfig(extra_config=options, **fields), pool
-    )
-    made.register_mem_pool_host(pool)
-    made.on_host_pools_registered()
-    return made
+        "is_page_first_layout": pool.layout != "layer_first", "model_name": "a model", **fields,
+    })  # fmt: skip
+
+
+def made(config, pool=None):
+    """Make the backend as `--hicache-storage-backend dynamic` does."""
+    return StorageBackendFactory.create_backend("dynamic", config, pool)
+
+
+def backend(place, pool, *, config=None, **extra):
+    """Make the backend, with a pool."""
+    fields = {"extra_config": options(place, **extra), **(config or {})}
+    storage = made(config_of(pool, **fields), pool)
+    storage.register_mem_pool_host(pool)
+    storage.on_host_pools_registered()
+    return storage
 
 
 def refusal(call):

@@ -2,24 +2,27 @@
 
 import os
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from peer_checks import REPOSITORY, assert_checks_hold
 from quire.engines.tiered.pages import PageRecords, PageStack, pieces
 from quire.tiers import Outcome
+from quire.tiers.disk import Disk
 
 ENVIRONMENT = Path(os.environ.get("QUIRE_PEERS", REPOSITORY / ".venv-peers"))
 PYTHON = ENVIRONMENT / "bin/python"
-SCRIPT = Path(__file__).with_name("sglang_run.py")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.skipif(
     not list(ENVIRONMENT.glob("lib/*/site-packages/sglang")),
     reason=f"no SGLang in {ENVIRONMENT}: `python benchmarks/peers/environment.py sglang` installs it",
 )
-def test_the_backend_holds_its_contract_under_sglangs_own_classes():
-    assert_checks_hold(PYTHON, SCRIPT, os.environ, "benchmarks/peers")
+@pytest.mark.parametrize("script", ["sglang_run.py", "hicache_run.py"])
+def test_the_backend_holds_its_contract_under_sglangs_own_classes(script):
+    assert_checks_hold(PYTHON, HERE / script, os.environ, "benchmarks/peers")
 
 
 def records(**facts):
@@ -51,6 +54,31 @@ def test_pages_are_found_by_name_and_by_what_their_kv_is_of(tmp_path):
     assert got == [payloads["a"], None, payloads["c"]]
     stack.close()
     assert stack.load(records(), "abc", read) == [False] * 3
+
+
+def test_a_wait_for_pages_ends_when_these_are_written(tmp_path, monkeypatch):
+    write, asked = Disk.put_sealed, []
+    begin = Event()
+
+    def slow(self, *args):
+        assert begin.wait(10)
+        return write(self, *args)
+
+    def look():
+        stack.wait_for(records(), "xab")
+        asked.extend(stack.found(records(), "abx", contiguous=True))
+
+    monkeypatch.setattr(Disk, "put_sealed", slow)
+    stack = PageStack([f"disk:{tmp_path}?capacity=1MiB"], {"lookup_timeout_s": 10})
+    stack.store(records(), "ab", lambda *_: None)
+    assert stack.found(records(), "ab", contiguous=True) == [False, False]
+    looking = Thread(target=look)
+    looking.start()
+    begin.set()
+    looking.join()
+    assert asked == [True, True, False]
+    stack.close()
+    stack.wait_for(records(), "ab")
 
 
 def test_pages_are_copied_in_pieces_of_bounded_memory():

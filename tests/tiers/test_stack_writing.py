@@ -54,6 +54,21 @@ def test_store_never_waits():
     stacked.run(scenario)
 
 
+def test_drain_of_keys_waits_only_where_one_of_them_is_queued():
+    stacked = Stacked("disk")
+
+    def scenario(stack, disk):
+        disk.put_s = 5.0
+        store(stack, TEN)
+        store(stack, range(10, 20))
+        assert stacked.timed(lambda: stack.drain(60, KEYS[20:30])) == (True, 0.0)
+        assert stacked.timed(lambda: stack.drain(1, KEYS[19:30])) == (False, 1.0)
+        assert stacked.timed(lambda: stack.drain(60, KEYS[:1])) == (True, 9.0)
+        assert held(disk) == [*range(20)]
+
+    stacked.run(scenario)
+
+
 def test_back_writes_what_the_device_and_then_each_tier_lets_go():
     def scenario(stack, host, disk):
         assert wanted(stack, KEYS[:10]) == [False] * 10

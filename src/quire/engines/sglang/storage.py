@@ -144,7 +144,7 @@ class QuireStorage(HiCacheStorage):
     # Pages of host pools
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        return _head(self._stack.found(self._of(KV), keys, contiguous=True))
+        return _head(self._found(KV, keys, contiguous=True))
 
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
@@ -169,9 +169,7 @@ class QuireStorage(HiCacheStorage):
                 continue
             if not lengths:
                 continue
-            found = self._stack.found(
-                self._of(str(transfer.name)), keys[:num_pages], contiguous=False
-            )
+            found = self._found(str(transfer.name), keys[:num_pages], contiguous=False)
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
                 usable = set(range(1, _head(found) + 1))
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
@@ -189,8 +187,14 @@ class QuireStorage(HiCacheStorage):
         keys, size = list(transfer.keys or ()), transfer.group_pages
         if size < 1:
             return 0
-        found = self._stack.found(self._of(str(transfer.name)), keys, contiguous=True)
+        found = self._found(str(transfer.name), keys, contiguous=True)
         return _head(found) // size * transfer.block_pages
+
+    def _found(self, name: str, keys: Sequence[str], *, contiguous: bool) -> list[bool]:
+        """Return which pages seem to be there. Those just stored are: SGLang asks on a thread that may wait."""
+        records = self._of(name)
+        self._stack.wait_for(records, keys)
+        return self._stack.found(records, keys, contiguous=contiguous)
 
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
         return {x.name: self._loaded(str(x.name), *_asked(x)) for x in transfers}

@@ -77,6 +77,12 @@ class PageStack:
         names = [records.page_key(each) for each in keys]
         return [level >= 0 for level in self._stack.find(names, contiguous=contiguous)]
 
+    def wait_for(self, records: PageRecords, keys: Sequence[str | bytes]) -> None:
+        """Wait until those of these pages that are queued are written, as long as a lookup may take."""
+        if self._stack is not None:
+            names = [records.page_key(each) for each in keys]
+            self._stack.drain(self._stack.settings.lookup_timeout_s, names)
+
     def load(
         self,
         records: PageRecords,

@@ -132,9 +132,11 @@ class Placer:
         """Whether queued records of a tier should be written before more are made. The lock is held."""
         return any(writer.is_filling for writer in self.writers)
 
-    def drain(self, deadline: Deadline) -> bool:
-        """Return whether nothing waits to be written any more, now or before the deadline."""
-        return all(writer.wait(deadline) for writer in self.writers)
+    def drain(self, deadline: Deadline, keys: Keys | None = None) -> bool:
+        """Return whether nothing, or none of these keys, waits to be written any more, now or before the deadline."""
+        if keys is None:
+            return all(writer.wait(deadline) for writer in self.writers)
+        return all(writer.wait_for(keys, deadline) for writer in self.writers)
 
     def _lacks(self, level: StackMember, keys: Keys) -> NDArray[np.bool_]:
         """Return the gaps of a tier: keys that it should have, has not as far as is known, and is not about to get."""

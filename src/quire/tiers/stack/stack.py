@@ -102,10 +102,9 @@ class TierStack(PurgeableStack):
     ) -> list[int]:
         """Return, for each key, the fastest tier that seems to have it, or -1.
 
-        A hint: nothing is read. With `contiguous` only an unbroken head is of use: everything behind
-        the first key that no tier has is -1, and slower tiers are not asked for it.
-        Once what is fed is there, returns after `lookup_timeout_s` at the latest; a tier that has not answered has
-        nothing.
+        A hint: nothing is read. With `contiguous` only an unbroken head is of use: everything behind the first key that
+        no tier has is -1, and slower tiers are not asked for it. Once what is fed is there, returns after
+        `lookup_timeout_s` at the latest; a tier that has not answered has nothing.
 
         `saved_s`    seconds that having all would save: a tier is waited for where that can be expected to pay, and
                      half of it and 15 ms at most; else nobody waits, and what it has is found out beside
@@ -293,12 +292,13 @@ class TierStack(PurgeableStack):
         """Whether it finds and stores nothing any more."""
         return self._shared.is_closed
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until everything queued is written; return whether it is."""
+    def drain(self, timeout_s: float, keys: Keys | None = None) -> bool:
+        """Wait until everything queued is written, or these keys are; return whether it is."""
         if self._shared.is_closed:
             return True
         deadline = Deadline(self._shared.lanes, timeout_s)
-        return self.feeding.drain(deadline) and self._placing.drain(deadline)
+        is_fed = keys is not None or self.feeding.drain(deadline)
+        return is_fed and self._placing.drain(deadline, keys)
 
     def flush(self) -> None:
         """Drain, then have every tier write its buffers; `close_timeout_s` for each of the two."""

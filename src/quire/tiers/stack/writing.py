@@ -269,6 +269,15 @@ class TierWriter:
         """Return whether nothing waits any more, now or before the deadline."""
         return self._idle.wait(deadline.left_s)
 
+    def wait_for(self, keys: Keys, deadline: Deadline) -> bool:
+        """Return whether none of these keys waits any more, now or before the deadline."""
+        with self._shared.lock:
+            if not self._waiting or not any(self.has(keys)):
+                return True
+        done = self._shared.lanes.signal()
+        self._level.stores.submit(self._level, done.set, done.set)  # behind all that waits now
+        return done.wait(deadline.left_s)
+
     def count(self) -> tuple[int, int]:
         """Return the bytes that wait, by the counter and by counting. The lock is held."""
         return self.waiting_bytes, sum(self._waiting.values())
