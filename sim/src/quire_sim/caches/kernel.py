@@ -116,7 +116,9 @@ class KernelCache(TrackedCache):
         now, queues = self._now, self._scheduler.queues
         near = [job for job in self._coming if job.sent_s <= now + BEHIND_S]
         begun = cast("list[_LoggedJob]", [*near, *queues.waiting, *queues.prefilling])
-        answers_s = min((job.told_s for job in begun if job.told_s > now), default=now)
+        told = [job.told_s for job in begun]
+        told += [job.end_s for job in cast("list[_LoggedJob]", queues.decoding)]
+        answers_s = min((each for each in told if each > now), default=now)
         for job in near:
             if job.told_s == inf:
                 is_here = job.sent_s <= now
