@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import engine_stubs
+import msgspec
 import torch
 
 engine_stubs.install()
@@ -31,6 +32,8 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 
 from peer_checks import run_checks
 from quire.errors import ConfigError
+from quire.exchange.wire import decode_batch
+from quire.observe import Mirror
 
 PAGE, PAGES, LAYERS, HEADS, DIM = 4, 12, 3, 2, 8
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
@@ -357,6 +360,22 @@ def check_one_directory_belongs_to_one_process(place):
     assert first.batch_exists(names) == 0
     second.close()
     first.close()
+
+
+def check_events_are_read_and_salts_divide_what_they_say_is_cached(_):
+    """SGLang's own events, as its publisher writes them."""
+    events = importlib.import_module("sglang.srt.disaggregation.kv_events")
+    fields = {"token_ids": [1, 2, 3, 4], "block_size": 2, "lora_id": None, "medium": "GPU"}
+    stored = [
+        events.BlockStored(block_hashes=[5, -6], parent_block_hash=None, cache_salt="mine", **fields),
+        events.BlockStored(block_hashes=[7, 8], parent_block_hash=-6, cache_salt="mine", **fields),
+        events.BlockStored(block_hashes=[9, 10], parent_block_hash=None, **fields),
+        events.BlockRemoved(block_hashes=[10], medium="GPU"),
+    ]  # fmt: skip
+    mirror, tokens = Mirror(), [1, 2, 3, 4] * 2
+    mirror.receive(decode_batch(msgspec.msgpack.encode(events.KVEventBatch(1.0, stored, 0))))
+    salts = ([["mine"]], 8), ([], 2), ([["another"]], 0)
+    assert all(mirror.lookup(tokens, extra_keys=salt) == found for salt, found in salts)
 
 
 def check_wrong_options_are_refused(place):

@@ -18,6 +18,7 @@ from quire.exchange.wire import (
     encode_batch,
     wire_hash,
 )
+from quire.observe import Mirror
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "kv_events.json").read_text("utf-8"))
 """What the classes of vllm.distributed.kv_events of vLLM 0.32.0 write, in hex."""
@@ -138,6 +139,37 @@ def test_fields_of_a_newer_version_are_passed_over_and_of_its_types_the_name_is_
 def test_a_message_that_is_no_batch_is_refused_with_its_length(payload):
     with pytest.raises(RecordError, match=f"a message of {len(payload)} bytes"):
         decode_batch(payload)
+
+
+def salted(parent, *hashes):
+    """Return an event as SGLang 0.5.23 writes it; without an adapter it leaves out `lora_name`."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": [*hashes],
+        "parent_block_hash": parent,
+        "token_ids": [*range(2 * len(hashes))],
+        "block_size": 2,
+        "lora_id": None,
+        "medium": "GPU",
+        "cache_salt": "a tenant",
+        "session_id": "s",
+    }
+
+
+@pytest.mark.parametrize("more", [{}, {"lora_name": "writer"}])
+def test_a_salt_of_sglang_stands_where_vllm_has_it(more):
+    events = [salted(None, -5, 6) | more, salted(6, 7) | more]
+    first, second = decode_batch(msgspec.msgpack.encode([1.0, events, 0])).events
+    assert (first.block_hashes, first.extra_keys) == ([-5, 6], [["a tenant"], None])
+    assert (second.parent_block_hash, second.extra_keys) == (6, None)
+    assert b"cache_salt" not in encode_batch(EventBatch(1.0, [first, second], 0))
+
+
+def test_a_salted_prompt_of_sglang_is_found_under_its_salt_alone():
+    mirror = Mirror()
+    mirror.receive(decode_batch(msgspec.msgpack.encode([1.0, [salted(None, 1, 2)], 0])))
+    salts = [], [["a tenant"]], [["another"]]
+    assert [mirror.lookup(range(4), extra_keys=each) for each in salts] == [0, 4, 0]
 
 
 def test_a_digest_is_the_number_of_its_low_64_bits():

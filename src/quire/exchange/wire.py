@@ -8,6 +8,7 @@ type there is its type. What is written is what vLLM 0.32 writes, byte for byte.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
@@ -91,6 +92,9 @@ _KINDS: dict[str, type[Any]] = {
 _LATER = {"parent_block_hash": None, "lora_id": None, "medium": None, "lora_name": None}
 """Fields that older versions leave out."""
 
+_SALT = b"cache_salt"
+"""SGLang's field of a salt, which vLLM has in the extra keys of a prompt's first block."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_MapBatch)
 
@@ -102,11 +106,11 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 def decode_batch(payload: bytes | memoryview) -> EventBatch:
     """Return the batch of a message. Raises `RecordError` for bytes that are none."""
-    try:
-        batch = _decoder.decode(payload)
-        return EventBatch(batch.time_s, batch.events, batch.rank)
-    except msgspec.DecodeError:
-        return _decoded_singly(payload)
+    if _SALT not in bytes(payload):
+        with suppress(msgspec.DecodeError):
+            batch = _decoder.decode(payload)
+            return EventBatch(batch.time_s, batch.events, batch.rank)
+    return _decoded_singly(payload)
 
 
 def event_fields(raw: Any) -> dict[str, Any]:
@@ -147,4 +151,9 @@ def _event(raw: Any) -> CacheEvent:
     kind = _KINDS.get(fields["type"])
     if kind is None:
         return UnknownEvent(str(fields["type"]))
-    return msgspec.convert({**_LATER, **fields}, kind)
+    event = msgspec.convert({**_LATER, **fields}, kind)
+    if isinstance(event, StoredEvent) and event.parent_block_hash is None:
+        salt = fields.get(_SALT.decode())
+        if isinstance(salt, str) and event.extra_keys is None:
+            event.extra_keys = [[salt], *[None] * (len(event.block_hashes) - 1)]
+    return event
