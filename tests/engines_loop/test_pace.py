@@ -7,10 +7,10 @@ import pytest
 from hypothesis import strategies as st
 
 from quire import CacheManager
-from quire.engines.loop.pace import FIRST, StepPace
 from quire.engines.loop.settings import EngineSettings
 from quire.errors import ConfigError
 from quire.scheduling import Job, Limits, Scheduler
+from quire.scheduling.pace import FIRST, StepPace
 from turns import drawn
 
 

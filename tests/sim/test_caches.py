@@ -115,13 +115,26 @@ def test_quire_starts_short_prompts_first_and_computes_a_prefix_once():
 
 def test_quire_has_requests_in_the_step_whose_answers_begin_with_theirs():
     a, b, c = (range(1000 * n, 1000 * n + 160) for n in (1, 2, 3))
-    early = [prompt(each, time_s=n, duration_s=0.5) for n, each in enumerate((a, b))]
-    new = prompt(c, time_s=10.0, duration_s=1.0)
-    for answer_s, hit in ((11.0, 159), (12.0, 32)):
+    early = [prompt(each, time_s=n, duration_s=0.05) for n, each in enumerate((a, b))]
+    new = prompt(c, time_s=10.0, duration_s=0.1)
+    for answer_s, hit in ((10.1, 159), (10.2, 32)):
         again = prompt(a, time_s=10.01, duration_s=answer_s - 10.01)
         cache = cache_of("quire", CacheOptions(capacity_tokens=22 * 16))
         found = {each.number: each.hit_tokens for each in hits(cache, [*early, new, again])}
         assert found[3] == hit
+
+
+def test_quire_cuts_prompts_so_that_no_step_takes_long():
+    """What comes while a long prompt is computed begins beside its end, before that has evicted all that it will."""
+    made = [range(1000 * n, 1000 * n + 640) for n in range(3)]
+
+    def last(answer_s):
+        cache = cache_of("quire", CacheOptions(capacity_tokens=90 * 16))
+        asked = [timed(each, 20.0 * n, answer_s, answer_s) for n, each in enumerate(made)]
+        again = timed(made[0], 40.0 + answer_s / 2, answer_s, answer_s)
+        return [*hits(cache, [*asked, again])][-1]
+
+    assert (last(0.1).hit_tokens, last(2.0).hit_tokens) == (160, 416)
 
 
 def test_quire_publishes_answers_that_are_decoded_beside_prompts():

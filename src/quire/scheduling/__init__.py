@@ -7,11 +7,13 @@ admission  whether a job would find room, and whether another one computes its p
 fairness   parts of a budget by tenant, and the running jobs that yield to one that waits
 step       the inputs of one forward, as arrays
 scheduler  Scheduler: plan a step, complete it
+pace       StepPace: how much of prompts a step may have, by the time that steps took
 fit        CostFit: seconds learned from what was measured
 """
 
 from quire.scheduling.job import Job, Limits
+from quire.scheduling.pace import StepPace
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.step import Step
 
-__all__ = ["Job", "Limits", "Scheduler", "Step"]
+__all__ = ["Job", "Limits", "Scheduler", "Step", "StepPace"]

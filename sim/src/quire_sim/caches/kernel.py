@@ -13,7 +13,7 @@ from quire.core import CacheManager
 from quire.core.tokens import INT32, IntArray
 from quire.errors import OutOfBlocks
 from quire.ops import resize
-from quire.scheduling import Job, Scheduler, Step
+from quire.scheduling import Job, Scheduler, Step, StepPace
 from quire_sim.caches.asking import CacheHit, answer_times
 from quire_sim.caches.prompts import CachePrompt
 from quire_sim.caches.tracking import TrackedCache
@@ -29,6 +29,10 @@ BEHIND_S = 0.02
 
 SAME_S = 0.004
 """Answers of one step begin within so many seconds."""
+
+
+STEP_S = 0.25
+"""Seconds that a step may take, as `quire serve --max-inter-token` has it by default."""
 
 
 class _LoggedJob(Job):
@@ -81,10 +85,12 @@ class KernelCache(TrackedCache):
         self._coming: list[_LoggedJob] = []
         self._found: list[CacheHit] = []
         self._step: Step | None = None
-        self._step_end_s = inf
+        self._step_begin_s, self._step_end_s = 0.0, inf
+        self._pace, self._is_timed = StepPace(STEP_S), False
 
     def add(self, number: int, prompt: CachePrompt) -> Iterator[CacheHit]:
         """Yield the hits of requests that start before this one is sent; without a time, its own too."""
+        self._is_timed |= prompt.time_s is not None and bool(prompt.duration_s)
         if prompt.time_s is not None:
             self._coming.append(_LoggedJob(number, prompt))
             yield from self._run(prompt.time_s - BEHIND_S)
@@ -151,7 +157,9 @@ class KernelCache(TrackedCache):
 
     def _plan(self) -> None:
         """Plan the next step and its end."""
-        scheduler = self._scheduler
+        scheduler, self._step_begin_s = self._scheduler, self._now
+        if self._is_timed:
+            self._pace.before_step(scheduler)
         step = scheduler.plan(self._now)
         if step is not None:
             self._step_end_s = max(self._end_of(step), self._now)
@@ -187,6 +195,8 @@ class KernelCache(TrackedCache):
             for job, each in zip(jobs, drafts, strict=True)
         ]
         self._scheduler.complete(step, told if step.drafts else np.array(told, INT32).ravel())
+        if len(step.jobs) > step.num_decodes and self._now > self._step_begin_s:
+            self._pace.observe(step, self._now - self._step_begin_s)
         for job in jobs:
             self._computed(job.place)
             if job.num_generated == job.max_tokens:

@@ -21,7 +21,7 @@ from quire.engines.loop.answers import (
     RequestOutput,
 )
 from quire.engines.loop.computing import TransformersModel
-from quire.engines.loop.pace import StepPace
+from quire.engines.loop.pace import EnginePace
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.requests import (
     Prompt,
@@ -84,7 +84,7 @@ class Engine(PurgeableEngine):
                 below = EngineTiers(self.tiers, self._forward, self._bound.fingerprint)
                 self._companions.append(below)
             if settings.max_inter_token_s is not None:
-                self._companions.append(StepPace(settings.max_inter_token_s))
+                self._companions.append(EnginePace(settings.max_inter_token_s))
             if passages is not None:
                 self._companions.append(passages.in_engine(self._forward, self._bound, self._guard))
             for each in self._companions:
