@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from math import inf
 from typing import cast
 
@@ -26,6 +27,12 @@ BEFORE_S = 0.005
 
 BEHIND_S = 0.02
 """Requests sent so shortly behind the last step's answers may be in the next step."""
+
+LATER_S = 0.05
+"""Seconds by which an answer begins later than others of its step at most."""
+
+AHEAD_S = 2.0
+"""A request that waits is overtaken by those that are sent up to so many seconds behind it."""
 
 SAME_S = 0.004
 """Answers of one step begin within so many seconds."""
@@ -106,8 +113,8 @@ class KernelCache(TrackedCache):
     def _run(self, until: float) -> Iterator[CacheHit]:
         """Do steps that begin up to a time; all requests sent until `BEHIND_S` later are known."""
         while self._step is not None or self._coming:
-            event_s = self._coming[0].sent_s if self._step is None else self._step_end_s
-            if event_s > until:
+            event_s = self._next_sent_s() if self._step is None else self._step_end_s
+            if event_s > until or not self._knows_all(event_s, until):
                 break
             self._now = max(self._now, event_s)
             if self._step is not None:
@@ -117,10 +124,32 @@ class KernelCache(TrackedCache):
         yield from self._found
         self._found.clear()
 
+    def _knows_all(self, event_s: float, until: float) -> bool:
+        """Whether all requests that could overtake those sent by then are known."""
+        near = (each for each in self._coming if each.sent_s <= event_s + BEHIND_S)
+        ends = (min(each.told_s, each.sent_s + AHEAD_S) for each in near if each.told_s < inf)
+        return max(ends, default=event_s) <= until + BEHIND_S
+
+    def _next_sent_s(self) -> float:
+        """Return when the next request is sent that none overtakes."""
+        return min(job.sent_s for job in self._coming if not self._is_overtaken(job))
+
+    def _is_overtaken(self, job: _LoggedJob) -> bool:
+        """Whether a later request that has not started is answered sooner: the server had no room for this one before."""
+        if job.told_s == inf:
+            return False
+        until_s, told_s = job.sent_s + AHEAD_S, job.told_s - LATER_S
+        others = chain(self._coming, cast("list[_LoggedJob]", self._scheduler.queues.waiting))
+        return any(each.told_s < told_s and each.sent_s <= until_s for each in others)
+
     def _queue_coming(self) -> None:
         """Queue the requests that the server has when it plans the next step."""
         now, queues = self._now, self._scheduler.queues
-        near = [job for job in self._coming if job.sent_s <= now + BEHIND_S]
+        near = [
+            job
+            for job in self._coming
+            if job.sent_s <= now + BEHIND_S and not self._is_overtaken(job)
+        ]
         begun = cast("list[_LoggedJob]", [*near, *queues.waiting, *queues.prefilling])
         told = [job.told_s for job in begun]
         told += [job.end_s for job in cast("list[_LoggedJob]", queues.decoding)]
