@@ -1,5 +1,6 @@
 """Caches of servers: rules of each, positive and negative, and requests that overlap."""
 
+import random
 import tracemalloc
 
 import numpy as np
@@ -131,6 +132,25 @@ def test_quire_starts_a_request_behind_those_that_overtake_it():
     assert [(each.number, each.hit_tokens) for each in found] == [(1, 0), (0, 639)]
     apart = [timed(same, 0.0, 3.0, 3.0), timed(same, 2.5, 0.1, 0.1)]
     assert [each.number for each in hits(cache_of("quire"), apart)] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_quire_has_one_hit_for_each_request_whatever_its_times_are(seed):
+    """Times may be missing, equal, far apart, and say that an answer began behind its own end."""
+    rng, now, asked = random.Random(seed), 0.0, []
+    step = rng.choice([0.001, 0.01, 0.1, 1.0])
+    for _ in range(rng.randint(2, 30)):
+        now += rng.choice([0.0, 0.0, step * rng.random()])
+        first = rng.choice([0, 0, 1000, 5000])
+        whole = rng.choice([None, 0.0, 1e-4, 0.01, 0.2, 1.0, 5.0])
+        told = {"time_s": None if rng.random() < 0.05 else now, "duration_s": whole}
+        if whole is not None and rng.random() < 0.6:
+            told["first_s"] = rng.choice([0.0, whole * rng.random(), whole, whole * 2])
+        output = np.arange(rng.choice([0, 1, 1, 2, 12, 40]), dtype=np.int32)
+        ids = range(first, first + rng.choice([1, 15, 16, 17, 100, 300]))
+        asked.append(prompt([*ids], output=output, **told))
+    cache = cache_of("quire", CacheOptions(capacity_tokens=rng.choice([None, 160, 480, 2000])))
+    assert sorted(each.number for each in hits(cache, asked)) == [*range(len(asked))]
 
 
 def test_quire_cuts_prompts_so_that_no_step_takes_long():

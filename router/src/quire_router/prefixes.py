@@ -311,7 +311,7 @@ def _laid_out(asked: Question) -> bytes:
     filled = (asked.input_extra, asked.input_prefix)  # of llama-server's `/infill`
     talk = map(bytes, (asked.messages, asked.input, *filled))
     # The first of several prompts begins as it does alone.
-    own = bytes(asked.own_prompt).lstrip(b"[ ")
+    own = bytes(asked.own_prompt).lstrip(b"[ \t\r\n")
     return b"".join([tools, system, instructions, *talk, own])
 
 

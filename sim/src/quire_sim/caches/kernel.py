@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import chain
+from itertools import accumulate
 from math import inf
+from operator import attrgetter
 from typing import cast
 
 import numpy as np
@@ -36,7 +38,6 @@ AHEAD_S = 2.0
 
 SAME_S = 0.004
 """Answers of one step begin within so many seconds."""
-
 
 STEP_S = 0.25
 """Seconds that a step may take, as `quire serve --max-inter-token` has it by default."""
@@ -113,7 +114,9 @@ class KernelCache(TrackedCache):
     def _run(self, until: float) -> Iterator[CacheHit]:
         """Do steps that begin up to a time; all requests sent until `BEHIND_S` later are known."""
         while self._step is not None or self._coming:
-            event_s = self._next_sent_s() if self._step is None else self._step_end_s
+            event_s = self._step_end_s
+            if self._step is None:
+                event_s = min(job.sent_s for job in self._starting())
             if event_s > until or not self._knows_all(event_s, until):
                 break
             self._now = max(self._now, event_s)
@@ -130,26 +133,26 @@ class KernelCache(TrackedCache):
         ends = (min(each.told_s, each.sent_s + AHEAD_S) for each in near if each.told_s < inf)
         return max(ends, default=event_s) <= until + BEHIND_S
 
-    def _next_sent_s(self) -> float:
-        """Return when the next request is sent that none overtakes."""
-        return min(job.sent_s for job in self._coming if not self._is_overtaken(job))
+    def _starting(self) -> list[_LoggedJob]:
+        """Return coming requests that none overtakes.
 
-    def _is_overtaken(self, job: _LoggedJob) -> bool:
-        """Whether a later request that has not started is answered sooner: the server had no room for this one before."""
-        if job.told_s == inf:
-            return False
-        until_s, told_s = job.sent_s + AHEAD_S, job.told_s - LATER_S
-        others = chain(self._coming, cast("list[_LoggedJob]", self._scheduler.queues.waiting))
-        return any(each.told_s < told_s and each.sent_s <= until_s for each in others)
+        A later one that has not started overtakes if it is answered sooner: the server had no room for this one before.
+        """
+        waiting = cast("list[_LoggedJob]", self._scheduler.queues.waiting)
+        others = sorted((*self._coming, *waiting), key=attrgetter("sent_s"))
+        sent = [each.sent_s for each in others]
+        least = list(accumulate((each.told_s for each in others), min))
+        return [
+            job
+            for job in self._coming
+            if job.told_s == inf
+            or job.told_s - LATER_S <= least[bisect_right(sent, job.sent_s + AHEAD_S) - 1]
+        ]
 
     def _queue_coming(self) -> None:
         """Queue the requests that the server has when it plans the next step."""
         now, queues = self._now, self._scheduler.queues
-        near = [
-            job
-            for job in self._coming
-            if job.sent_s <= now + BEHIND_S and not self._is_overtaken(job)
-        ]
+        near = [job for job in self._starting() if job.sent_s <= now + BEHIND_S]
         begun = cast("list[_LoggedJob]", [*near, *queues.waiting, *queues.prefilling])
         told = [job.told_s for job in begun]
         told += [job.end_s for job in cast("list[_LoggedJob]", queues.decoding)]
