@@ -28,7 +28,7 @@ from quire_passages import (
     make_plan,
 )
 from quire_passages.earned import EarnedRows
-from quire_passages.hf.audit import MOST_ANSWER, Audit
+from quire_passages.hf.audit import LEAST_THERE, MOST_ANSWER, Audit
 from quire_passages.hf.blending import Blending
 from quire_passages.hf.capture import PassageKV
 from quire_passages.hf.relocation import Relocation
@@ -77,9 +77,11 @@ class PassageHolder(TenantHolder):
         kept, placed = None, (settings.capturing, settings.variants, settings.share_isolated)
         if settings.verdicts is not None:
             kept = VerdictMemory(settings.verdicts, placed)
-        self._verdicts = (
-            Verdicts(settings.target, settings.audit, kept) if settings.target else None
-        )
+        self._verdicts = None
+        if settings.target:
+            self._verdicts = Verdicts(
+                settings.target, settings.audit, kept, worth=settings.most_work
+            )
 
     @guarded
     def relocation(self, scope: Scope | None = None) -> Relocation:
@@ -135,7 +137,7 @@ class PassageHolder(TenantHolder):
             limits = Reach(0, 0.0, verdict.reason)
         else:
             selector = settings.chosen if verdict is None else cast("Selector", verdict.chosen)
-            settings = replace(settings, selector=selector)
+            settings = replace(settings, selector=selector, worth=settings.most_work)
             limits = blending.limits(selector)
             lost = self._brought(segments, bound, cached)
         store = self.store
@@ -188,7 +190,9 @@ class PassageHolder(TenantHolder):
     ) -> Audit:
         """Return the comparison of a prompt that is due, to be advanced; `given` as of `verdict`."""
         verdict = self.verdict(bound, cast("Blending", self.tried(bound)), given)
-        return Audit(bound, segments, answer, cast("Verdict", verdict).wanted, given)
+        least = LEAST_THERE if self.settings.capturing == "contextual" else 0.0
+        wanted = cast("Verdict", verdict).wanted
+        return Audit(bound, segments, answer, wanted, given, least=least)
 
     def next_given(self, waiting: deque[Segments]) -> Audit | None:
         """Return the comparison of the next of an operator's prompts; None once these decide, and then none wait.
@@ -230,14 +234,30 @@ class PassageHolder(TenantHolder):
             audit.outcomes.clear()
             audit.has_ended = True
             return 0.0
-        if audit.has_ended and audit.outcomes:
-            cast("Verdicts", self._verdicts).add(bound, audit.outcomes, audit.given)
+        if audit.has_ended and (audit.outcomes or audit.lacks):
+            if audit.outcomes:
+                cast("Verdicts", self._verdicts).add(bound, audit.outcomes, audit.given)
             if self.settings.capturing == "isolated":
                 self.keep(bound, audit.captures)
             if self.settings.capturing == "contextual":
                 exact = segments.num_tokens - 1
                 self.keep(bound, audit.copies(self.adding(segments, bound, exact, blending)))
         return rows
+
+    @guarded
+    def verdict_on(self, scope: Scope | None = None) -> Verdict:
+        """Return the verdict of a scope's tenant.
+
+        Raises `NotRelocatable`, and `ConfigError` where `target=None` leaves nothing to judge.
+        """
+        bound = self._bind(scope)
+        blending = self.tried(bound)
+        if isinstance(blending, NotRelocatable):
+            raise blending
+        verdict = self.verdict(bound, blending)
+        if verdict is None:
+            raise ConfigError("target=None reuses passages unmeasured; give a target, such as 0.98")
+        return verdict
 
     @guarded
     def judge(
@@ -250,16 +270,9 @@ class PassageHolder(TenantHolder):
 
         progress  is shown the estimates after each prompt
 
-        They count for the verdict of the scope's tenant. Raises `NotRelocatable`, and `ConfigError` where
-        `target=None` leaves nothing to judge.
+        They count for the verdict of the scope's tenant. Raises as `verdict_on`.
         """
-        bound = self._bind(scope)
-        blending = self.tried(bound)
-        if isinstance(blending, NotRelocatable):
-            raise blending
-        verdict = self.verdict(bound, blending)
-        if verdict is None:
-            raise ConfigError("target=None reuses passages unmeasured; give a target, such as 0.98")
+        bound, verdict = self._bind(scope), self.verdict_on(scope)
         for each in prompts:
             segments = each if isinstance(each, Segments) else Segments.of(each)
             audit = self.audit(bound, segments, ())
@@ -367,7 +380,8 @@ class PassageHolder(TenantHolder):
         given = self.settings.selector
         if given is not None:
             return [given]
-        return candidates(found.num_layers, drops_rows=found.drops_rows is None)
+        able = {"drops_rows": found.drops_rows is None, "shows": found.shows is None}
+        return candidates(found.num_layers, **able, worth=self.settings.most_work)
 
     def _brought(self, segments: Segments, bound: Scope, cached: int) -> dict[bytes, str]:
         """Bring passages that the store lacks back from the warm tier; return why some of them cannot be."""
