@@ -36,7 +36,7 @@ from quire_passages import (
     Selector,
     Variant,
 )
-from quire_passages.bench.methods import FULL, Method
+from quire_passages.bench.methods import FULL, Captured, Method
 from quire_passages.bench.oracle import Oracle, ScoredRows, true_errors
 from quire_passages.bounds import bootstrap
 from quire_passages.hf import PassageModel
@@ -60,11 +60,14 @@ Told = Callable[[int, list[Row]], object]
 _FORM = "quire passages 1"
 _SCOPE = Scope(model="measured")
 
+_CAPTURED: Mapping[Captured, str] = {"alone": "", "earlier": "earlier_"}
+"""How the names of rows begin, by where captures are from."""
+
 
 def policies(num_layers: int) -> dict[str, Measured]:
     """Return what is measured on a model of so many layers, by the names of rows."""
     found: dict[str, Measured] = {}
-    for captured, start in (("alone", ""), ("earlier", "earlier_")):
+    for captured, start in _CAPTURED.items():
         checks = sorted({max(num_layers * part // 4, 1) for part in (0, 1, 2, 3)})
         selectors = {
             start.rstrip("_") or "moved": NoRows(),
@@ -74,7 +77,7 @@ def policies(num_layers: int) -> dict[str, Measured]:
         }
         found |= {name: Method(each, captured) for name, each in selectors.items()}
     found["earlier_cache_craft_0.5"] = Method(CacheCraft(0.5), "earlier")
-    for captured, start in (("alone", ""), ("earlier", "earlier_")):
+    for captured, start in _CAPTURED.items():
         for is_exact, kind in ((False, "oracle"), (True, "exact")):
             for share in (0.15, 0.33):
                 found[f"{kind}_{start}error_{share:.0%}"] = Oracle(share, is_exact, captured)
