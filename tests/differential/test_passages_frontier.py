@@ -21,6 +21,7 @@ from quire_passages.bench.frontier import (
 )
 from quire_passages.bench.oracle import ScoredRows, true_errors
 from quire_passages.bounds import bootstrap
+from quire_passages.hf.capture import captured
 from quire_passages.verdict import PolicyOutcome
 
 KINDS = ["llama", "gemma3"]
@@ -58,7 +59,7 @@ def test_every_policy_has_an_outcome_and_what_is_exact_agrees(kind, monkeypatch)
         assert 0 <= row["kl_low"] <= row["kl"] <= row["kl_high"]
         assert row["cpu_s"] > 0
     assert rows["exact_error_33%"]["kl"] < rows["moved"]["kl"]
-    assert rows["earlier"]["kl"] != rows["moved"]["kl"]
+    assert len({rows[name]["kl"] for name in ("moved", "earlier", "related")}) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,6 +103,23 @@ def test_passages_of_traffic_are_placed_by_company_and_the_first_one_is_exact(mo
         assert first is None or first.start == segments.head.size
         assert {each.ids for each in others} <= set(segments.passage_texts)
         assert any(each.kind == "contextual" for each in others)
+
+
+def test_related_passages_stand_behind_others_of_the_pool():
+    model, segments = passage_model_of("llama"), prompt(seed=3, sizes=(9, 20, 17, 24, 18, 22, 6))
+    alone = model.capture_alone(segments.passages, segments.head)
+    found = list(model.runs.among(alone, 2))
+    assert [each.ids for each in found] == [*segments.passage_texts]
+    for each in found:
+        assert each.kind == "contextual"
+        assert each.head == segments.head.tobytes()
+        assert len({*each.predecessors} - {each.ids}) == 2
+        past = model.runs.past(each.start + each.num_tokens)
+        model.runs.feed(past, np.frombuffer(each.before + each.ids, np.int32))
+        right = captured(past, each.start, each.start + each.num_tokens)
+        for got, wanted in zip(each.kv.layers, right.layers, strict=True):
+            for one, other in zip(got, wanted, strict=True):
+                assert (one - other).abs().max() < 1e-5
 
 
 def test_no_traffic_is_computed_where_no_row_needs_any_and_prompts_stay_the_same(monkeypatch):

@@ -60,6 +60,9 @@ Told = Callable[[int, list[Row]], object]
 _FORM = "quire passages 1"
 _SCOPE = Scope(model="measured")
 
+_RELATED = 3
+"""Passages that those of `related` rows are computed behind."""
+
 _CAPTURED: Mapping[Captured, str] = {"alone": "", "earlier": "earlier_"}
 """How the names of rows begin, by where captures are from."""
 
@@ -76,6 +79,8 @@ def policies(num_layers: int) -> dict[str, Measured]:
             **{f"{start}question_{share:.0%}": QuestionRows(share) for share in (0.15, 0.33)},
         }
         found |= {name: Method(each, captured) for name, each in selectors.items()}
+    found["related"] = Method(NoRows(), "related")
+    found["related_question_33%"] = Method(QuestionRows(0.33), "related")
     found["earlier_cache_craft_0.5"] = Method(CacheCraft(0.5), "earlier")
     for captured, start in _CAPTURED.items():
         for is_exact, kind in ((False, "oracle"), (True, "exact")):
@@ -113,6 +118,7 @@ class PolicyBench:
         self._prompts = prompts
         self._store = PassageStore("1TiB")  # of a pool, four variants each
         self._alone: dict[bytes, Variant] = {}
+        self._related: dict[bytes, Variant] = {}
 
     @property
     def num_history(self) -> int:
@@ -129,6 +135,11 @@ class PolicyBench:
                 for each in self._model.capture_all(segments, count=count):
                     self._store.put(_SCOPE, each)
                 yield number + 1
+            if any(each.captured == "related" for each in self.policies.values()):
+                self._held_alone(segments)
+        if self._alone:
+            alone = [*self._alone.values()]
+            self._related = {each.ids: each for each in self._model.runs.among(alone, _RELATED)}
 
     def outcomes(self, known: int = 0) -> Iterator[Outcomes]:
         """Yield the outcomes of each prompt behind the first `known` ones, with those of `full` and `prefix`."""
@@ -152,7 +163,10 @@ class PolicyBench:
     ) -> PolicyOutcome:
         selector = policy.selector if isinstance(policy, Method) else NoRows()
         held: Sequence[Variant | None] = alone
-        if policy.captured != "alone":
+        if policy.captured == "related":
+            held = [self._related.get(each.ids, each) for each in alone]
+            held[0] = None
+        elif policy.captured != "alone":
             held = self._held_earlier(full.segments, selector, alone)
         if isinstance(policy, Method):
             return full.beside(selector, held)

@@ -17,9 +17,10 @@ from quire_passages import (
 )
 from quire_passages.bench.published import PublishedCacheCraft
 
-Captured = Literal["alone", "earlier", "earlier by mean"]
+Captured = Literal["alone", "related", "earlier", "earlier by mean"]
 """Where K and V of a passage are from: computed alone behind the head, or among others in an earlier prompt.
 
+"related": behind those three of the pool that are most like it.
 "by mean": attention is counted there as Cache-Craft was published."""
 
 
