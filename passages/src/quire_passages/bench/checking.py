@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 from quire.engines.hf import PrefixCache
@@ -17,9 +17,6 @@ from quire_passages.verdict import PolicyEstimate, Verdict
 
 Told = Callable[[int, list[PolicyEstimate]], object]
 """Is shown the prompts that were compared so far, and the estimates."""
-
-_TRAFFIC = 100
-"""The most prompts that are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ def check_passages(
 ) -> PassageCheck:
     """Put a model through the gate, then compare policies on so many prompts, as a `PrefixCache` with defaults does.
 
-    Prompts whose passages have not been captured come before those. An interrupt ends the check with what was found so far.
+    A third as many come before as traffic. An interrupt ends the check with what was found so far.
     """
     held: Any = PrefixCache(model, "1MiB", passages=Passages(target=target)).passages
     try:
@@ -64,7 +61,7 @@ def check_passages(
         if progress is not None and estimates:
             progress(verdict.num_prompts, estimates)
 
-    asked = takewhile(lambda _: verdict.num_prompts < count, islice(prompts, count + _TRAFFIC))
+    history = -(-count // 3)
     with suppress(KeyboardInterrupt):
-        held.judge(asked, progress=told)
+        held.judge(islice(prompts, history + count), progress=told, history=history)
     return PassageCheck(found, None, verdict)

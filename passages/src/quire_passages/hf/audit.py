@@ -21,6 +21,9 @@ MOST_ANSWER = 32
 LEAST_THERE = 0.5
 """Of a prompt's passages behind the first, the share that has to be captured among others: the first prompts have none."""
 
+CAPTURED_ALONE = 2.0
+"""More than there can be: a prompt is captured, and not compared."""
+
 _T = TypeVar("_T")
 
 Find = Callable[[int, Selector], Variant | None]
