@@ -164,8 +164,7 @@ class PolicyBench:
         selector = policy.selector if isinstance(policy, Method) else NoRows()
         held: Sequence[Variant | None] = alone
         if policy.captured == "related":
-            held = [self._related.get(each.ids, each) for each in alone]
-            held[0] = None
+            held = [None, *(self._related.get(each.ids, each) for each in alone[1:])]
         elif policy.captured != "alone":
             held = self._held_earlier(full.segments, selector, alone)
         if isinstance(policy, Method):
