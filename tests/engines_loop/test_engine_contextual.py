@@ -182,7 +182,7 @@ def test_tenants_share_no_contextual_captures_and_a_purge_takes_them(model):
 
 
 def test_a_prompt_is_compared_once_half_of_its_passages_were_captured_among_others(model):
-    """What was captured from the prompt itself does not count, nor is it placed: it says nothing of others."""
+    """Captures from the prompt itself do not count, and are not placed, as they say nothing of others."""
     engine = engine_of(model, NoRows(), target=0.98)
     pool, scope = prompt(sizes=SIZES), engine.scope()
     passages = own(engine).passages

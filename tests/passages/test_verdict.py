@@ -19,8 +19,9 @@ from quire_passages.verdict import (
     estimate,
 )
 
-COMPUTED = Path(__file__).parents[1] / "data" / "passages_quotes.json"
-"""400 prompts of documentation, computed once on quire-quotes: tokens, those that agree, and nats of each, by policy."""
+DATA = Path(__file__).parents[1] / "data"
+COMPUTED = ["passages_quotes", "passages_smollm2"]
+"""400 prompts of documentation on quire-quotes, 200 on SmolLM2: tokens, those that agree, and nats of each, by policy."""
 
 WORK = {"none": 0.2, "epic 16": 0.4, "deep": 0.6}
 
@@ -173,11 +174,12 @@ def test_tokens_of_one_prompt_widen_the_bounds():
     assert mean_bounds(tokens[:1], tokens[:1])[2] == float("inf")
 
 
-@pytest.mark.parametrize("size", [50, 100])
-def test_bounds_hold_on_prompts_that_they_have_not_seen(size):
+@pytest.mark.parametrize("size", [32, 50, 100])
+@pytest.mark.parametrize("computed", COMPUTED)
+def test_bounds_hold_on_prompts_that_they_have_not_seen(computed, size):
     """Of 100 pools that are drawn from all prompts, in 90 the figures of all are within the bounds."""
     rng = np.random.default_rng(7)
-    for policy, rows in json.loads(COMPUTED.read_text())["policies"].items():
+    for policy, rows in json.loads((DATA / f"{computed}.json").read_text())["policies"].items():
         samples = [PolicyOutcome(*row, 0.5) for row in rows]
         whole = estimate(policy, samples)
         held = np.zeros(2)

@@ -18,7 +18,10 @@ _LEAST_CORRELATION = 0.05
 """Correlation of a prompt's tokens that is assumed where the prompts seen show less: few show none by chance."""
 
 _SKEWED = 1.2
-"""Errors of skewed means are taken so many times as large: few prompts have most of the nats, and may not be seen."""
+"""Errors of skewed means are taken so many times as large."""
+
+_UNSEEN = 2.0
+"""Few prompts have most of the nats: one that is so many times as bad as the worst may not have been seen."""
 
 _TAIL = 0.025
 _NORMAL = 1.959963984540054
@@ -44,13 +47,16 @@ def agreement_bounds(tokens: Counts, agreed: Counts) -> tuple[float, float, floa
 
 
 def mean_bounds(tokens: Counts, sums: Counts) -> tuple[float, float, float]:
-    """Return a mean over tokens of what is not negative, and its bounds: normal for its logarithm."""
+    """Return a mean over tokens of what is not negative, and its bounds: normal for its logarithm.
+
+    The upper bound is that of these prompts and one more, `_UNSEEN` times as bad as the worst of them.
+    """
     mean = float(sums.sum()) / float(tokens.sum())
     if not mean or len(tokens) < 2:
         return mean, 0.0, mean if len(tokens) > 1 else float("inf")
-    error = sqrt(_variance(tokens, sums, mean)) / mean
-    factor = exp(min(_SKEWED * _t_quantile(len(tokens) - 1) * error, 700.0))
-    return mean, mean / factor, mean * factor
+    worst = int(sums.argmax())
+    more = np.append(tokens, tokens[worst]), np.append(sums, _UNSEEN * sums[worst])
+    return mean, mean / _factor(tokens, sums), float(more[1].sum() / more[0].sum()) * _factor(*more)
 
 
 def bootstrap(
@@ -61,6 +67,13 @@ def bootstrap(
     ratios = sums[drawn].sum(1) / tokens[drawn].sum(1)
     low, high = np.quantile(ratios, [_TAIL, 1 - _TAIL])
     return float(sums.sum() / tokens.sum()), float(low), float(high)
+
+
+def _factor(tokens: Counts, sums: Counts) -> float:
+    """Return the factor between a skewed mean over tokens and its bounds."""
+    mean = float(sums.sum()) / float(tokens.sum())
+    error = sqrt(_variance(tokens, sums, mean)) / mean
+    return exp(min(_SKEWED * _t_quantile(len(tokens) - 1) * error, 700.0))
 
 
 def _variance(tokens: Counts, sums: Counts, ratio: float) -> float:

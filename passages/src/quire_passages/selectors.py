@@ -54,7 +54,7 @@ class Selector(ABC):
         """Return the rows to start with, rising."""
 
     def kept(self, rows: Rows, scores: Scores) -> Rows:
-        """Return which of `rows` go on, by how far their KV deviates at the check layer, or by the question's attention."""
+        """Return which of `rows` go on: by KV deviation at the check layer, or by the question's attention."""
         raise NotImplementedError(f"{self.name} has no check layer")
 
     def preferred(self, variants: Sequence[Variant], before: tuple[bytes, ...]) -> Variant:

@@ -100,7 +100,7 @@ class PolicyEstimate(msgspec.Struct, frozen=True):
 
 
 def candidates(num_layers: int, *, drops_rows: bool, shows: bool, worth: float) -> list[Selector]:
-    """Return the policies that are tried on a model: no rows, the first ones, the question's, and KV deviation by depth.
+    """Return the policies to try: no rows, first rows, the question's rows, KV deviation by depth.
 
     drops_rows  whether rows can be left out behind a layer
     shows       whether layers show their attention

@@ -1,4 +1,4 @@
-"""The K and V of passages that a cache or an engine keeps: variants, the tier below, and the gate's results."""
+"""The passages that a cache or an engine keeps: variants, a tier below, results of the gate."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
