@@ -218,7 +218,7 @@ def _unworthy(plan: PassagePlan, settings: Passages, limits: Reach) -> str | Non
     whole = tokens - plan.cached
     rest = whole - placed
     work = rest + plan.asked + plan.selector.work(plan.moved, limits.depth)
-    work += MOVE_ROWS * placed + FORWARD_ROWS
+    work += MOVE_ROWS * placed + FORWARD_ROWS * (2 if plan.asked else 1)
     if work <= settings.most_work * whole:
         return None
     return (
