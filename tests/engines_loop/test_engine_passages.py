@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import sys
+import warnings
 from contextlib import closing
 from pathlib import Path
 from unittest import mock
@@ -298,6 +299,29 @@ def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):
     weight = mine.model.layers[0].self_attn.k_proj.weight
     with torch.no_grad():
         weight.mul_(2)
+    while engine.has_unfinished():
+        engine.step()
+    assert store.stats.variants == before
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_passages_are_not_captured_by_a_model_with_another_adapter(is_seen):
+    """An adapter is switched off before passages are captured: no weight is written, and another scope may be bound."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    adapter = peft.LoraConfig(r=4, target_modules=["k_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(made("Llama", {}), adapter).eval()
+    engine, segments = engine_of(wrapped, NoRows()), prompt(sizes=SIZES)
+    engine.add_request({"segments": [segments.head, *segments.passages, segments.question]}, GREEDY)
+    while not any(output.finished for output in engine.step()):
+        pass
+    store = engine._companions[-1].passages.store
+    before = store.stats.variants
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped.base_model.disable_adapter_layers()
+    if is_seen:
+        engine.scope()
     while engine.has_unfinished():
         engine.step()
     assert store.stats.variants == before
