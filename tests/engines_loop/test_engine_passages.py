@@ -197,6 +197,27 @@ def test_a_preempted_request_is_placed_again(model):
     ops.check(engine.manager)
 
 
+def test_a_request_that_is_computed_exactly_after_its_preemption_stays_approximate(model):
+    """Its first tokens were answered behind moved passages, which have gone from the store since."""
+    passages = Passages("64MiB", NoRows(), **{**FREE, "capture": "none"})
+    engine = Engine(model, num_blocks=30, passages=passages, watermark=0.0)
+    segments = prompt(sizes=(16, 60, 60, 60, 9))
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    engine._companions[-1].passages.capture(segments.passages, segments.head)
+    for order in ([2, 0, 1], [1, 2, 0]):
+        other = turned(segments, order)
+        given = {"segments": [other.head, *other.passages, other.question]}
+        engine.add_request(given, params)
+    for _ in range(4):
+        engine.step()
+    engine._companions[-1].passages.store.clear()
+    ended = []
+    while engine.has_unfinished():
+        ended += [output for output in engine.step() if output.finished]
+    assert engine.stats().preemptions >= 1
+    assert [each.passages.exactness for each in ended] == ["approximate"] * 2
+
+
 def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
     passages, segments = Passages("60KiB", AllRows(), **FREE), prompt(sizes=SIZES)
     engine = Engine(model, num_blocks=400, passages=passages)

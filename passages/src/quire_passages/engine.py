@@ -54,6 +54,7 @@ class PassagePrompt:
 
     num_lacking  passages that the store lacks, which are captured after the answer
     num_exact    tokens whose K and V are exact; None: all of them
+    is_moved     whether tokens were answered behind moved passages: a later exact plan, after a preemption, is not told
     """
 
     def __init__(self, segments: Segments) -> None:
@@ -62,11 +63,13 @@ class PassagePrompt:
         self.report: PassagesReport | None = None
         self.num_lacking = 0
         self.num_exact: int | None = None
+        self.is_moved = False
         self.estimate: PolicyEstimate | None = None
 
     def tell(self, plan: PassagePlan, rows: Rows) -> None:
         """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""
-        self.report = replace(report_of(plan, rows, self.estimate), captured=self.num_lacking)
+        if not (self.is_moved and plan.is_exact):
+            self.report = replace(report_of(plan, rows, self.estimate), captured=self.num_lacking)
 
 
 class EnginePassages(EngineCompanion):
@@ -115,6 +118,7 @@ class EnginePassages(EngineCompanion):
         scope = cast("Scope", job.scope)
         plan = self._plan(prompt.segments, scope, cached)
         prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, plan)
+        prompt.is_moved &= any(each.num_generated for each in cast("Any", job).request.answers)
         prompt.estimate = self.passages.estimate(scope)
         prompt.tell(plan, _NONE)
         if plan.fallback is None and job.seq is None:
@@ -149,6 +153,7 @@ class EnginePassages(EngineCompanion):
             plan, rows = replace(plan, fallback=reason), _NONE
         else:
             prompt.num_exact = min(plan.exact_until, prompt.num_exact or plan.exact_until)
+            prompt.is_moved |= not plan.is_exact
         for each in variants:
             self.passages.store.use(each)
         prompt.tell(plan, rows)
