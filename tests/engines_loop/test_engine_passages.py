@@ -218,6 +218,28 @@ def test_a_request_that_is_computed_exactly_after_its_preemption_stays_approxima
     assert [each.passages.exactness for each in ended] == ["approximate"] * 2
 
 
+def test_nothing_approximate_is_stored_of_a_request_that_is_placed_after_its_preemption(model):
+    """Its sequence was opened to be computed exactly: the store had none of its passages then."""
+    engine, segments = (
+        engine_of(model, NoRows(), max_running=1, max_prefill_tokens=20),
+        prompt(sizes=SIZES),
+    )
+    given = {"segments": [segments.head, *segments.passages, segments.question]}
+    engine.add_request(given, GREEDY)
+    engine.step()
+    own = engine._companions[-1]
+    own.passages.capture(segments.passages, segments.head)
+    engine.add_request([5, 6, 7], GREEDY, priority=5)
+    outputs = []
+    while engine.has_unfinished():
+        outputs += [output for output in engine.step() if output.finished]
+    assert engine.stats().preemptions == 1
+    report = outputs[-1].passages
+    assert report.exactness == "approximate"
+    known = engine.manager.probe(segments.tokens, engine.scope()).num_tokens
+    assert known <= report.exact_tokens + report.computed_tokens - segments.question.size
+
+
 def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
     passages, segments = Passages("60KiB", AllRows(), **FREE), prompt(sizes=SIZES)
     engine = Engine(model, num_blocks=400, passages=passages)

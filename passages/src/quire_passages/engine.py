@@ -325,7 +325,10 @@ class EnginePassages(EngineCompanion):
         Returns the rows of moved passages that were computed again.
         """
         seq, scope, stop = job.open_seq, cast("Scope", job.scope), _end_of(plan)
-        start = seq.computed
+        start, num_exact = seq.computed, plan.exact_until // self._manager.block_size
+        seq.store_until = min(
+            seq.store_until, num_exact
+        )  # a resumed one was opened by another plan
         self._manager.reserve(seq, stop - start)
         self._forward.copy()
 
