@@ -67,9 +67,9 @@ class Life:
         self.changing = Changing()
         self.folder = Path(tempfile.mkdtemp(prefix="quire-life-"))
         given = {"min_tokens": 2, "gates": GATES, "audit": 1, **passages}
-        if given["warm"] == "disk":
+        if given.get("warm") == "disk":
             given["warm"] = f"disk:{self.folder}/warm?capacity=16MiB"
-        given["verdicts"] = self.folder / "verdicts" if given["verdicts"] else None
+        given["verdicts"] = self.folder / "verdicts" if given.get("verdicts") else None
         self.passages = Passages(**given)
         self.options = {"debug_nan": True, "clock": lambda: 0.0, **options}
         self.tiers, self.write = tiers, write
@@ -97,7 +97,10 @@ class Life:
         self._tried, own.passages.tried = own.passages.tried, self._trying
         self._blended, own._blended = own._blended, self._blending
         forward = self.engine._forward
-        own._runs.logits, forward.rows = self._hitting(own._runs.logits), self._hitting(forward.rows)
+        own._runs.logits, forward.rows = (
+            self._hitting(own._runs.logits),
+            self._hitting(forward.rows),
+        )
         self.engine.when_computing(self._hit)
         self.bound(None)
 

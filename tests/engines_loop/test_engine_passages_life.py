@@ -10,14 +10,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
 
 pytest.importorskip("peft")
 
-from hypothesis import HealthCheck  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule  # noqa: E402
-from passages_life_help import GIVEN, HEADS, POOL, SCOPES, Life  # noqa: E402
-from passages_plain_help import STATES  # noqa: E402
+from hypothesis import HealthCheck
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from passages_life_help import GIVEN, HEADS, POOL, SCOPES, Life
+from passages_plain_help import STATES
 
-from quire import ops  # noqa: E402
-from quire_passages import (  # noqa: E402
+from quire import ops
+from quire_passages import (
     AllRows,
     CacheCraft,
     Epic,
@@ -26,7 +26,7 @@ from quire_passages import (  # noqa: E402
     QuestionRows,
     Segments,
 )
-from turns import lived  # noqa: E402
+from turns import lived
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -40,27 +40,60 @@ SELECTORS = (
     CacheCraft(),
     AllRows(),
 )
-settings_of_passages = st.fixed_dictionaries(
-    {
-        "capacity": st.sampled_from(["16MiB", "16MiB", "40KiB"]),
-        "capture": st.sampled_from(["contextual", "contextual", "isolated", "none"]),
-        "share_isolated": st.booleans(),
-        "warm": st.sampled_from([None, "host:1MiB", "disk"]),
-        "variants": st.sampled_from([1, 2, 3]),
-        "verdicts": st.booleans(),
-        "share": st.sampled_from([0.1, 1.0]),
-        "worth": st.sampled_from([10.0, 10.0, 10.0, None]),
-    }
-)
-measured = st.one_of(
-    st.builds(lambda each: {"selector": each, "target": None}, st.sampled_from(SELECTORS)),
-    st.builds(lambda each: {"selector": each, "target": None}, st.sampled_from(SELECTORS)),
-    st.builds(
-        lambda each, given: {"selector": each, "target": 0.5, "prompts": given},
-        st.sampled_from([None, *SELECTORS]),
-        st.sampled_from([(), tuple(GIVEN)]),
+selectors = st.sampled_from(SELECTORS)
+kept = st.one_of(
+    st.just({"capture": "contextual"}),
+    st.fixed_dictionaries(
+        {
+            "capture": st.sampled_from(["isolated", "isolated", "none"]),
+            "share_isolated": st.booleans(),
+            "warm": st.sampled_from([None, "host:1MiB", "disk"]),
+        }
     ),
 )
+measured = st.one_of(
+    st.builds(lambda each: {"selector": each, "target": None}, selectors),
+    st.builds(lambda each: {"selector": each, "target": None}, selectors),
+    st.fixed_dictionaries(
+        {
+            "selector": st.none() | selectors,
+            "target": st.just(0.5),
+            "prompts": st.sampled_from([(), tuple(GIVEN)]),
+            "verdicts": st.booleans(),
+        }
+    ),
+)
+passages_drawn = st.builds(
+    lambda kept, measured, **given: {**given, **kept, **measured},
+    kept,
+    measured,
+    capacity=st.sampled_from(["16MiB", "16MiB", "40KiB"]),
+    variants=st.integers(1, 3),
+    share=st.sampled_from([0.1, 1.0]),
+    worth=st.sampled_from([10.0, 10.0, 10.0, None]),
+)
+engines = st.builds(
+    lambda tokens, size, **given: {"num_blocks": tokens // size, "block_size": size, **given},
+    st.sampled_from([600, 200, 120]),
+    st.sampled_from([4, 2, 8]),
+    tiers=st.sampled_from([None, "host", "disk"]),
+    write=st.sampled_from(["through", "back", "second_use"]),
+    max_running=st.sampled_from([2, 1, 4]),
+    max_prefill_tokens=st.sampled_from([None, 7, 20]),
+    watermark=st.just(0.0),
+)
+HAPPENINGS = {
+    "arm": 3,
+    "capture": 3,
+    "turn": 3,
+    "restart": 1,
+    "abort": 1,
+    "allow": 1,
+    "purge": 2,
+    "evict": 1,
+    "bring_back": 1,
+}
+happenings = st.sampled_from([each for each, count in HAPPENINGS.items() for _ in range(count)])
 
 
 class EngineLife(RuleBasedStateMachine):
@@ -71,32 +104,10 @@ class EngineLife(RuleBasedStateMachine):
     """
 
     @initialize(
-        data=st.data(),
-        passages=settings_of_passages,
-        measured=measured,
-        tiers=st.sampled_from([None, "host", "disk"]),
-        write=st.sampled_from(["through", "back", "second_use"]),
-        num_tokens=st.sampled_from([600, 200, 120]),
-        size=st.sampled_from([4, 2, 8]),
-        running=st.sampled_from([2, 1, 4]),
-        prefill=st.sampled_from([None, 7, 20]),
-        state=st.sampled_from(STATES),
+        data=st.data(), passages=passages_drawn, engine=engines, state=st.sampled_from(STATES)
     )
-    def begin(
-        self, data, passages, measured, tiers, write, num_tokens, size, running, prefill, state
-    ):
-        if passages["capture"] == "contextual":
-            passages = passages | {"warm": None, "share_isolated": False}
-        self.life = Life(
-            passages=passages | measured,
-            tiers=tiers,
-            write=write,
-            block_size=size,
-            num_blocks=num_tokens // size,
-            max_running=running,
-            max_prefill_tokens=prefill,
-            watermark=0.0,
-        )
+    def begin(self, data, passages, engine, state):
+        self.life = Life(passages=passages, **engine)
         self.life.turn(state)
         some = {"min_size": 2, "max_size": 3, "unique": True}
         scopes = SCOPES
@@ -121,12 +132,10 @@ class EngineLife(RuleBasedStateMachine):
                 self._ask(data)
                 if len(self.life.asked) == before:
                     break
+            if data.draw(st.integers(0, 7)) == 7:
+                self._happen(data)
             self.life.step()
             self.life.check()
-
-    @rule(data=st.data(), count=st.integers(4, 16))
-    def keep_on(self, data, count):
-        self.go_on(data, count)
 
     @rule(data=st.data(), count=st.integers(2, 6))
     def come_to_rest(self, data, count):
@@ -141,14 +150,12 @@ class EngineLife(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def happen(self, data):
+        self._happen(data)
+
+    def _happen(self, data):
         """Have something happen between two steps."""
         life = self.life
-        what = data.draw(
-            st.sampled_from(
-                ["arm", "capture", "abort", "allow", "purge", "evict", "turn", "bring_back"]
-                + ["arm", "capture", "turn", "restart"]
-            )
-        )
+        what = data.draw(happenings)
         if what == "arm":
             life.arm(data.draw(st.integers(1, 30)), data.draw(st.sampled_from(["weights", "fail"])))
         elif what == "capture":
@@ -160,7 +167,7 @@ class EngineLife(RuleBasedStateMachine):
         elif what == "turn":
             life.turn(data.draw(self.states))
         elif what == "restart":
-            life.restart(data.draw(st.sampled_from([life.changing.state])) if data.draw(st.booleans()) else data.draw(self.states))
+            life.restart(data.draw(st.just(life.changing.state) | self.states))
         elif what in ("allow", "purge"):
             getattr(life, what)(data.draw(self.scopes))
         elif what == "bring_back" and life.texts:
