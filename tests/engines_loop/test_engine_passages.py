@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import sys
+import warnings
 from contextlib import closing
 from pathlib import Path
 from unittest import mock
@@ -196,6 +197,64 @@ def test_a_preempted_request_is_placed_again(model):
     ops.check(engine.manager)
 
 
+def test_a_request_that_is_computed_exactly_after_its_preemption_stays_approximate(model):
+    """Its first tokens were answered behind moved passages, which have gone from the store since."""
+    passages = Passages("64MiB", NoRows(), **{**FREE, "capture": "none"})
+    engine = Engine(model, num_blocks=30, passages=passages, watermark=0.0)
+    segments = prompt(sizes=(16, 60, 60, 60, 9))
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    engine._companions[-1].passages.capture(segments.passages, segments.head)
+    for order in ([2, 0, 1], [1, 2, 0]):
+        other = turned(segments, order)
+        given = {"segments": [other.head, *other.passages, other.question]}
+        engine.add_request(given, params)
+    for _ in range(4):
+        engine.step()
+    engine._companions[-1].passages.store.clear()
+    ended = []
+    while engine.has_unfinished():
+        ended += [output for output in engine.step() if output.finished]
+    assert engine.stats().preemptions >= 1
+    assert [each.passages.exactness for each in ended] == ["approximate"] * 2
+
+
+def test_nothing_approximate_is_stored_of_a_request_that_is_placed_after_its_preemption(model):
+    """Its sequence was opened to be computed exactly: the store had none of its passages then."""
+    engine, segments = (
+        engine_of(model, NoRows(), max_running=1, max_prefill_tokens=20),
+        prompt(sizes=SIZES),
+    )
+    given = {"segments": [segments.head, *segments.passages, segments.question]}
+    engine.add_request(given, GREEDY)
+    engine.step()
+    own = engine._companions[-1]
+    own.passages.capture(segments.passages, segments.head)
+    engine.add_request([5, 6, 7], GREEDY, priority=5)
+    outputs = []
+    while engine.has_unfinished():
+        outputs += [output for output in engine.step() if output.finished]
+    assert engine.stats().preemptions == 1
+    report = outputs[-1].passages
+    assert report.exactness == "approximate"
+    known = engine.manager.probe(segments.tokens, engine.scope()).num_tokens
+    assert known <= report.exact_tokens + report.computed_tokens - segments.question.size
+
+
+def test_a_capture_that_fails_between_steps_costs_no_request(model, monkeypatch):
+    engine, segments = engine_of(model, NoRows()), prompt(sizes=SIZES)
+    own = engine._companions[-1]
+    own.passages.relocation()
+
+    def failing(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(own._runs, "logits", failing)
+    ((answer, _),) = asked(engine, segments)
+    assert answer == plain(model, segments)
+    assert not engine.has_unfinished()
+    assert not own.passages.store.stats.variants
+
+
 def test_passages_that_do_not_fit_beside_each_other_are_captured_once(model):
     passages, segments = Passages("60KiB", AllRows(), **FREE), prompt(sizes=SIZES)
     engine = Engine(model, num_blocks=400, passages=passages)
@@ -298,6 +357,29 @@ def test_passages_of_a_model_that_has_changed_since_are_not_captured(model):
     weight = mine.model.layers[0].self_attn.k_proj.weight
     with torch.no_grad():
         weight.mul_(2)
+    while engine.has_unfinished():
+        engine.step()
+    assert store.stats.variants == before
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_passages_are_not_captured_by_a_model_with_another_adapter(is_seen):
+    """An adapter is switched off before passages are captured: no weight is written, and another scope may be bound."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    adapter = peft.LoraConfig(r=4, target_modules=["k_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(made("Llama", {}), adapter).eval()
+    engine, segments = engine_of(wrapped, NoRows()), prompt(sizes=SIZES)
+    engine.add_request({"segments": [segments.head, *segments.passages, segments.question]}, GREEDY)
+    while not any(output.finished for output in engine.step()):
+        pass
+    store = engine._companions[-1].passages.store
+    before = store.stats.variants
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped.base_model.disable_adapter_layers()
+    if is_seen:
+        engine.scope()
     while engine.has_unfinished():
         engine.step()
     assert store.stats.variants == before

@@ -54,6 +54,7 @@ class PassagePrompt:
 
     num_lacking  passages that the store lacks, which are captured after the answer
     num_exact    tokens whose K and V are exact; None: all of them
+    is_moved     whether tokens were answered behind moved passages: a later exact plan, after a preemption, is not told
     """
 
     def __init__(self, segments: Segments) -> None:
@@ -62,11 +63,13 @@ class PassagePrompt:
         self.report: PassagesReport | None = None
         self.num_lacking = 0
         self.num_exact: int | None = None
+        self.is_moved = False
         self.estimate: PolicyEstimate | None = None
 
     def tell(self, plan: PassagePlan, rows: Rows) -> None:
         """Make the report of a plan; passages that the store lacks count as captured: they are, after the answer."""
-        self.report = replace(report_of(plan, rows, self.estimate), captured=self.num_lacking)
+        if not (self.is_moved and plan.is_exact):
+            self.report = replace(report_of(plan, rows, self.estimate), captured=self.num_lacking)
 
 
 class EnginePassages(EngineCompanion):
@@ -115,6 +118,7 @@ class EnginePassages(EngineCompanion):
         scope = cast("Scope", job.scope)
         plan = self._plan(prompt.segments, scope, cached)
         prompt.plan, prompt.num_lacking = plan, self._num_lacking(scope, plan)
+        prompt.is_moved &= any(each.num_generated for each in cast("Any", job).request.answers)
         prompt.estimate = self.passages.estimate(scope)
         prompt.tell(plan, _NONE)
         if plan.fallback is None and job.seq is None:
@@ -149,6 +153,7 @@ class EnginePassages(EngineCompanion):
             plan, rows = replace(plan, fallback=reason), _NONE
         else:
             prompt.num_exact = min(plan.exact_until, prompt.num_exact or plan.exact_until)
+            prompt.is_moved |= not plan.is_exact
         for each in variants:
             self.passages.store.use(each)
         prompt.tell(plan, rows)
@@ -320,7 +325,10 @@ class EnginePassages(EngineCompanion):
         Returns the rows of moved passages that were computed again.
         """
         seq, scope, stop = job.open_seq, cast("Scope", job.scope), _end_of(plan)
-        start = seq.computed
+        start, num_exact = seq.computed, plan.exact_until // self._manager.block_size
+        seq.store_until = min(
+            seq.store_until, num_exact
+        )  # a resumed one was opened by another plan
         self._manager.reserve(seq, stop - start)
         self._forward.copy()
 
@@ -357,8 +365,11 @@ class EnginePassages(EngineCompanion):
     def _captured(
         self, segments: Segments, passages: Sequence[Tokens], seen: Inventory
     ) -> list[Variant]:
-        """Return captures of passages behind a head."""
-        return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
+        """Return captures of passages behind a head; none where the model fails, as nobody asked for them."""
+        try:
+            return self._runs.isolated(segments.head, passages, self._head_of(segments.head, seen))
+        except Exception:  # noqa: BLE001 - a model may raise anything
+            return []
 
     def _head_of(self, head: Tokens, seen: Inventory) -> PassageKV | None:
         """Return K and V of a head, computed once under an inventory of the model, for passages that are captured one by one."""

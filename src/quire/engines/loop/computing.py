@@ -123,7 +123,8 @@ class Forward:
         Raises `ConfigError` where the model is another one meanwhile.
         """
         scope = cast("Scope", step.jobs[0].scope)
-        logits = bound.computed(scope, partial(self._logits, step, bound.packed_of(scope)))
+        compute = partial(self._logits, step, bound.packed_of(scope))
+        logits = bound.computed(scope, compute, bound.seen(scope))  # the engine has just looked
         if logits is None:
             raise ConfigError("the model was changed while the step was computed")
         return logits

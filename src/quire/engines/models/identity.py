@@ -122,6 +122,10 @@ class Identity:
         """The last inventory of the model; None if it was not looked at since it changed."""
         return self._last and self._last[0]
 
+    def seen(self, bound: Scope) -> Inventory | None:
+        """Return the last inventory of the model, if it was then what a scope is bound to."""
+        return self._last[0] if self._last and self._last[1] == bound.model else None
+
     def is_unchanged(self, bound: Scope, *, by_itself: bool = False) -> bool:
         """Whether the model is the one that a scope was bound to.
 

@@ -81,14 +81,14 @@ class BoundModel:
     def computed(
         self, bound: Scope, compute: Compute[_T], seen: Inventory | None = None
     ) -> _T | None:
-        """Do what `Identity.computed` does, while no other engine changes how the model computes.
-
-        `seen` is None for the last inventory of the model that the scope is bound to.
-        """
+        """Do what `Identity.computed` does, while no other engine changes how the model computes."""
         name = self._adapter(bound)
         with self._as(name):
-            identity = self._states[name].identity
-            return identity.computed(bound, compute, identity.inventory if seen is None else seen)
+            return self._states[name].identity.computed(bound, compute, seen)
+
+    def seen(self, bound: Scope) -> Inventory | None:
+        """Return the last inventory of the model that a scope is bound to; None where the last one is of another."""
+        return self._states[self._adapter(bound)].identity.seen(bound)
 
     def outdated(self, bound: Iterable[Scope]) -> Collection[ScopePart]:
         """Return the models that these scopes are bound to, but for the model as it is now."""
