@@ -60,6 +60,7 @@ def main():
     parser.add_argument("--model", help="a folder or a GGUF file; else quire-tiny")
     parser.add_argument("--tokenizer", help="a folder, where the model is a GGUF file")
     parser.add_argument("--max-tokens", type=int, default=1)
+    parser.add_argument("--words", type=int, default=1, help="so many times as long texts")
     parser.add_argument("--stream", action="store_true", help="ask for streamed answers")
     parser.add_argument("--tools", default=".", help="the folder with .venv-vllm and .llama")
     parser.add_argument("--seed", type=int, default=0)
@@ -75,7 +76,7 @@ def main():
 
 def recorded(args, log):
     """Ask the server through `quire tap`, which writes the log."""
-    chats = made_chats(args.requests, args.seed, 3)
+    chats = made_chats(args.requests, args.seed, 3, args.words)
     command, environment = commands(args)
     started = time.monotonic()
     with closing(ServerProcess(command, environment)) as server:
@@ -146,10 +147,10 @@ def text(source, low, high):
     return " ".join(source.choice(WORDS) for _ in range(source.randint(low, high)))
 
 
-def made_chats(num, seed, num_systems):
+def made_chats(num, seed, num_systems, times=1):
     """Return chats of several users over a few system prompts: new ones, continued ones, repeated ones."""
     source = Random(seed)
-    systems = [text(source, 5, 60) for _ in range(num_systems)]
+    systems = [text(source, 5 * times, 60 * times) for _ in range(num_systems)]
     open_chats, asked = [], []
     for _ in range(num):
         kind = source.random()
@@ -160,8 +161,8 @@ def made_chats(num, seed, num_systems):
         if kind < 0.9 or len(chat) == 1:  # else it is asked once more as it is
             chat = chat[:1] if len(chat) > 8 else chat
             if len(chat) > 1:
-                chat = [*chat, {"role": "assistant", "content": text(source, 1, 20)}]
-            chat = [*chat, {"role": "user", "content": text(source, 1, 25)}]
+                chat = [*chat, {"role": "assistant", "content": text(source, times, 20 * times)}]
+            chat = [*chat, {"role": "user", "content": text(source, times, 25 * times)}]
         open_chats[place] = chat
         asked.append(chat)
     return asked

@@ -49,6 +49,27 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int | None = None
 
 
+class EngineSteps(msgspec.Struct, frozen=True, gc=False):
+    """The steps of quire's engine that computed a request, by number from 1.
+
+    `engine`      the engine, of those that a server has had; empty if unknown
+    `arrived_s`   when it took the request, on its own clock, in seconds since 1970
+    `queued_s`    seconds from there to the first of its steps
+    `answered_s`  seconds from there to the end of the answer
+    `prompts`     the steps that computed its prompt, each with its tokens; those after preemptions too
+    `first_token` the step of its first token
+    `last_token`  the step of its last one
+    """
+
+    engine: str
+    arrived_s: float
+    queued_s: float
+    answered_s: float
+    prompts: tuple[tuple[int, int], ...]
+    first_token: int
+    last_token: int
+
+
 class AnswerCall(NamedTuple):
     """A call of a tool in an answer; `arguments` is JSON text."""
 
@@ -78,6 +99,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     `answer`      the answer's text; None if the log has none
     `calls`       the calls of tools in the answer
     `usage`       the server's counts
+    `steps`       the steps of its engine, where the server is quire's and tells them
     """
 
     row: int
@@ -98,6 +120,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     answer: str | None = None
     calls: tuple[AnswerCall, ...] = ()
     usage: TokenUsage = TokenUsage()
+    steps: EngineSteps | None = None
 
 
 class Unread(msgspec.Struct):

@@ -60,6 +60,8 @@ class RequestMetrics:
     loaded_tokens    tokens that came from each tier, by name
     missed           why its hit ended where it did
     num_preemptions  known at its end
+    prompt_steps     steps of the engine that computed its prompt, each with its tokens; those after preemptions too
+    last_step        the step of its last token, known at its end
     """
 
     arrival_time: float
@@ -70,12 +72,13 @@ class RequestMetrics:
     loaded_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     missed: Missed | None = None
     num_preemptions: int = 0
+    prompt_steps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    last_step: int = 0
 
     @property
     def first_token_latency(self) -> float | None:
         """Seconds from its coming to its first token."""
-        first = self.first_token_ts
-        return None if first is None else first - self.arrival_time
+        return None if (first := self.first_token_ts) is None else first - self.arrival_time
 
 
 @dataclass(slots=True)
@@ -134,9 +137,7 @@ class EngineRequest:
     ) -> None:
         self.request_id = request_id
         self.prompt, self.prompt_ids = prompt
-        self.params = params
-        self.scope = scope
-        self.own_stops = own_stops
+        self.params, self.scope, self.own_stops = params, scope, own_stops
         self.stops = sorted({*own_stops, *(params.stop_token_ids or ())})
         self.answers: list[Answer] = []
         self.num_ended = 0

@@ -34,6 +34,7 @@ from quire.engines.loop.requests import (
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings, scored_tokens
 from quire.engines.purging import PurgeableEngine
+from quire.engines.steps import StepNotes
 from quire.engines.thread_guard import ThreadGuard, guarded, undivided
 from quire.errors import ConfigError, QuireError
 from quire.scheduling import Job, Scheduler
@@ -77,7 +78,7 @@ class Engine(PurgeableEngine):
             )
             self._forward = self._bound.forward(self.manager, debug_nan=settings.debug_nan)
             self._guard = ThreadGuard("engine")
-            self._companions: list[EngineCompanion] = [*self._forward.companions]
+            self._companions: list[EngineCompanion] = [*self._forward.companions, StepNotes()]
             if self.tiers is not None:
                 from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
 
