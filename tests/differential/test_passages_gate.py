@@ -35,6 +35,7 @@ def test_keys_rotated_by_any_shift_are_those_of_the_other_position(name):
     found = passage_model_of(name).relocation
     assert found.error <= 1e-4
     assert found.drops_rows is None
+    assert found.shows is None
     assert found.check_layer == 2  # of 3
     runs = Runs(model, layer_kinds(model.config))
     ids = np.random.default_rng(5).integers(3, 128, 19)

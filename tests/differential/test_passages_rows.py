@@ -7,7 +7,17 @@ from passages_help import MOVED, made, passage_model_of, prompt
 
 from quire.errors import ConfigError, TokensError
 from quire.tensors.kinds import layer_kinds
-from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows
+from quire_passages import (
+    AllRows,
+    CacheCraft,
+    Epic,
+    KVDeviation,
+    NoRows,
+    PassagePlace,
+    PassagePlan,
+    QuestionRows,
+    RandomRows,
+)
 from quire_passages.bench.published import mean_of_all
 from quire_passages.hf import PassageModel
 from quire_passages.hf.rows import RowForward
@@ -40,7 +50,7 @@ def test_all_rows_and_a_ratio_of_one_equal_a_plain_forward(name, attention):
     passage_model, segments = passage_model_of(name, attn_implementation=attention), prompt()
     alone = passage_model.capture_alone(segments.passages, segments.head)
     full = passage_model.full(segments).logits
-    for selector in (AllRows(), KVDeviation(1.0), KVDeviation(1.0, check=2)):
+    for selector in (AllRows(), KVDeviation(1.0), KVDeviation(1.0, check=2), QuestionRows(1.0)):
         blended = passage_model.blend(segments, alone, selector, exact_first=False)
         assert blended.share == 1
         assert far(blended.logits, full) <= LIMIT
@@ -52,7 +62,8 @@ def test_any_rows_over_exact_kv_equal_a_plain_forward(name, attention):
     passage_model, segments = passage_model_of(name, attn_implementation=attention), prompt()
     there = passage_model.capture_all(segments)
     full = passage_model.full(segments).logits
-    for selector in (NoRows(), Epic(4), RandomRows(0.3), RandomRows(0.7, seed=2), KVDeviation(0.2)):
+    others = RandomRows(0.7, seed=2), KVDeviation(0.2), QuestionRows(0.2)
+    for selector in (NoRows(), Epic(4), RandomRows(0.3), *others):
         blended = passage_model.blend(segments, there, selector, exact_first=False)
         assert far(blended.logits, full) <= LIMIT
 
@@ -158,6 +169,44 @@ def test_rows_that_deviate_most_go_on():
     starts = [segments.spans[index] for index in (1, 3)]
     assert blended.rows.size == np.ceil(0.3 * 90)
     assert not any(((blended.rows >= a) & (blended.rows < b)).any() for a, b in starts)
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek v3", "gptneox"])
+@pytest.mark.parametrize(
+    "num_columns", [122, 118, 115]
+)  # the prompt, a part of its question, its passages
+def test_the_rows_that_a_question_looks_at_most_are_computed(name, num_columns):
+    passage_model, segments = passage_model_of(name), prompt(sizes=(5, 20, 17, 30, 43, 7))
+    held = passage_model.capture_alone(segments.passages, segments.head)
+    held[1] = None
+    places = [PassagePlace(*span, each) for span, each in zip(segments.spans, held, strict=True)]
+    plan = PassagePlan(segments, QuestionRows(0.1), 0, 5, tuple(places))
+    past = passage_model.runs.past(segments.num_tokens)
+    passage_model.runs.feed(past, segments.head)
+    looked = past_of(passage_model, plan, segments.num_tokens)
+    passage_model.blending.rows(looked, segments.tokens, np.arange(25, 42))
+    weights = np.zeros(segments.num_tokens, np.float32)
+
+    def look(index, given):
+        if index:
+            weights[looked.kv_layers[index].first :] += given[0].sum((0, 1)).numpy()
+
+    passage_model.blending.rows(looked, segments.tokens, np.arange(115, 122), look=look)
+    moved = [at for each in plan.moved for at in range(each.start, each.start + each.num_tokens)]
+    best = sorted(moved, key=lambda at: -weights[at])[:10]
+    rows, _ = passage_model.blending.fill(past, plan, num_columns)
+    assert rows.tolist() == sorted(best)
+    assert past.get_seq_length() == num_columns
+    assert plan.asked == 7
+
+
+def past_of(passage_model, plan, num_columns):
+    """Return a working cache with a plan's passages placed, and no row computed."""
+    past = passage_model.runs.past(num_columns)
+    passage_model.runs.feed(past, plan.segments.head)
+    passage_model.blending._place(past, plan, num_columns, rotate=True)
+    return past
 
 
 @pytest.mark.cases(2)

@@ -194,6 +194,18 @@ def test_a_cache_judges_prompts_at_once_and_then_serves(model):
         cache.generate(segments=segments, selector=Epic(4), max_new_tokens=1)
 
 
+def test_prompts_of_history_are_captured_and_not_compared(model):
+    given = {**MEASURED, "capture": "contextual"}
+    cache = PrefixCache(model, "16MiB", passages=Passages("64MiB", AllRows(), **given))
+    shown = []
+    own = cache.passages
+    found = own.judge(prompts(7), progress=lambda told: shown.append([*told]), history=3)
+    assert [bool(told) for told in shown] == [False] * 3 + [True] * 4
+    assert found[0].prompts == own.verdict_on().num_prompts == 4
+    assert own.store.stats.variants > 4
+    assert own.judge(prompts(2, seed=5))[0].prompts == 6  # without history each prompt counts
+
+
 def test_a_cache_compares_calls_within_its_share(model):
     passages = Passages("64MiB", NoRows(), **MEASURED, share=1.0)
     cache = PrefixCache(model, "16MiB", passages=passages)

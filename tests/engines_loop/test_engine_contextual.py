@@ -181,18 +181,21 @@ def test_tenants_share_no_contextual_captures_and_a_purge_takes_them(model):
     assert own(engine).passages.store.stats.variants == before - 4
 
 
-def test_a_comparison_does_not_place_what_was_captured_from_its_own_prompt(model):
-    """Of a prompt that is asked again and again, each passage stands behind its own text: that says nothing of others."""
+def test_a_prompt_is_compared_once_half_of_its_passages_were_captured_among_others(model):
+    """What was captured from the prompt itself does not count, nor is it placed: it says nothing of others."""
     engine = engine_of(model, NoRows(), target=0.98)
-    segments = prompt(sizes=SIZES)
+    pool, scope = prompt(sizes=SIZES), engine.scope()
+    passages = own(engine).passages
+
+    def estimates():
+        return passages.verdict(scope, passages.tried(scope)).estimates()
+
     for _ in range(3):
-        asked(engine, segments)
-    estimate = (
-        own(engine)
-        .passages.verdict(engine.scope(), own(engine).passages.tried(engine.scope()))
-        .estimates()[0]
-    )
-    assert estimate.prompts == 3
+        asked(engine, turned(pool, [0, 1, 2, 3]))
+        assert not estimates()
+    asked(engine, turned(pool, [2, 3, 0, 1]))
+    (estimate,) = estimates()
+    assert estimate.prompts == 1
     assert estimate.kl > 1e-3
 
 

@@ -28,6 +28,7 @@ from quire_passages import (
     KVDeviation,
     NoRows,
     Passages,
+    QuestionRows,
     RandomRows,
     Segments,
 )
@@ -86,7 +87,14 @@ def test_passages_are_captured_after_the_answer_and_placed_in_another_order(mode
 @pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize(
     "selector",
-    [NoRows(), Epic(5), RandomRows(0.3), KVDeviation(0.2, 1), KVDeviation(0.3, 2)],
+    [
+        NoRows(),
+        Epic(5),
+        RandomRows(0.3),
+        KVDeviation(0.2, 1),
+        KVDeviation(0.3, 2),
+        QuestionRows(0.3),
+    ],
     ids=lambda each: getattr(each, "name", None),
 )
 def test_blocks_hold_what_a_working_cache_would(model, selector, is_plain):

@@ -17,7 +17,9 @@ from quire_passages.bench.picture import COLOURS, page, picture
 from quire_passages.bench.prose import is_held_out, joined, read_library
 from quire_passages.bench.texts import read_texts
 from quire_passages.hf import PassageModel
+from quire_passages.hf.beside import FullAnswer
 from quire_passages.settings import TEXT_PROMPTS
+from quire_passages.verdict import Verdict
 
 TEXT = " ".join(
     f"Item {n} of the list is called {['ab', 'cd', 'ef', 'gh'][n % 4]}." for n in range(300)
@@ -124,16 +126,16 @@ def test_a_model_is_checked_on_texts_with_bounds_and_progress(notes):
 
 
 def test_a_check_that_is_interrupted_tells_what_it_has_found(notes, monkeypatch):
-    compare = PassageModel.compare
+    add = Verdict.add
 
-    def interrupted(self, *given, **named):
-        monkeypatch.setattr(PassageModel, "compare", ending)
-        return compare(self, *given, **named)
+    def last(self, outcomes):
+        add(self, outcomes)
+        monkeypatch.setattr(FullAnswer, "beside", ending)
 
     def ending(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PassageModel, "compare", interrupted)
+    monkeypatch.setattr(Verdict, "add", last)
     done = run("passages", "check", "quire-tiny", "--texts", notes, "--passage-tokens", 40)
     assert done.exit_code == 1
     assert "1 prompts so far" in done.stdout

@@ -1,12 +1,13 @@
 """Nearness of companies of a passage, and the variants that cover most of them."""
 
+import numpy as np
 import pytest
 from passages_made import HEAD, A, B, C, D, ids, run, variant
 
 from quire.core import Scope
 from quire.errors import ConfigError
 from quire_passages import Passages, PassageStore
-from quire_passages.company import goes_for, nearness
+from quire_passages.company import goes_for, nearness, related
 
 a, b, c, d, e = (ids(*run(start)) for start in (100, 200, 300, 400, 500))
 ONE, TWO = Scope(salt="one", model="m"), Scope(salt="two", model="m")
@@ -86,3 +87,15 @@ def test_a_pinned_capture_does_not_go_for_a_new_one():
 def test_a_passage_has_one_capture_at_least():
     with pytest.raises(ConfigError, match="variants=0"):
         Passages(variants=0)
+
+
+def test_related_passages_are_those_of_similar_vectors():
+    common = np.full(4, 5.0)
+    near, far = np.array([1.0, 0.1, 0, 0]), np.array([0, 0, 1.0, 0.2])
+    vectors = np.stack([near, far, near * 2, far * 3, near + 0.3 * far]).astype(np.float32) + common
+    found = related(vectors, 2)
+    assert set(found[0]) == {2, 4}
+    assert found[1][-1] == 3
+    assert all(at not in each and len(each) == 2 for at, each in enumerate(found))
+    assert related(vectors[:1], 3) == [[]]
+    assert [sorted(each) for each in related(vectors[:2], 3)] == [[1], [0]]

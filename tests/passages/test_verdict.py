@@ -114,9 +114,26 @@ def test_each_tenant_has_a_verdict_of_its_own():
 
 
 def test_candidates_go_as_deep_as_the_model_has_layers():
-    names = [each.name for each in candidates(30, drops_rows=True)]
-    assert names == ["none", "epic 16", *(f"kv-deviation 0.15 at layer {at}" for at in (8, 15, 22))]
-    assert len(candidates(1, drops_rows=True)) == len(candidates(30, drops_rows=False)) == 2
+    deep = [f"kv-deviation 0.15 at layer {at}" for at in (8, 15, 22)]
+    asked = ["question 0.15", "question 0.33"]
+
+    def names(num_layers, worth=1.0, drops_rows=True, shows=True):
+        given = {"drops_rows": drops_rows, "shows": shows, "worth": worth}
+        return [each.name for each in candidates(num_layers, **given)]
+
+    assert names(30) == ["none", "epic 16", *asked, *deep]
+    assert names(30, worth=0.5) == ["none", "epic 16", *asked, deep[0]]
+    assert names(30, shows=False) == ["none", "epic 16", *deep]
+    assert names(1, worth=0.5) == names(30, drops_rows=False) == ["none", "epic 16", *asked]
+
+
+def test_a_policy_that_takes_more_work_than_it_is_worth_is_not_chosen():
+    verdict = Verdict([NamedPolicy(name) for name in WORK], 0.98, worth=0.5)
+    told(verdict, 64, {"none": 0.2, "epic 16": 0.15, "deep": 0.0})
+    assert verdict.chosen is None
+    assert verdict.is_decided
+    assert "within 50% of the work: epic 16 agrees in" in verdict.reason
+    assert [each.name for each in verdict.wanted] == ["epic 16"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from real_help import NEAR, lent, plain, text
 
 from quire import PrefixCache, ops
 from quire.engines.loop import Engine, SamplingParams
-from quire_passages import AllRows, Epic, KVDeviation, Passages, Segments
+from quire_passages import AllRows, Epic, KVDeviation, Passages, QuestionRows, Segments
 from quire_passages.hf import PassageModel
 
 NAME = "gemma3-270m"
@@ -28,7 +28,7 @@ def test_passages_past_the_window_are_placed_right_and_become_no_prefix():
     given = {"target": None, "worth": 10.0, "capture": "none"}
     cache = PrefixCache(model, "512MiB", passages=Passages("512MiB", **given))
     assert cache.passages.capture(passages, head) == 4
-    for selector in (AllRows(), Epic(16), KVDeviation(0.3, 6)):
+    for selector in (AllRows(), Epic(16), KVDeviation(0.3, 6), QuestionRows(0.3)):
         made = cache.generate(
             segments=segments,
             selector=selector,

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 Company = Sequence[bytes]
 """The passages before a passage, in order."""
 
@@ -27,6 +30,19 @@ def goes_for(new: Company, held: Sequence[Company]) -> int | None:
     at = max(range(len(held)), key=lambda each: _nearest(held, each))
     near = max(nearness(new, each) for each in held)
     return at if near == 0 or near < _nearest(held, at) else None
+
+
+def related(vectors: npt.NDArray[np.float32], count: int) -> list[list[int]]:
+    """Return for each passage the `count` others of the most similar vectors, the most similar one last.
+
+    vectors  `[passages, width]`; what all of them have in common is no similarity
+    """
+    apart = vectors - vectors.mean(0)
+    apart /= np.maximum(np.linalg.norm(apart, axis=1, keepdims=True), 1e-12)
+    alike = apart @ apart.T
+    np.fill_diagonal(alike, -np.inf)
+    nearest = np.argsort(-alike, axis=1, kind="stable")[:, : min(count, len(vectors) - 1)]
+    return [each[::-1].tolist() for each in nearest]
 
 
 def _nearest(companies: Sequence[Company], at: int) -> float:

@@ -341,7 +341,9 @@ class EnginePassages(EngineCompanion):
         """Return a working cache of a prompt's tokens up to its question, and the rows that are to be computed over it."""
         seq, tokens, pool = job.open_seq, plan.segments.tokens, self._forward.pools[0]
         start, stop = seq.computed, _end_of(plan)
-        past = self._runs.past(stop)
+        past = self._runs.past(
+            plan.segments.num_tokens
+        )  # with room for the question, which may be asked
         if start:
             kv = cast("PassageKV", cast("Variant", plan.placed[0].variant).kv)
             grow(past, kv, start)

@@ -96,6 +96,11 @@ class PassagePlan:
         """Whether all K and V are those of this very text."""
         return self.fallback is not None or not self.moved
 
+    @property
+    def asked(self) -> int:
+        """The rows of the question that are computed once more."""
+        return self.segments.question.size if self.selector.asks and self.moved else 0
+
     def rows(self, chosen: Rows) -> Rows:
         """Return all rows behind `exact_until` to compute: `chosen`, and all that no variant stands for."""
         wanted = np.ones(self.segments.num_tokens, bool)
@@ -212,10 +217,11 @@ def _unworthy(plan: PassagePlan, settings: Passages, limits: Reach) -> str | Non
     placed = sum(each.stop - max(each.start, plan.cached) for each in plan.placed)
     whole = tokens - plan.cached
     rest = whole - placed
-    work = rest + plan.selector.work(plan.moved, limits.depth) + MOVE_ROWS * placed + FORWARD_ROWS
-    if work <= settings.worth * whole:
+    work = rest + plan.asked + plan.selector.work(plan.moved, limits.depth)
+    work += MOVE_ROWS * placed + FORWARD_ROWS
+    if work <= settings.most_work * whole:
         return None
     return (
         f"with passages {work:.0f} rows' worth of work, of {whole} that a plain prefill takes: above the share "
-        f"of {settings.worth:g}"
+        f"of {settings.most_work:g}"
     )

@@ -115,6 +115,6 @@ def report_of(
         fallback=None,
         selector=plan.selector.name,
         checked_rows=checked,
-        work_rows=round(computed + recomputed.size + checked * plan.depth, 1),
+        work_rows=round(computed + plan.asked + recomputed.size + checked * plan.depth, 1),
         estimate=estimate,
     )

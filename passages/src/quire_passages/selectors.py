@@ -15,6 +15,7 @@ from quire_passages.masses import context_impact, overlap
 from quire_passages.variants import Variant
 
 Rows = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float32]
 
 
 class Moved(msgspec.Struct, frozen=True, eq=False):
@@ -39,19 +40,21 @@ class Selector(ABC):
 
     name    for tables and reports
     checks  whether all rows start, and a check layer says which of them go on: `kept` is asked then
+    asks    whether the question is computed first, and its attention says which rows start: `kept` is asked then
     weighs  whether it goes by attention masses, which are then measured at contextual captures
     """
 
     name: str
     checks = False
+    asks = False
     weighs = False
 
     @abstractmethod
     def rows(self, moved: Sequence[Moved]) -> Rows:
         """Return the rows to start with, rising."""
 
-    def kept(self, rows: Rows, deviation: npt.NDArray[np.float32]) -> Rows:
-        """Return which of `rows` go on behind the check layer, where their KV deviates by so much."""
+    def kept(self, rows: Rows, scores: Scores) -> Rows:
+        """Return which of `rows` go on, by how far their KV deviates at the check layer, or by the question's attention."""
         raise NotImplementedError(f"{self.name} has no check layer")
 
     def preferred(self, variants: Sequence[Variant], before: tuple[bytes, ...]) -> Variant:
@@ -67,7 +70,24 @@ class Selector(ABC):
         return float(self.rows(moved).size)
 
 
-class KVDeviation(Selector):
+class _Ranked(Selector):
+    """A share of moved rows: those of the largest scores."""
+
+    ratio: float
+
+    def rows(self, moved: Sequence[Moved]) -> Rows:
+        return _joined(np.arange(each.num_tokens) + each.start for each in moved)
+
+    def kept(self, rows: Rows, scores: Scores) -> Rows:
+        count = math.ceil(self.ratio * rows.size)
+        return np.sort(rows[np.argsort(-scores, kind="stable")[:count]])
+
+    def work(self, moved: Sequence[Moved], depth: float) -> float:
+        total = sum(each.num_tokens for each in moved)
+        return total * (depth + (1 - depth) * self.ratio)
+
+
+class KVDeviation(_Ranked):
     """The rows whose K and V deviate most from the stored ones at a check layer.
 
     CacheBlend: Yao et al., EuroSys 2025, https://arxiv.org/abs/2405.16444, section 4, with one layer
@@ -86,16 +106,21 @@ class KVDeviation(Selector):
             raise ConfigError(f"check={check}; the first layer that can be checked is 1")
         self.name = f"kv-deviation {ratio:g}" + ("" if check is None else f" at layer {check}")
 
-    def rows(self, moved: Sequence[Moved]) -> Rows:
-        return _joined(np.arange(each.num_tokens) + each.start for each in moved)
 
-    def kept(self, rows: Rows, deviation: npt.NDArray[np.float32]) -> Rows:
-        count = math.ceil(self.ratio * rows.size)
-        return np.sort(rows[np.argsort(-deviation, kind="stable")[:count]])
+class QuestionRows(_Ranked):
+    """The rows that the question attends to most, in the later half of the layers.
 
-    def work(self, moved: Sequence[Moved], depth: float) -> float:
-        total = sum(each.num_tokens for each in moved)
-        return total * (depth + (1 - depth) * self.ratio)
+    ProphetKV, https://arxiv.org/abs/2602.02579, which sums over all layers. The question is computed over moved passages
+    for that, and once more over the rows that were computed again.
+
+    ratio  the share of moved rows
+    """
+
+    asks = True
+
+    def __init__(self, ratio: float = 0.15) -> None:
+        self.ratio = _share("ratio", ratio)
+        self.name = f"question {ratio:g}"
 
 
 class Epic(Selector):
@@ -213,6 +238,7 @@ _NAMED: dict[str, Callable[[float], Selector]] = {
     "kv-deviation": KVDeviation,
     "epic": lambda tokens: Epic(int(tokens)),
     "epic-share": EpicShare,
+    "question": QuestionRows,
     "cache-craft": CacheCraft,
     "random": RandomRows,
 }
@@ -220,6 +246,7 @@ _DEFAULTS = {
     "kv-deviation": 0.15,
     "epic": 16.0,
     "epic-share": 0.2,
+    "question": 0.15,
     "cache-craft": 0.5,
     "random": 0.15,
 }

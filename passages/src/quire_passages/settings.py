@@ -35,7 +35,8 @@ class Passages:
                     most like another's goes
     share_isolated  whether isolated captures serve all scopes; contextual ones never do
     min_tokens      shorter passages are computed
-    worth           passages are reused where that takes at most this share of the time of a plain prefill
+    worth           passages are reused where that takes at most this share of the work of a plain prefill; None: 0.5
+                    where the verdict looks for a policy, 0.9 otherwise
     share           rows of captures and comparisons, by those of requests: in an engine while requests wait, in a
                     `PrefixCache` comparisons alone
     warm            a tier for isolated captures in eight bits, which outlives the store and may outlive the
@@ -59,7 +60,7 @@ class Passages:
     variants: int = 4
     share_isolated: bool = False
     min_tokens: int = 16
-    worth: float = 0.9
+    worth: float | None = None
     share: float = 0.1
     warm: str | None = None
     warm_key: str | Path | None = None
@@ -78,8 +79,10 @@ class Passages:
                 f"selector={self.selector!r}; give a selector such as KVDeviation(0.15), or named_selector"
                 "('kv-deviation:0.15')"
             )
-        if not self.worth > 0:
-            raise ConfigError(f"worth={self.worth}; it is a share of a plain prefill, above 0")
+        if self.worth is not None and not self.worth > 0:
+            raise ConfigError(
+                f"worth={self.worth}; it is a share of the work of a plain prefill, above 0"
+            )
         if self.target is not None and not 0.5 <= self.target < 1:
             raise ConfigError(
                 f"target={self.target}; it is the share of next tokens as in the full forward, from 0.5 to below 1, or "
@@ -103,6 +106,12 @@ class Passages:
         """The way passages are kept."""
         is_isolated = self.warm is not None or self.share_isolated
         return self.capture or ("isolated" if is_isolated else "contextual")
+
+    @property
+    def most_work(self) -> float:
+        """The most work that reuse may take, of a plain prefill's."""
+        is_sought = self.selector is None and self.target is not None
+        return self.worth or (0.5 if is_sought else 0.9)
 
     @property
     def chosen(self) -> Selector:

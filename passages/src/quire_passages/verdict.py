@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.scope import Scope
 from quire_passages.bounds import agreement_bounds, mean_bounds
-from quire_passages.selectors import Epic, KVDeviation, NoRows, Selector
+from quire_passages.selectors import Epic, KVDeviation, NoRows, QuestionRows, Selector
 
 SLACK = 0.01
 """The lower bound of agreement may be so much below the target."""
@@ -30,6 +30,9 @@ MOST_PROMPTS = 400
 """The latest prompts of each policy that count."""
 
 _MOST_SCOPES = 1024
+
+_SHARE = 0.15
+"""Of moved rows, the share that is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +99,43 @@ class PolicyEstimate(msgspec.Struct, frozen=True):
         )
 
 
-def candidates(num_layers: int, *, drops_rows: bool) -> list[Selector]:
-    """Return the policies that are tried on a model: no rows, the first ones, and KV deviation by depth."""
+def candidates(num_layers: int, *, drops_rows: bool, shows: bool, worth: float) -> list[Selector]:
+    """Return the policies that are tried on a model: no rows, the first ones, the question's, and KV deviation by depth.
+
+    drops_rows  whether rows can be left out behind a layer
+    shows       whether layers show their attention
+    worth       check layers behind which more than this share of the work is done are not tried
+    """
     checks = dict.fromkeys(max(round(num_layers * share), 1) for share in (0.25, 0.5, 0.75))
-    deep = [KVDeviation(0.15, at) for at in checks if at < num_layers and drops_rows]
-    return [NoRows(), Epic(16), *deep]
+    deep = [KVDeviation(_SHARE, at) for at in checks if at < num_layers and drops_rows]
+    asked = [QuestionRows(share) for share in (_SHARE, 0.33) if shows]
+    return [
+        NoRows(),
+        Epic(16),
+        *asked,
+        *(each for each in deep if _least(each, num_layers) <= worth),
+    ]
+
+
+def _least(policy: KVDeviation, num_layers: int) -> float:
+    """Return the work of a policy on a prompt of moved passages alone, of a full forward's."""
+    depth = (policy.check or 0) / num_layers
+    return depth + (1 - depth) * policy.ratio
 
 
 class Verdict:
     """The choice among policies by samples; counts alone are kept, no text.
 
     target  agreement that the chosen policy has to have, its lower bound at least `target - SLACK`
+    worth   the most work that it may take, of a full forward's
 
-    A policy whose upper bound is below that is ruled out while others are left.
+    A policy whose upper bound is below that, or that takes more, is ruled out while others are left.
     """
 
-    def __init__(self, policies: Sequence[Selector], target: float) -> None:
+    def __init__(self, policies: Sequence[Selector], target: float, worth: float = 1.0) -> None:
         self.policies = list(policies)
         self.target = target
+        self.worth = worth
         self.chosen: Selector | None = None
         self.num_prompts = 0
         self._samples: list[deque[PolicyOutcome]] = [deque(maxlen=MOST_PROMPTS) for _ in policies]
@@ -164,7 +186,8 @@ class Verdict:
                 f"passages are measured first: {self.num_prompts} prompts so far, {LEAST_PROMPTS} at least; no policy "
                 f"is known to agree in {self.target:.3g} of next tokens, with a bound of {self.target - SLACK:.3g}"
             )
-        return f"no policy agrees in {self.target:.3g} of next tokens: {self._found[self._best()]}"
+        within = f" within {self.worth:.0%} of the work" if self.worth < 1 else ""
+        return f"no policy agrees in {self.target:.3g} of next tokens{within}: {self._found[self._best()]}"
 
     def estimates(self) -> list[PolicyEstimate]:
         """Return the estimates of policies that have samples, as they are now, the cheapest first."""
@@ -190,6 +213,7 @@ class Verdict:
             found is not None
             and found.prompts >= LEAST_PROMPTS
             and found.agreement_low >= self.target - SLACK
+            and found.work <= self.worth
         )
 
     def _may_do(self, at: int) -> bool:
@@ -197,13 +221,13 @@ class Verdict:
         return (
             found is None
             or found.prompts < LEAST_PROMPTS
-            or found.agreement_high >= self.target - SLACK
+            or (found.agreement_high >= self.target - SLACK and found.work <= self.worth)
         )
 
     def _best(self) -> int:
-        def agreement(at: int) -> float:
+        def agreement(at: int) -> tuple[bool, float]:
             found = self._found[at]
-            return -1.0 if found is None else found.agreement
+            return (False, -1.0) if found is None else (found.work <= self.worth, found.agreement)
 
         return max(self._order, key=agreement)
 
@@ -229,12 +253,16 @@ class Verdicts:
 
     audit  one of so many prompts is compared once a verdict is decided
     kept   samples of earlier processes; None: there are none
+    worth  as of `Verdict`
 
     Beyond 1,024 verdicts, those that were asked longest ago are forgotten.
     """
 
-    def __init__(self, target: float, audit: int, kept: KeptSamples | None = None) -> None:
+    def __init__(
+        self, target: float, audit: int, kept: KeptSamples | None = None, *, worth: float = 1.0
+    ) -> None:
         self._target = target
+        self._worth = worth
         self._audit = audit
         self._kept = kept
         self._verdicts: OrderedDict[Scope, Verdict] = OrderedDict()
@@ -321,7 +349,7 @@ class Verdicts:
     def _begun(
         self, owner: Scope, policies: Callable[[], Sequence[Selector]], name: str
     ) -> Verdict:
-        verdict = Verdict(policies(), self._target)
+        verdict = Verdict(policies(), self._target, self._worth)
         if self._kept is not None and (found := self._kept.recall(owner, name)) is not None:
             verdict.go_on(*found)
         return verdict

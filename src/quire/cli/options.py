@@ -142,7 +142,7 @@ PassageRows: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--passage-rows",
-        help="Rows of documents to compute again, with --passages: kv-deviation:0.15, epic:16, ...",
+        help="Rows of documents to compute again, with --passages: question:0.33, epic:16, ...",
         show_default="the cheapest that agrees",
     ),
 ]

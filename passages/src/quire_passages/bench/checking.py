@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from quire.engines.hf import PrefixCache
 from quire.engines.segments import Segments
 from quire.errors import NotRelocatable
-from quire_passages.hf import PassageModel, Relocation
-from quire_passages.verdict import PolicyEstimate, Verdict, candidates
+from quire_passages import Passages
+from quire_passages.hf import Relocation
+from quire_passages.verdict import PolicyEstimate, Verdict
 
 Told = Callable[[int, list[PolicyEstimate]], object]
 """Is shown the prompts that were compared so far, and the estimates."""
@@ -42,26 +45,23 @@ def check_passages(
     *,
     count: int = 64,
     target: float = 0.98,
-    answer_tokens: int = 32,
     progress: Told | None = None,
 ) -> PassageCheck:
-    """Put a model through the gate, then compare policies with the full forward on so many prompts.
+    """Put a model through the gate, then compare policies on so many prompts, as a `PrefixCache` with defaults does.
 
-    An interrupt ends the check with what was found so far.
+    A third as many come before as traffic. An interrupt ends the check with what was found so far.
     """
+    held: Any = PrefixCache(model, "1MiB", passages=Passages(target=target)).passages
     try:
-        passage_model = PassageModel(model)
+        found, verdict = held.relocation(), held.verdict_on()
     except NotRelocatable as error:
         return PassageCheck(None, str(error), None)
-    found = passage_model.relocation
-    policies = candidates(found.num_layers, drops_rows=found.drops_rows is None)
-    verdict = Verdict(policies, target)
-    try:
-        for number, segments in enumerate(islice(prompts, count)):
-            compared = passage_model.compare(segments, verdict.wanted, num_tokens=answer_tokens)
-            verdict.add(compared)
-            if progress is not None:
-                progress(number + 1, verdict.estimates())
-    except KeyboardInterrupt:
-        pass
+
+    def told(estimates: list[PolicyEstimate]) -> None:
+        if progress is not None and estimates:
+            progress(verdict.num_prompts, estimates)
+
+    history = -(-count // 3)
+    with suppress(KeyboardInterrupt):
+        held.judge(islice(prompts, history + count), progress=told, history=history)
     return PassageCheck(found, None, verdict)

@@ -32,17 +32,12 @@ from quire_passages import (
     KVDeviation,
     NoRows,
     PassageStore,
+    QuestionRows,
     Selector,
     Variant,
 )
-from quire_passages.bench.by_attention import (
-    AskedRows,
-    Oracle,
-    ScoredRows,
-    oracle_scores,
-    question_scores,
-)
-from quire_passages.bench.methods import FULL, Method
+from quire_passages.bench.methods import FULL, Captured, Method
+from quire_passages.bench.oracle import Oracle, ScoredRows, true_errors
 from quire_passages.bounds import bootstrap
 from quire_passages.hf import PassageModel
 from quire_passages.hf.beside import FullAnswer
@@ -55,8 +50,8 @@ HISTORY = 20
 PREFIX = "prefix"
 """The name of the row with the whole prompt but its question cached: the least time that any reuse can take."""
 
-Measured = Method | AskedRows | Oracle
-"""A policy, a choice of rows, or an oracle: what one line of the table measures."""
+Measured = Method | Oracle
+"""A policy, or an oracle: what one line of the table measures."""
 
 Outcomes = dict[str, PolicyOutcome]
 Told = Callable[[int, list[Row]], object]
@@ -65,27 +60,33 @@ Told = Callable[[int, list[Row]], object]
 _FORM = "quire passages 1"
 _SCOPE = Scope(model="measured")
 
+_RELATED = 3
+"""Passages that those of `related` rows are computed behind."""
+
+_CAPTURED: Mapping[Captured, str] = {"alone": "", "earlier": "earlier_"}
+"""How the names of rows begin, by where captures are from."""
+
 
 def policies(num_layers: int) -> dict[str, Measured]:
     """Return what is measured on a model of so many layers, by the names of rows."""
-    quarter, deep = max(num_layers // 4, 1), max(3 * num_layers // 4, 1)
-    checks = dict.fromkeys((1, quarter, deep))
-    found: dict[str, Measured] = {"moved": Method(NoRows()), "epic_16": Method(Epic(16))}
-    for at in checks:
-        found[f"kv_deviation_15%_at_{at}"] = Method(KVDeviation(0.15, at))
-    found |= {
-        "earlier": Method(NoRows(), "earlier"),
-        "earlier_epic_16": Method(Epic(16), "earlier"),
-        f"earlier_kv_deviation_15%_at_{quarter}": Method(KVDeviation(0.15, quarter), "earlier"),
-        "earlier_cache_craft_0.5": Method(CacheCraft(0.5), "earlier"),
-    }
-    found |= {f"question_{share:.0%}": AskedRows(share) for share in (0.15, 0.4)}
-    found["earlier_question_15%"] = AskedRows(0.15, "earlier")
-    for score in ("attention", "error"):
-        found |= {f"oracle_{score}_{share:.0%}": Oracle(score, share) for share in (0.15, 0.4)}
-    return found | {
-        f"exact_error_{share:.0%}": Oracle("error", share, is_exact=True) for share in (0.15, 0.4)
-    }
+    found: dict[str, Measured] = {}
+    for captured, start in _CAPTURED.items():
+        checks = sorted({max(num_layers * part // 4, 1) for part in (0, 1, 2, 3)})
+        selectors = {
+            start.rstrip("_") or "moved": NoRows(),
+            f"{start}epic_16": Epic(16),
+            **{f"{start}kv_deviation_15%_at_{at}": KVDeviation(0.15, at) for at in checks},
+            **{f"{start}question_{share:.0%}": QuestionRows(share) for share in (0.15, 0.33)},
+        }
+        found |= {name: Method(each, captured) for name, each in selectors.items()}
+    found["related"] = Method(NoRows(), "related")
+    found["related_question_33%"] = Method(QuestionRows(0.33), "related")
+    found["earlier_cache_craft_0.5"] = Method(CacheCraft(0.5), "earlier")
+    for captured, start in _CAPTURED.items():
+        for is_exact, kind in ((False, "oracle"), (True, "exact")):
+            for share in (0.15, 0.33):
+                found[f"{kind}_{start}error_{share:.0%}"] = Oracle(share, is_exact, captured)
+    return found
 
 
 def is_policy(name: str) -> bool:
@@ -117,11 +118,12 @@ class PolicyBench:
         self._prompts = prompts
         self._store = PassageStore("1TiB")  # of a pool, four variants each
         self._alone: dict[bytes, Variant] = {}
+        self._related: dict[bytes, Variant] = {}
 
     @property
     def num_history(self) -> int:
         """Prompts that have to be computed before the first one that counts."""
-        is_asked = any(name.startswith("earlier") for name in self.policies)
+        is_asked = any(each.captured != "alone" for each in self.policies.values())
         return self._history if is_asked else 0
 
     def pass_history(self) -> Iterator[int]:
@@ -133,6 +135,11 @@ class PolicyBench:
                 for each in self._model.capture_all(segments, count=count):
                     self._store.put(_SCOPE, each)
                 yield number + 1
+            if any(each.captured == "related" for each in self.policies.values()):
+                self._held_alone(segments)
+        if self._alone:
+            alone = [*self._alone.values()]
+            self._related = {each.ids: each for each in self._model.runs.among(alone, _RELATED)}
 
     def outcomes(self, known: int = 0) -> Iterator[Outcomes]:
         """Yield the outcomes of each prompt behind the first `known` ones, with those of `full` and `prefix`."""
@@ -145,29 +152,26 @@ class PolicyBench:
                 FULL: _exactly(full, 1.0, full.seconds + last_s),
                 PREFIX: _exactly(full, segments.question.size / num_tokens, of_prefix),
             }
-            alone, scores = self._held_alone(segments), None
+            alone = self._held_alone(segments)
             for name, each in self.policies.items():
-                if isinstance(each, Oracle):
-                    scores = scores or oracle_scores(self._model, full, alone)
-                    rows = ScoredRows(scores[each.score], each.share)
-                    outcome = _by_oracle(full, each, rows, alone)
-                else:
-                    outcome = self._by_policy(full, each, alone)
+                outcome = self._by_policy(full, each, alone)
                 found[name] = replace(outcome, seconds=outcome.seconds + last_s)
             yield found
 
     def _by_policy(
-        self, full: FullAnswer, policy: Method | AskedRows, alone: Sequence[Variant]
+        self, full: FullAnswer, policy: Measured, alone: Sequence[Variant]
     ) -> PolicyOutcome:
         selector = policy.selector if isinstance(policy, Method) else NoRows()
         held: Sequence[Variant | None] = alone
-        if policy.captured != "alone":
+        if policy.captured == "related":
+            held = [self._related.get(each.ids, each) for each in alone]
+            held[0] = None
+        elif policy.captured != "alone":
             held = self._held_earlier(full.segments, selector, alone)
         if isinstance(policy, Method):
             return full.beside(selector, held)
-        scores, seconds = question_scores(self._model, full.segments, held)
-        outcome = full.beside(ScoredRows(scores, policy.share), held)
-        return replace(outcome, seconds=outcome.seconds + seconds)
+        errors = true_errors(self._model, full, held)
+        return _by_oracle(full, policy, ScoredRows(errors, policy.share), held)
 
     def _held_alone(self, segments: Segments) -> list[Variant]:
         """Return an isolated capture of each passage of a prompt."""
@@ -292,12 +296,14 @@ def facts_of(model: Any, texts: Sequence[str] | None, **settings: object) -> dic
 
 
 def _by_oracle(
-    full: FullAnswer, oracle: Oracle, picks: ScoredRows, held: Sequence[Variant]
+    full: FullAnswer, oracle: Oracle, picks: ScoredRows, held: Sequence[Variant | None]
 ) -> PolicyOutcome:
     if not oracle.is_exact:
         return full.beside(picks, held)
     moved = (
-        span for span, each in zip(full.segments.spans, held, strict=True) if each.start != span[0]
+        span
+        for span, each in zip(full.segments.spans, held, strict=True)
+        if each is not None and each.start != span[0]
     )
     return full.beside(picks, held, picks.among([*moved]))
 

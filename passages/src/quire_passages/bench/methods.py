@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from quire_passages import AllRows, CacheCraft, Epic, KVDeviation, NoRows, RandomRows, Selector
+from quire_passages import (
+    AllRows,
+    CacheCraft,
+    Epic,
+    KVDeviation,
+    NoRows,
+    QuestionRows,
+    RandomRows,
+    Selector,
+)
 from quire_passages.bench.published import PublishedCacheCraft
 
-Captured = Literal["alone", "earlier", "earlier by mean"]
+Captured = Literal["alone", "related", "earlier", "earlier by mean"]
 """Where K and V of a passage are from: computed alone behind the head, or among others in an earlier prompt.
 
+"related": behind those three of the pool that are most like it.
 "by mean": attention is counted there as Cache-Craft was published."""
 
 
@@ -33,6 +43,7 @@ EPIC_TOKENS = (2, 4, 8, 16)
 RANDOM = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 DEVIATION = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 CHECKS = (1, 2, 3)
+QUESTION = (0.15, 0.33)
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
 
 METHODS: Mapping[str, Method] = {
@@ -42,7 +53,12 @@ METHODS: Mapping[str, Method] = {
     **{f"random_{share:.0%}": Method(RandomRows(share)) for share in RANDOM},
     **{f"kv_deviation_{share:.0%}": Method(KVDeviation(share)) for share in DEVIATION},
     **{f"kv_deviation_15%_at_{at}": Method(KVDeviation(0.15, at)) for at in CHECKS},
+    **{f"question_{share:.0%}": Method(QuestionRows(share)) for share in QUESTION},
     "earlier": Method(NoRows(), "earlier"),
+    **{
+        f"earlier_question_{share:.0%}": Method(QuestionRows(share), "earlier")
+        for share in QUESTION
+    },
     **{
         f"cache_craft_published_{alpha:g}": Method(PublishedCacheCraft(alpha), "earlier by mean")
         for alpha in ALPHAS
@@ -58,6 +74,7 @@ epic_K                 the first K tokens of each passage: EPIC, https://arxiv.o
 random_SHARE           as many rows by chance
 kv_deviation_SHARE     rows whose K and V are off most at a check layer: CacheBlend, https://arxiv.org/abs/2405.16444;
                        the layer that the gate picked, or `_at_` another one
+question_SHARE         rows that the question attends to most; `earlier_`, over captures among others
 earlier                captured among others, rotated, nothing computed again
 cache_craft_published  Cache-Craft as its paper says, https://arxiv.org/abs/2502.15734, by its alpha
 cache_craft            the same with quire's corrections

@@ -18,6 +18,12 @@ from quire_passages.verdict import PolicyOutcome
 MOST_ANSWER = 32
 """Tokens of an answer that are compared."""
 
+LEAST_THERE = 0.5
+"""Of a prompt's passages behind the first, the share that has to be captured among others: the first prompts have none."""
+
+CAPTURED_ALONE = 2.0
+"""More than there can be: a prompt is captured, and not compared."""
+
 _T = TypeVar("_T")
 
 Find = Callable[[int, Selector], Variant | None]
@@ -32,9 +38,10 @@ class Audit:
 
     answer  ids that were answered; where none are given, the model's own
     given   what stands for the operator's prompts, where it is one of them
+    least   share of the passages behind the first that the store has to have; with fewer it ends without outcomes
 
-    A passage that is in no store is captured for it, but the first, which is computed. Where the model changes meanwhile,
-    it ends without outcomes.
+    Another passage that is in no store is captured for it, but the first, which is computed. Where the model changes
+    meanwhile, it ends without outcomes.
     """
 
     def __init__(
@@ -44,9 +51,13 @@ class Audit:
         answer: Sequence[int],
         policies: Sequence[Selector],
         given: str = "",
+        *,
+        least: float = 0.0,
     ) -> None:
         self.bound, self.segments, self.given = bound, segments, given
         self.outcomes: dict[str, PolicyOutcome] = {}
+        self._least = least
+        self.lacks = False
         self._answer = list(answer[:MOST_ANSWER])
         self._left = list(policies)
         self._full: FullAnswer | None = None
@@ -67,6 +78,11 @@ class Audit:
             return float(segments.num_tokens + FORWARD_ROWS)
         policy, full, texts = self._left[0], self._full, segments.passage_texts
         held = [find(at, policy) or self._captured.get(ids) for at, ids in enumerate(texts)]
+        if not self.outcomes and not self._captured:
+            self.lacks = held[1:].count(None) > (1 - self._least) * len(held[1:])
+        if self.lacks:
+            self.has_ended = True
+            return 0.0
         if None in held[1:]:
             ids = segments.passages[held.index(None, 1)]
             for each in done(lambda: runs.isolated(segments.head, [ids])) or ():

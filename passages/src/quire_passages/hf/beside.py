@@ -74,7 +74,7 @@ class FullAnswer:
         agreed, kl = self._compared(past)
         depth = self._blending.limits(selector).depth
         placed = sum(each.stop - each.start for each in plan.placed)
-        work = segments.num_tokens - placed + selector.work(plan.moved, depth)
+        work = segments.num_tokens - placed + plan.asked + selector.work(plan.moved, depth)
         return PolicyOutcome(len(self.answer), agreed, kl, work / segments.num_tokens, seconds)
 
     def seconds_behind(self, cached: int) -> float:
@@ -139,7 +139,10 @@ def planned(
         PassagePlace(*span, each, is_exact=each is not None and is_behind(each, segments, at))
         for at, (span, each) in enumerate(zip(segments.spans, variants, strict=True))
     )
-    return PassagePlan(segments, selector, 0, segments.head.size, places)
+    exact_until = segments.head.size
+    if places and places[0].variant is None:
+        exact_until = places[0].stop
+    return PassagePlan(segments, selector, 0, exact_until, places)
 
 
 def divergence(whole: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,16 @@ import torch
 from quire.engines.models.working_cache import WorkingCache
 from quire.errors import ConfigError, InvariantError, NotRelocatable
 from quire.tensors.kinds import LayerKind
-from quire_passages import KVDeviation, PassagePlan, Reach, Selector
+from quire_passages import KVDeviation, PassagePlace, PassagePlan, Reach, Selector
 from quire_passages.hf.capture import PassageKV, grow, place
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.rows import Choose, Positions, RowForward
-from quire_passages.selectors import Rows
+from quire_passages.selectors import Rows, Scores
+
+_NONE = np.empty(0, np.int64)
+
+_MOST_ASKED = 64
+"""The last tokens of a question, whose attention counts."""
 
 REASON = "K and V of passages that were captured behind another text, or were computed over such"
 
@@ -29,6 +34,8 @@ class Blending:
     def limits(self, selector: Selector) -> Reach:
         """Return what planning has to know of the model. Raises `ConfigError` for a check layer it has not."""
         found = self.relocation
+        if selector.asks:
+            return Reach(found.positions, 0.0, found.shows)
         if not selector.checks:
             return Reach(found.positions, 0.0)
         return Reach(
@@ -47,7 +54,7 @@ class Blending:
         they hold is not a function of the tokens before them, and is never kept as a prefix.
         """
         self._place(past, plan, num_columns, rotate=rotate)
-        rows = _rows(plan, num_columns)
+        rows = self._first_rows(past, plan, num_columns)
         if not rows.size:
             return rows, None
         kept: list[Rows] = []
@@ -61,7 +68,7 @@ class Blending:
         Where the selector has a check layer, they are computed up to that one, which says what is left of them.
         """
         self._place(past, plan, num_columns, rotate=True)
-        rows, check = _rows(plan, num_columns), self._check(plan, [])
+        rows, check = self._first_rows(past, plan, num_columns), self._check(plan, [])
         if check is None:
             return rows
         return self.rows.chosen(past, plan.segments.tokens, rows, check)
@@ -77,13 +84,49 @@ class Blending:
             raise InvariantError(
                 "a plan places a variant that has gone; leave it out with `without`"
             )
-        placed = [(each, cast("PassageKV", cast("Any", each.variant).kv)) for each in plan.placed]
-        if placed:
-            grow(past, placed[0][1], num_columns - plan.exact_until)
-        for each, kv in placed:
+        self._grow(past, plan, num_columns - plan.exact_until)
+        for each in plan.placed:
             shift = each.shift if rotate else 0
-            place(past, kv, each.start, shift, self.relocation.rotations)
-        past.ledger.append_unknown(num_columns - plan.exact_until, REASON)
+            place(past, _kv(each), each.start, shift, self.relocation.rotations)
+
+    def _first_rows(self, past: WorkingCache, plan: PassagePlan, num_columns: int) -> Rows:
+        """Return the rows of the first columns of a plan that are computed, up to a check layer at least."""
+        chosen = plan.selector.rows(plan.moved)
+        if plan.selector.asks and plan.moved:
+            chosen = plan.selector.kept(chosen, self._asked(past, plan)[chosen])
+        rows = plan.rows(chosen)
+        return rows[rows < num_columns]
+
+    def _asked(self, past: WorkingCache, plan: PassagePlan) -> Scores:
+        """Return the question's attention to each token of a prompt, `[tokens]`, over K and V as they are placed.
+
+        It computes the rows that no variant stands for.
+        """
+        tokens, num_columns = plan.segments.tokens, past.get_seq_length()
+        missing = tokens.size - num_columns
+        self._grow(past, plan, missing)
+        rows = plan.rows(_NONE)
+        asked = min(plan.segments.question.size, _MOST_ASKED)
+        scores, half = np.zeros(tokens.size, np.float32), len(past.kv_layers) // 2
+
+        def look(index: int, given: torch.Tensor) -> None:
+            if index >= half:
+                scores[past.kv_layers[index].first :] += (
+                    given[0].float().sum((0, 1)).numpy(force=True)
+                )
+
+        if rows.size > asked:
+            self.rows(past, tokens, rows[:-asked])
+        self.rows(past, tokens, rows[-asked:], look=look)
+        if missing:
+            past.crop(-missing)
+        return scores
+
+    def _grow(self, past: WorkingCache, plan: PassagePlan, num_columns: int) -> None:
+        """Append so many columns, which stay unknown to the ledger."""
+        if num_columns and plan.placed:
+            grow(past, _kv(plan.placed[0]), num_columns)
+        past.ledger.append_unknown(num_columns, REASON)
 
     def _check(self, plan: PassagePlan, kept: list[Rows]) -> tuple[int, Choose] | None:
         """Return the check layer and who chooses there: of moved rows the selector, and all others; noted in `kept`."""
@@ -109,10 +152,10 @@ class Blending:
             )
         return found.check_layer if asked is None else asked
 
-    def must_drop(self, selector: Selector) -> None:
-        """Raise `NotRelocatable` where a selector leaves rows out behind a layer, and the model cannot."""
-        if selector.checks and self.relocation.drops_rows is not None:
-            raise NotRelocatable(self.relocation.drops_rows)
+    def must_choose(self, selector: Selector) -> None:
+        """Raise `NotRelocatable` where a selector chooses rows in a way that the model does not allow."""
+        if (refusal := self.limits(selector).refusal) is not None:
+            raise NotRelocatable(refusal)
 
 
 def _spanned(plan: PassagePlan) -> Rows:
@@ -120,10 +163,8 @@ def _spanned(plan: PassagePlan) -> Rows:
     return np.concatenate([np.arange(each.num_tokens) + each.start for each in plan.moved])
 
 
-def _rows(plan: PassagePlan, num_columns: int) -> Rows:
-    """Return the rows of the first columns of a plan that are computed, up to a check layer at least."""
-    rows = plan.rows(plan.selector.rows(plan.moved))
-    return rows[rows < num_columns]
+def _kv(placed: PassagePlace) -> PassageKV:
+    return cast("PassageKV", cast("Any", placed.variant).kv)
 
 
 def moved_rows(plan: PassagePlan, rows: Rows) -> Rows:

@@ -114,6 +114,7 @@ def _tried(runs: Runs, name: str, positions: int | None) -> Relocation:
         error=error,
         beyond=None if beyond is None else str(beyond),
         drops_rows=_dropping(runs, rows, name, ids),
+        shows=_showing(runs, rows, name, ids),
     )
 
 
@@ -263,3 +264,23 @@ def _dropping(runs: Runs, rows: RowForward, name: str, ids: Ids) -> str | None:
     if far <= (limit := limit_for(expected.dtype, _LIMITS)):
         return None
     return f"{name}: with rows left out behind layer 1, logits are {far:.2g} off (limit {limit:g})"
+
+
+def _showing(runs: Runs, rows: RowForward, name: str, ids: Ids) -> str | None:
+    """Return why the attention of layers cannot be seen; None: it can."""
+    past = runs.past(len(ids))
+    runs.feed(past, ids)
+    seen: set[int] = set()
+
+    def look(index: int, given: torch.Tensor) -> None:
+        columns = len(ids) - past.kv_layers[index].first
+        if given.ndim == 4 and given.shape[2:] == (1, columns):
+            seen.add(index)
+
+    try:
+        rows(past, ids.astype(np.int32), np.array([len(ids) - 1]), look=look)
+    except _FAILURES as error:
+        return f"{name} cannot compute attention the eager way: {error}"
+    if len(seen) == len(runs.kinds):
+        return None
+    return f"{name} returns attention probabilities of {len(seen)} of {len(runs.kinds)} layers"

@@ -19,7 +19,6 @@ from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.runs import Runs, contextual
 from quire_passages.hf.weighing import Counting, masses_of
 from quire_passages.selectors import Rows
-from quire_passages.verdict import PolicyOutcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +108,7 @@ class PassageModel:
         """
         if len(variants) != len(segments.passages):
             raise TokensError(f"{len(variants)} variants for {len(segments.passages)} passages")
-        self.blending.must_drop(selector)
+        self.blending.must_choose(selector)
         placements: list[PassagePlace] = []
         for (start, stop), ids, variant in zip(
             segments.spans, segments.passages, variants, strict=True
@@ -139,14 +138,6 @@ class PassageModel:
     def answer(self, segments: Segments, *, num_tokens: int = 32) -> FullAnswer:
         """Return a prompt in a full forward, and the model's own answer to it."""
         return FullAnswer(self.runs, self.blending, segments, num_tokens=num_tokens)
-
-    def compare(
-        self, segments: Segments, policies: Sequence[Selector], *, num_tokens: int = 32
-    ) -> dict[str, PolicyOutcome]:
-        """Return by name what policies do to the model's own answer to a prompt."""
-        full = self.answer(segments, num_tokens=num_tokens)
-        held = self.runs.isolated(segments.head, segments.passages)
-        return {each.name: full.beside(each, held) for each in policies}
 
     def full(self, segments: Segments) -> Blended:
         """Return the result of a prompt in one plain forward."""

@@ -16,6 +16,7 @@ class Relocation:
     error        the largest error of K or V of a layer that the gate has measured
     beyond       why larger positions are not vouched for; None: the model has no more
     drops_rows   None: rows can be left out behind a layer; else why not
+    shows        None: layers show their attention probabilities; else why not
     """
 
     rotations: tuple[Rotation | None, ...]
@@ -23,6 +24,7 @@ class Relocation:
     error: float
     beyond: str | None
     drops_rows: str | None
+    shows: str | None
 
     @property
     def num_layers(self) -> int:

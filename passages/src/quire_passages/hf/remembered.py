@@ -17,7 +17,7 @@ from quire_passages.hf.gate import relocation_of
 from quire_passages.hf.relocation import Relocation
 from quire_passages.hf.runs import Runs
 
-_FORM = "quire-gate-3"
+_FORM = "quire-gate-4"
 
 
 class _Turn(msgspec.Struct, frozen=True):
@@ -33,6 +33,7 @@ class _Found(msgspec.Struct, frozen=True):
     error: float
     beyond: str | None
     drops_rows: str | None
+    shows: str | None
 
 
 class GateMemory:
@@ -67,6 +68,7 @@ class GateMemory:
             found.error,
             found.beyond,
             found.drops_rows,
+            found.shows,
         )
 
     def keep(self, bound: Scope, found: Relocation | NotRelocatable) -> None:
@@ -105,4 +107,4 @@ def _told(found: Relocation | NotRelocatable) -> _Found | str:
         each and _Turn(each.in_values, each.offset, each.pairs, each.frequencies.tolist())
         for each in found.rotations
     ]
-    return _Found(turns, found.positions, found.error, found.beyond, found.drops_rows)
+    return _Found(turns, found.positions, found.error, found.beyond, found.drops_rows, found.shows)

@@ -1,7 +1,7 @@
 """Plain forwards of a model, of tokens at any position."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from quire.engines.models.column_tokens import TokenLedger
 from quire.engines.models.working_cache import WorkingCache
 from quire.tensors.kinds import LayerKind
 from quire_passages import Masses, Segments, Variant
+from quire_passages.company import related
 from quire_passages.hf.capture import PassageKV, captured, grow, place
 from quire_passages.variants import in_prompt
 
@@ -89,6 +90,20 @@ class Runs:
             found.append(Variant(np.asarray(ids, np.int32).tobytes(), before, "isolated", kv))
         return found
 
+    def among(self, alone: Sequence[Variant], count: int) -> Iterator[Variant]:
+        """Yield a contextual variant of each passage of isolated ones, computed behind the most related others.
+
+        FusionRAG, https://arxiv.org/abs/2601.12904, section 4.1. Passages are related whose mean V of the middle layer are.
+        """
+        vectors = np.stack([_mean_v(cast("PassageKV", each.kv)) for each in alone])
+        head = np.frombuffer(alone[0].before, np.int32)
+        passages = [np.frombuffer(each.ids, np.int32) for each in alone]
+        for ids, company in zip(passages, related(vectors, count), strict=True):
+            segments = Segments.of([head, *(passages[at] for at in company), ids, [0]])
+            past = self.past(segments.num_tokens)
+            self.feed(past, segments.tokens[: segments.spans[-1][1]])
+            yield from contextual(past, segments, [len(company)])
+
 
 def contextual(
     past: WorkingCache,
@@ -106,6 +121,12 @@ def contextual(
         if kv is not None:
             found.append(in_prompt(segments, index, kv, None if masses is None else masses[index]))
     return found
+
+
+def _mean_v(kv: PassageKV) -> npt.NDArray[np.float32]:
+    """Return the mean V of a passage in the middle layer, which no position has turned: `[kv_heads x width]`."""
+    v = kv.layers[len(kv.layers) // 2][1]
+    return v.float().mean(1).flatten().numpy(force=True)
 
 
 def _row(ids: Ids, device: torch.device) -> torch.Tensor:

@@ -1,34 +1,26 @@
-"""Rows that are computed again by attention to them: an oracle's, and those that the question looks at.
+"""Rows that an oracle computes again: those of the largest error, known from the full forward.
 
-An oracle knows the full forward. It has two scores of a token of a moved passage, summed over layers, heads, and the
-rows of the question and the answer:
-
-attention  the full forward's attention to it
-error      that attention times how far the stored V is from the full forward's: the error of the output, to first order
-
-It is a bound, and no policy. The question's rows are one: the question is computed over moved passages first, and its
-attention in the later half of the layers is the score (ProphetKV, https://arxiv.org/abs/2602.02579, asks all layers).
+The error of a token of a moved passage is the full forward's attention to it times how far its stored V is from the full
+forward's, summed over layers, heads, and the rows of the question and the answer: the error of the output, to first
+order. An oracle is a bound, and no policy.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire_passages import Moved, NoRows, Segments, Selector, Variant
+from quire_passages import Moved, Selector, Variant
 from quire_passages.bench.methods import Captured
 from quire_passages.hf import PassageModel
-from quire_passages.hf.beside import FullAnswer, planned
+from quire_passages.hf.beside import FullAnswer
 from quire_passages.hf.capture import PassageKV
 from quire_passages.selectors import Rows
-
-Score = Literal["attention", "error"]
 
 
 class Oracle(NamedTuple):
@@ -36,21 +28,11 @@ class Oracle(NamedTuple):
 
     `share`     of moved rows, those that it picks
     `is_exact`  whether these get K and V of the full forward, instead of being computed again
-    """
-
-    score: Score
-    share: float
-    is_exact: bool = False
-
-
-class AskedRows(NamedTuple):
-    """Rows that the question looks at.
-
-    `share`     of moved rows
     `captured`  as of `Method`
     """
 
     share: float
+    is_exact: bool = False
     captured: Captured = "alone"
 
 
@@ -73,21 +55,19 @@ class ScoredRows(Selector):
         return np.sort(found[best])
 
 
-def oracle_scores(
+def true_errors(
     model: PassageModel, full: FullAnswer, variants: Sequence[Variant | None]
-) -> dict[Score, npt.NDArray[np.float32]]:
-    """Return both scores of each token of a prompt, `[tokens]`, before passages are placed from variants."""
+) -> npt.NDArray[np.float32]:
+    """Return the error of each token of a prompt, `[tokens]`, before passages are placed from variants."""
     segments, start = full.segments, full.segments.num_tokens - 1
     read = np.array([segments.tokens[-1], *full.answer[:-1]], np.int32)
     model.runs.logits(full.past, read, start, keep=1)
     rows = np.arange(segments.num_tokens - segments.question.size, start + read.size)
-    attention = np.zeros(start, np.float32)
     error = np.zeros(start, np.float32)
 
     def look(index: int, given: torch.Tensor) -> None:
         layer = full.past.kv_layers[index]
         by_head = given[0].float().sum(1)[:, : start - layer.first]  # [heads, columns]
-        attention[layer.first :] += by_head.sum(0).numpy(force=True)
         values = layer.row(0, layer.first, start)[1].float()
         by_kv = by_head.view(values.shape[0], -1, by_head.shape[-1]).sum(1)
         for (first, stop), variant in zip(segments.spans, variants, strict=True):
@@ -100,25 +80,4 @@ def oracle_scores(
 
     model.blending.rows(full.past, np.append(segments.tokens[:start], read), rows, look=look)
     full.past.crop(-read.size)
-    return {"attention": attention, "error": error}
-
-
-def question_scores(
-    model: PassageModel, segments: Segments, variants: Sequence[Variant | None]
-) -> tuple[npt.NDArray[np.float32], float]:
-    """Return the question's attention to each token behind moved passages, `[tokens]`, and the CPU seconds it took."""
-    started, start = time.process_time(), segments.num_tokens - 1
-    past = model.runs.past(segments.num_tokens)
-    if segments.head.size:
-        model.runs.feed(past, segments.head)
-    model.blending.fill(past, planned(segments, NoRows(), variants), start)
-    scores, half = np.zeros(start, np.float32), len(past.kv_layers) // 2
-
-    def look(index: int, given: torch.Tensor) -> None:
-        first = past.kv_layers[index].first
-        if index >= half:
-            scores[first:] += given[0].float().sum((0, 1))[: start - first].numpy(force=True)
-
-    rows = np.arange(segments.spans[-1][1], start)
-    model.blending.rows(past, segments.tokens, rows, look=look)
-    return scores, time.process_time() - started
+    return error
