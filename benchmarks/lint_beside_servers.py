@@ -59,6 +59,7 @@ def main():
     parser.add_argument("--blocks", type=int, default=256, help="blocks of 16 tokens of the pool")
     parser.add_argument("--model", help="a folder or a GGUF file; else quire-tiny")
     parser.add_argument("--tokenizer", help="a folder, where the model is a GGUF file")
+    parser.add_argument("--dtype", default="bfloat16", help="of quire's weights and KV")
     parser.add_argument("--max-tokens", type=int, default=1)
     parser.add_argument("--words", type=int, default=1, help="so many times as long texts")
     parser.add_argument("--stream", action="store_true", help="ask for streamed answers")
@@ -93,9 +94,9 @@ def commands(args):
     """Return the command of a server with a small pool, and its environment."""
     model, tools = args.model, Path(args.tools)
     if args.server == "quire":
-        size = token_bytes(model) * 16 * args.blocks
+        size = token_bytes(model, args.dtype) * 16 * args.blocks
         words = ["-m", "quire", "serve", "--model", model, "--name", "m", "--kv-memory", str(size)]
-        return [sys.executable, *words], None
+        return [sys.executable, *words, "--dtype", args.dtype], None
     if args.server == "vllm":
         words = [
             "-m",
@@ -133,13 +134,15 @@ def commands(args):
     return [str(tools / ".llama/llama-server"), *words, "--cache-ram", "64"], None
 
 
-def token_bytes(model):
+def token_bytes(model, dtype):
     """Return the bytes of K and V of a token."""
+    import torch
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model)
     size = config.hidden_size // config.num_attention_heads
-    return 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * size
+    item = getattr(torch, dtype).itemsize
+    return 2 * item * config.num_hidden_layers * config.num_key_value_heads * size
 
 
 def text(source, low, high):

@@ -14,7 +14,6 @@ from quire.engines.loop import RequestMetrics
 from quire.serve.protocol import ChatRequest, CompletionRequest
 from quire.web.errors import ApiError
 
-
 SINCE_S = time.time() - time.monotonic()
 """The time since 1970 at which the clock of engines was 0."""
 
@@ -168,6 +167,28 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
+def timings_of(told: RequestMetrics, cached: int, prompt: int, made: int) -> dict[str, Any]:
+    """Return the times of a request that has ended by llama-server's names, and the engine's steps.
+
+    Counted in tokens: those found of the prompt, all of it, and the answer's.
+    """
+    start, end = told.scheduled_ts or told.arrival_time, told.last_token_ts or told.arrival_time
+    first = told.first_token_ts or end
+    return {
+        "cache_n": cached,
+        "prompt_n": prompt - cached,
+        "prompt_ms": _ms(first - start),
+        "predicted_n": made,
+        "predicted_ms": _ms(end - first),
+        "queue_ms": _ms(start - told.arrival_time),
+        "arrived_at": round(SINCE_S + told.arrival_time, 6),
+        "arrived_step": told.arrival_step,
+        "prompt_steps": told.prompt_steps,
+        "last_step": told.last_step,
+        "engine": ENGINE,
+    }
+
+
 class Reply(ABC):
     """An answer to one request, with all its choices; each API has its shape.
 
@@ -189,7 +210,7 @@ class Reply(ABC):
         self.prompt_tokens = self.cached_tokens = 0
         self.passages = list[Any]()
         self.num_choices, self._begun = asked.n, set[int]()
-        self._is_one, self._metrics = num_prompts == 1, RequestMetrics(0.0)
+        self._is_one, self._metrics = num_prompts * asked.n == 1, RequestMetrics(0.0)
 
     def take(self, place: int, output: Any) -> Iterator[ReplyChoice]:
         """Yield the choices of which the engine says more, a `RequestOutput` for the prompt at this place."""
@@ -220,27 +241,11 @@ class Reply(ABC):
         return sum(choice.reasoning_tokens for choice in self.choices)
 
     def timings(self) -> dict[str, Any]:
-        """Return a prompt's and its answers' tokens, times and steps by llama-server's names, and quire's own.
-
-        Nothing before the end, or of several prompts.
-        """
-        told = self._metrics
-        start, first, end = told.scheduled_ts, told.first_token_ts, told.last_token_ts
-        if start is None or first is None or end is None or not self._is_one:
+        """Return what the answer tells of its computation: nothing before the end, or of several prompts or answers."""
+        if not self._is_one or self._metrics.last_token_ts is None:
             return {}
-        own = {
-            "cache_n": self.cached_tokens,
-            "prompt_n": self.prompt_tokens - self.cached_tokens,
-            "prompt_ms": _ms(first - start),
-            "predicted_n": self.completion_tokens,
-            "predicted_ms": _ms(end - first),
-            "queue_ms": _ms(start - told.arrival_time),
-            "arrived_at": round(SINCE_S + told.arrival_time, 6),
-            "prompt_steps": told.prompt_steps,
-            "last_step": told.last_step,
-            "engine": ENGINE,
-        }
-        return {"timings": own}
+        counts = self.cached_tokens, self.prompt_tokens, self.completion_tokens
+        return {"timings": timings_of(self._metrics, *counts)}
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:

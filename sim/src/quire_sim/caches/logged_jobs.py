@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from math import inf
 
 import numpy as np
@@ -18,9 +19,11 @@ class LoggedJob(Job):
     `first_s`, `end_s`  when the answer began and ended, in seconds; set when the request starts
     """
 
-    def __init__(self, number: int, prompt: CachePrompt) -> None:
-        self.answer = prompt.output if len(prompt.output) else np.zeros(1, INT32)
-        scope = Scope(salt=prompt.scope or None, model=prompt.model or None)
+    def __init__(self, number: int, prompt: CachePrompt, answer: IntArray | None = None) -> None:
+        told = prompt.output if answer is None else answer
+        self.answer = told if len(told) else np.zeros(1, INT32)
+        tenant = prompt.tenant or None
+        scope = Scope(salt=prompt.scope or None, model=prompt.model or None, tenant=tenant)
         super().__init__(prompt.tokens, len(self.answer), scope=scope)
         self.place, self.prompt = number, prompt
         self.sent_s, self.first_s, self.end_s = prompt.time_s or 0.0, 0.0, 0.0
@@ -47,38 +50,62 @@ class LoggedJob(Job):
 
 
 class SteppedJob(LoggedJob):
-    """A request of a log whose server told the steps that computed it."""
+    """A request of a log whose server told the steps that computed it.
+
+    Steps have numbers, `after` is that of the step done last. A step that a request tells, and that came too early for
+    it here, is made up for by the very next one.
+    """
 
     def __init__(self, number: int, prompt: CachePrompt) -> None:
         assert prompt.steps is not None
-        super().__init__(number, prompt)
         self.steps = prompt.steps
-        self._told = dict(self.steps.prompts)
+        answer = np.zeros(max(self.steps.num_tokens, 1), INT32)  # what its text does not tell is 0
+        known = prompt.output[: len(answer)]
+        answer[: len(known)] = known
+        super().__init__(number, prompt, answer)
+        self._numbers = [number for number, _, _ in self.steps.prompts]
+        self._first_token = next(step for step, _, left in self.steps.prompts if not left)
 
     @property
     def known_s(self) -> float:
         """When its answer ended by the log: all requests of its steps were sent before."""
         return self.sent_s + (self.prompt.duration_s or self.steps.answered_s)
 
-    def next_step(self, after: int) -> int:
-        """Return the next step that computes its prompt or ends it; the very next one if it is late."""
-        if self.started is None:
-            return max(self.steps.prompts[0][0], after + 1)
-        if later := self._later(after):
-            return later[0]
-        return max(self.steps.last_token, after + 1) if self.num_generated else after + 1
+    @property
+    def queued_s(self) -> float:
+        """When its first step began, by the log's clock."""
+        return min(self.sent_s + self.steps.queued_s, self.known_s)
 
-    def tokens_in(self, number: int, num_left: int) -> int:
-        """Return the tokens of its prompt that a step computes, of those left: all of them in the last one."""
-        if number == self.steps.first_token or not self._later(number):
-            return num_left
-        return min(self._told.get(number, 0), num_left)
+    def next_step(self, after: int) -> int | None:
+        """Return the next step at which it comes, its prompt is computed, or it ends; None if that is past."""
+        at = bisect_right(self._numbers, after)
+        told = [*self._numbers[at : at + 1], self.steps.last_step]
+        if self.state == "new":
+            told = [self.steps.arrived_step + 1]
+        elif not self.num_generated or self.num_left > 1:
+            told = told[:-1]
+        return min((each for each in told if each > after), default=None)
 
-    def _later(self, number: int) -> list[int]:
-        return [each for each in self._told if each > number]
+    def may_start(self, number: int) -> bool:
+        """Whether a step may admit it: one that is told, or any where those are past."""
+        at = bisect_left(self._numbers, number)
+        return at == len(self._numbers) or self._numbers[at] == number
 
-    def tokens_through(self, number: int) -> IntArray:
-        """Return the tokens that it generates up to the end of a step, but for the last one."""
-        first, last = self.steps.first_token, self.steps.last_token
-        share = (number - first) / (last - first) if number < last else 1.0
-        return self.answer[self.num_generated : int(share * (self.max_tokens - 1) + 1e-3)]
+    def tokens_in(self, number: int) -> int:
+        """Return the tokens of its prompt that a step computes at most: all that are left where the next token came."""
+        at = bisect_left(self._numbers, number)
+        if at == len(self._numbers):
+            return self.num_left
+        step, tokens, left = self.steps.prompts[at]
+        if step != number:
+            return 0
+        return min(tokens, self.num_left - 1) if left else self.num_left
+
+    def tokens_through(self, number: int, num_steps: int) -> IntArray:
+        """Return the tokens that it generates in so many steps up to one, but for the last one."""
+        first, last = self._first_token, self.steps.last_step
+        end = self.num_generated + num_steps - 1
+        if self.max_tokens - 1 > last - first > 0:  # some steps made several
+            share = min((number - first) / (last - first), 1.0)
+            end = int(share * (self.max_tokens - 1) + 1e-3)
+        return self.answer[self.num_generated : end]

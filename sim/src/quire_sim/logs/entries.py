@@ -182,7 +182,9 @@ def _has_prompt(fields: Body) -> bool:
     return any(fields.get(key) not in (None, "", []) for key in ("messages", "prompt", "input"))
 
 
-def _answered(fields: Body) -> tuple[str | None, tuple[AnswerCall, ...], TokenUsage, EngineSteps | None]:
+def _answered(
+    fields: Body,
+) -> tuple[str | None, tuple[AnswerCall, ...], TokenUsage, EngineSteps | None]:
     for key in _ANSWER_KEYS:
         given = _decoded(fields.get(key))
         if isinstance(given, dict):

@@ -52,22 +52,25 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
 class EngineSteps(msgspec.Struct, frozen=True, gc=False):
     """The steps of quire's engine that computed a request, by number from 1.
 
-    `engine`      the engine, of those that a server has had; empty if unknown
-    `arrived_s`   when it took the request, on its own clock, in seconds since 1970
-    `queued_s`    seconds from there to the first of its steps
-    `answered_s`  seconds from there to the end of the answer
-    `prompts`     the steps that computed its prompt, each with its tokens; those after preemptions too
-    `first_token` the step of its first token
-    `last_token`  the step of its last one
+    `engine`       the engine, of those that a server has had; empty if unknown
+    `arrived_s`    when it took the request, on its own clock, in seconds since 1970
+    `arrived_step` steps that it had done before
+    `queued_s`     seconds from its arrival to the first of its steps
+    `answered_s`   seconds from its arrival to the end of the answer
+    `prompts`      steps that admitted or computed its prompt, rising, those after preemptions too: each with the tokens
+                   that it computed, and those that were left behind it; without any left, the next token came
+    `last_step`    the step of its last token
+    `num_tokens`   tokens of the answer
     """
 
     engine: str
     arrived_s: float
+    arrived_step: int
     queued_s: float
     answered_s: float
-    prompts: tuple[tuple[int, int], ...]
-    first_token: int
-    last_token: int
+    prompts: tuple[tuple[int, int, int], ...]
+    last_step: int
+    num_tokens: int
 
 
 class AnswerCall(NamedTuple):

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
-from typing import Any, cast
+from itertools import pairwise
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
+from msgspec import Meta
 
 from quire_sim.logs.rows import EngineSteps
 from quire_sim.logs.streams import events_of
 
+MOST_TOKENS = 1 << 16
+"""Tokens of an answer, and steps of a prompt, at most: more are not believed."""
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
+_Ms: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+
 
 class _Timings(msgspec.Struct):
-    arrived_at: float
-    queue_ms: float
-    prompt_ms: float
-    predicted_ms: float
-    prompt_n: int
-    prompt_steps: tuple[tuple[int, int], ...]
-    last_step: int
+    arrived_at: Annotated[float, Meta(ge=0, le=1e11)]
+    arrived_step: _Count
+    queue_ms: _Ms
+    prompt_ms: _Ms
+    predicted_ms: _Ms
+    predicted_n: Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+    prompt_steps: Annotated[
+        tuple[tuple[_Count, _Count, _Count], ...], Meta(min_length=1, max_length=MOST_TOKENS)
+    ]
+    last_step: _Count
     engine: str = ""
 
 
 def steps_of(response: Any) -> EngineSteps | None:
-    """Return the steps that an answer tells, whole or as a stream; None if it tells none, or none that can be."""
+    """Return the steps that an answer tells, whole or as a stream; None for none, or ones that cannot be."""
     for place in _places(response):
         if isinstance(place, dict) and "prompt_steps" in (fields := cast("dict[str, Any]", place)):
             try:
@@ -47,18 +57,18 @@ def _places(response: Any) -> Iterator[Any]:
 
 def _steps(told: _Timings) -> EngineSteps:
     """Return timings as steps. Raises `ValueError` where they cannot be."""
-    numbers = [number for number, _ in told.prompt_steps] + [told.last_step]
-    computed = accumulate(tokens for _, tokens in told.prompt_steps)
-    is_rising = all(a < b for a, b in pairwise(numbers[:-1])) and numbers[-2:] == sorted(numbers[-2:])
-    if not told.prompt_steps or not is_rising or min(tokens for _, tokens in told.prompt_steps) < 1:
-        raise ValueError(f"steps {numbers} are not in order")
-    first = next((n for n, done in zip(numbers, computed, strict=False) if done >= told.prompt_n), numbers[-2])
+    numbers = [number for number, _, _ in told.prompt_steps]
+    is_rising = all(a < b for a, b in pairwise([told.arrived_step, *numbers]))
+    has_token = any(not left for _, _, left in told.prompt_steps)
+    if not is_rising or told.last_step < numbers[-1] or not has_token:
+        raise ValueError(f"steps {numbers} to {told.last_step} are not in order")
     return EngineSteps(
         told.engine,
         told.arrived_at,
+        told.arrived_step,
         told.queue_ms * 1e-3,
         (told.queue_ms + told.prompt_ms + told.predicted_ms) * 1e-3,
         told.prompt_steps,
-        first,
         told.last_step,
+        told.predicted_n,
     )
