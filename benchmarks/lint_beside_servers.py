@@ -66,12 +66,16 @@ def main():
     parser.add_argument("--tools", default=".", help="the folder with .venv-vllm and .llama")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="keep the log here")
+    parser.add_argument(
+        "--replay", action="store_true", help="compare the kept log, without a server"
+    )
     args = parser.parse_args()
     args.model = args.model or str(demo_model())
     with tempfile.TemporaryDirectory() as scratch:
         log = args.log or Path(scratch) / "log.jsonl"
-        log.unlink(missing_ok=True)
-        recorded(args, log)
+        if not args.replay:
+            log.unlink(missing_ok=True)
+            recorded(args, log)
         sys.exit(not compared(args, log))
 
 
