@@ -37,7 +37,7 @@ class Run:
         self._random = Random(seed)
         self._now = 0.0
         self.engine = Engine(
-            model, num_blocks=num_blocks, clock=lambda: self._now, max_prefill_tokens=prefill
+            model, num_blocks=num_blocks, clock=lambda: self._now, max_prefill_tokens=None
         )
         self._most, self._tenants, self._speculation = most_answer, tenants, speculation
         self.prompts, self.told, self.preemptions = {}, {}, 0
@@ -49,6 +49,10 @@ class Run:
                 asked[str(number)] = self._ask(str(number))
                 left -= 1
             self._now += self._random.uniform(0.01, 0.1)
+            if prefill is not None:  # as the pace of a server cuts prompts
+                self.engine.scheduler.prompt_tokens = self._random.randint(
+                    prefill // 2, 3 * prefill
+                )
             for output in self.engine.step():
                 if output.finished:
                     self._note(output, *asked.pop(output.request_id))

@@ -91,14 +91,17 @@ class SteppedJob(LoggedJob):
         at = bisect_left(self._numbers, number)
         return at == len(self._numbers) or self._numbers[at] == number
 
+    def part(self, number: int) -> tuple[int, int]:
+        """Return the tokens of its prompt that a step computed, and those left behind it; 0, 0 for none."""
+        at = bisect_left(self._numbers, number)
+        step, *part = self.steps.prompts[min(at, len(self._numbers) - 1)]
+        return (part[0], part[1]) if step == number else (0, 0)
+
     def tokens_in(self, number: int) -> int:
         """Return the tokens of its prompt that a step computes at most: all that are left where the next token came."""
-        at = bisect_left(self._numbers, number)
-        if at == len(self._numbers):
-            return self.num_left
-        step, tokens, left = self.steps.prompts[at]
-        if step != number:
+        if not self.may_start(number):
             return 0
+        tokens, left = self.part(number)
         return min(tokens, self.num_left - 1) if left else self.num_left
 
     def tokens_through(self, number: int, num_steps: int) -> IntArray:

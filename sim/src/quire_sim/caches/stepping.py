@@ -7,14 +7,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, cast
 
-from quire.scheduling import Job, Scheduler
+from quire.scheduling import Job, Scheduler, Step
 from quire_sim.caches.asking import CacheHit
 from quire_sim.caches.kernel import BEHIND_S, KernelCache
 from quire_sim.caches.logged_jobs import LoggedJob, SteppedJob
 from quire_sim.caches.prompts import CachePrompt
-
-NEVER = 1 << 62
-"""The step before which a request that the server started later is not admitted."""
 
 
 class ToldScheduler(Scheduler):
@@ -25,9 +22,29 @@ class ToldScheduler(Scheduler):
 
     number = 0
 
+    def plan(self, now: float = 0.0) -> Step | None:
+        """Return the next step, with room reserved for all of it; None without work."""
+        self._num_steps = self.number - 1
+        jobs = [
+            job
+            for job in [*self.queues.waiting, *self.queues.prefilling]
+            if isinstance(job, SteppedJob)
+        ]
+        told = [job.part(self.number) for job in jobs]
+        is_cut = any(tokens and left for tokens, left in told)
+        self.prompt_tokens = self.limits.max_step_tokens
+        if is_cut:
+            self.prompt_tokens = max(min(sum(tokens for tokens, _ in told), self.prompt_tokens), 1)
+        return super().plan(now)
+
     def _can_start(self, tenant: Any, job: Job) -> bool:
-        is_due = not isinstance(job, SteppedJob) or job.may_start(self.number)
-        return is_due and super()._can_start(tenant, job)
+        can = super()._can_start(
+            tenant, job
+        )  # those that yield to it do so though others of them do not
+        if can and isinstance(job, SteppedJob) and not job.may_start(self.number):
+            self._room_seen = None  # it is looked at again, though no room comes
+            return False
+        return can
 
     def _cut(self, job: Job, budget: int, parts: dict[Job, int]) -> int:
         if isinstance(job, SteppedJob):
@@ -124,15 +141,11 @@ class SteppedCache(KernelCache):
         steps, queues = self._steps, self._scheduler.queues
         steps.number += num_steps
         self._queue_come()
-        for job in queues.waiting:
-            if isinstance(job, SteppedJob):
-                job.back_at = 0 if job.may_start(steps.number) else NEVER
         for job in cast("list[LoggedJob]", queues.decoding):
             if isinstance(job, SteppedJob):
                 job.drafts = job.tokens_through(steps.number, num_steps)
             else:
                 job.drafts = job.answer[job.num_generated :][: num_steps - 1]
-        steps.prompt_tokens = steps.limits.max_step_tokens
         step = steps.plan(self._now)  # once: each plan counts for what the oldest prompt is owed
         self._settle()
         self._step_begin_s = self._now
