@@ -81,9 +81,11 @@ def test_several_answers_tell_no_steps(server, body):
 
 
 def test_the_steps_of_one_engine_go_on(server):
-    first, second = (server.post("/v1/chat/completions", CHAT).json()["timings"] for _ in range(2))
+    asked = CHAT | {"messages": [{"role": "user", "content": "Hello again, " * 8}]}
+    first, second = (server.post("/v1/chat/completions", asked).json()["timings"] for _ in range(2))
     assert second["arrived_step"] == first["last_step"]
     assert second["cache_n"] > 0
+    assert second["cache_n"] + second["prompt_n"] == first["prompt_n"]
 
 
 def test_the_openai_client_reads_answers_with_timings(server):

@@ -22,20 +22,15 @@ class ToldScheduler(Scheduler):
 
     number = 0
 
-    def plan(self, now: float = 0.0) -> Step | None:
-        """Return the next step, with room reserved for all of it; None without work."""
-        self._num_steps = self.number - 1
-        jobs = [
-            job
-            for job in [*self.queues.waiting, *self.queues.prefilling]
-            if isinstance(job, SteppedJob)
-        ]
-        told = [job.part(self.number) for job in jobs]
-        is_cut = any(tokens and left for tokens, left in told)
+    def plan_told(self, now: float) -> Step | None:
+        """Return the step of this number, with room reserved for all of it; None without work."""
+        self._num_steps, queues = self.number - 1, self.queues
+        jobs = [*queues.waiting, *queues.prefilling]
+        told = [job.part(self.number) for job in jobs if isinstance(job, SteppedJob)]
         self.prompt_tokens = self.limits.max_step_tokens
-        if is_cut:
-            self.prompt_tokens = max(min(sum(tokens for tokens, _ in told), self.prompt_tokens), 1)
-        return super().plan(now)
+        if any(tokens and left for tokens, left in told):  # it was full
+            self.prompt_tokens = min(sum(tokens for tokens, _ in told), self.prompt_tokens)
+        return self.plan(now)
 
     def _can_start(self, tenant: Any, job: Job) -> bool:
         can = super()._can_start(
@@ -146,7 +141,9 @@ class SteppedCache(KernelCache):
                 job.drafts = job.tokens_through(steps.number, num_steps)
             else:
                 job.drafts = job.answer[job.num_generated :][: num_steps - 1]
-        step = steps.plan(self._now)  # once: each plan counts for what the oldest prompt is owed
+        step = steps.plan_told(
+            self._now
+        )  # once: each plan counts for what the oldest prompt is owed
         self._settle()
         self._step_begin_s = self._now
         if step is not None:
