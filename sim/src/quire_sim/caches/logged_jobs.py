@@ -98,7 +98,7 @@ class SteppedJob(LoggedJob):
         return (part[0], part[1]) if step == number else (0, 0)
 
     def tokens_in(self, number: int) -> int:
-        """Return the tokens of its prompt that a step computes at most: all that are left where the next token came."""
+        """Return the most tokens of its prompt in a step: all that are left where the next token came."""
         if not self.may_start(number):
             return 0
         tokens, left = self.part(number)
