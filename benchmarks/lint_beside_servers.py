@@ -59,23 +59,29 @@ def main():
     parser.add_argument("--blocks", type=int, default=256, help="blocks of 16 tokens of the pool")
     parser.add_argument("--model", help="a folder or a GGUF file; else quire-tiny")
     parser.add_argument("--tokenizer", help="a folder, where the model is a GGUF file")
+    parser.add_argument("--dtype", default="bfloat16", help="of quire's weights and KV")
     parser.add_argument("--max-tokens", type=int, default=1)
+    parser.add_argument("--words", type=int, default=1, help="so many times as long texts")
     parser.add_argument("--stream", action="store_true", help="ask for streamed answers")
     parser.add_argument("--tools", default=".", help="the folder with .venv-vllm and .llama")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="keep the log here")
+    parser.add_argument(
+        "--replay", action="store_true", help="compare the kept log, without a server"
+    )
     args = parser.parse_args()
     args.model = args.model or str(demo_model())
     with tempfile.TemporaryDirectory() as scratch:
         log = args.log or Path(scratch) / "log.jsonl"
-        log.unlink(missing_ok=True)
-        recorded(args, log)
+        if not args.replay:
+            log.unlink(missing_ok=True)
+            recorded(args, log)
         sys.exit(not compared(args, log))
 
 
 def recorded(args, log):
     """Ask the server through `quire tap`, which writes the log."""
-    chats = made_chats(args.requests, args.seed, 3)
+    chats = made_chats(args.requests, args.seed, 3, args.words)
     command, environment = commands(args)
     started = time.monotonic()
     with closing(ServerProcess(command, environment)) as server:
@@ -92,9 +98,9 @@ def commands(args):
     """Return the command of a server with a small pool, and its environment."""
     model, tools = args.model, Path(args.tools)
     if args.server == "quire":
-        size = token_bytes(model) * 16 * args.blocks
+        size = token_bytes(model, args.dtype) * 16 * args.blocks
         words = ["-m", "quire", "serve", "--model", model, "--name", "m", "--kv-memory", str(size)]
-        return [sys.executable, *words], None
+        return [sys.executable, *words, "--dtype", args.dtype], None
     if args.server == "vllm":
         words = [
             "-m",
@@ -132,13 +138,15 @@ def commands(args):
     return [str(tools / ".llama/llama-server"), *words, "--cache-ram", "64"], None
 
 
-def token_bytes(model):
+def token_bytes(model, dtype):
     """Return the bytes of K and V of a token."""
+    import torch
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model)
     size = config.hidden_size // config.num_attention_heads
-    return 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * size
+    item = getattr(torch, dtype).itemsize
+    return 2 * item * config.num_hidden_layers * config.num_key_value_heads * size
 
 
 def text(source, low, high):
@@ -146,10 +154,10 @@ def text(source, low, high):
     return " ".join(source.choice(WORDS) for _ in range(source.randint(low, high)))
 
 
-def made_chats(num, seed, num_systems):
+def made_chats(num, seed, num_systems, times=1):
     """Return chats of several users over a few system prompts: new ones, continued ones, repeated ones."""
     source = Random(seed)
-    systems = [text(source, 5, 60) for _ in range(num_systems)]
+    systems = [text(source, 5 * times, 60 * times) for _ in range(num_systems)]
     open_chats, asked = [], []
     for _ in range(num):
         kind = source.random()
@@ -160,8 +168,8 @@ def made_chats(num, seed, num_systems):
         if kind < 0.9 or len(chat) == 1:  # else it is asked once more as it is
             chat = chat[:1] if len(chat) > 8 else chat
             if len(chat) > 1:
-                chat = [*chat, {"role": "assistant", "content": text(source, 1, 20)}]
-            chat = [*chat, {"role": "user", "content": text(source, 1, 25)}]
+                chat = [*chat, {"role": "assistant", "content": text(source, times, 20 * times)}]
+            chat = [*chat, {"role": "user", "content": text(source, times, 25 * times)}]
         open_chats[place] = chat
         asked.append(chat)
     return asked

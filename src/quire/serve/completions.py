@@ -84,7 +84,7 @@ class CompletionReply(Reply):
                 choice["prompt_logprobs"] = self._scores[choice["index"] // self.num_choices]
         kind = "chat.completion" if self._chat else "text_completion"
         own = {"object": kind, "choices": choices, "usage": self._counts()}
-        return self._head | own | self._prompt_ids(0) | self._told()
+        return self._head | own | self._prompt_ids(0) | self._told() | self.timings()
 
     def opening(self) -> list[bytes]:
         """Return the first event of a stream: of a chat, the role."""
@@ -111,13 +111,15 @@ class CompletionReply(Reply):
 
     def _news_event(self, choice: ReplyChoice, news: News) -> bytes:
         told = self._told() if news.finish_reason else {}
+        told |= {} if self._usage or not news.finish_reason else self.timings()
         return self._chunk([self._shape(choice, news, "delta")], **told)
 
     def broken(self, error: ApiError) -> bytes:
         return sse(error.document())
 
     def closing(self) -> list[bytes]:
-        return [self._chunk([], usage=self._counts()), DONE] if self._usage else [DONE]
+        last = {"usage": self._counts()} | self.timings()
+        return [self._chunk([], **last), DONE] if self._usage else [DONE]
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._chat else "text_completion"

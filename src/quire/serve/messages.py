@@ -45,7 +45,8 @@ class MessageReply(Reply):
             content.insert(0, thought)
         for block, arguments in self._calls(news):
             content.append(block | {"input": msgspec.json.decode(arguments)})
-        return self._head | {"content": content} | self._end(choice, news) | self._usage()
+        told = self._usage() | self.timings()
+        return self._head | {"content": content} | self._end(choice, news) | told
 
     def opening(self) -> list[bytes]:
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -68,7 +69,8 @@ class MessageReply(Reply):
             self._open = "tool_use"
         if news.finish_reason is not None:
             events += self._stop()
-            events.append(_event("message_delta", delta=self._end(choice, news), **self._usage()))
+            told = self._usage() | self.timings()
+            events.append(_event("message_delta", delta=self._end(choice, news), **told))
         return b"".join(events)
 
     def broken(self, error: ApiError) -> bytes:

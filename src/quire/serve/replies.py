@@ -1,5 +1,6 @@
 """An engine's outputs as an answer: whole, or as chunks of a stream."""
 
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -9,8 +10,16 @@ from quire.chat.conversation import ChatMessage, answer_message
 from quire.chat.reasoning import ReasoningFormat
 from quire.chat.tokens import TextOffsets, token_bytes
 from quire.chat.tools import ToolCall, held_from, parse_tools, without_cut_call
+from quire.engines.loop import RequestMetrics
 from quire.serve.protocol import ChatRequest, CompletionRequest
 from quire.web.errors import ApiError
+
+SINCE_S = time.time() - time.monotonic()
+"""The time since 1970 at which the clock of engines was 0."""
+
+
+ENGINE = uuid.uuid4().hex[:8]
+"""The name of this process's engine, whose steps are counted."""
 
 
 class AnswerMarks(NamedTuple):
@@ -154,6 +163,32 @@ def finite(logprob: float) -> float:
     return max(float(logprob), -9999.0)
 
 
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def timings_of(told: RequestMetrics, cached: int, prompt: int, made: int) -> dict[str, Any]:
+    """Return the times of a request that has ended by llama-server's names, and the engine's steps.
+
+    Counted in tokens: those found of the prompt, all of it, and the answer's.
+    """
+    start, end = told.scheduled_ts or told.arrival_time, told.last_token_ts or told.arrival_time
+    first = told.first_token_ts or end
+    return {
+        "cache_n": cached,
+        "prompt_n": prompt - cached,
+        "prompt_ms": _ms(first - start),
+        "predicted_n": made,
+        "predicted_ms": _ms(end - first),
+        "queue_ms": _ms(start - told.arrival_time),
+        "arrived_at": round(SINCE_S + told.arrival_time, 6),
+        "arrived_step": told.arrival_step,
+        "prompt_steps": told.prompt_steps,
+        "last_step": told.last_step,
+        "engine": ENGINE,
+    }
+
+
 class Reply(ABC):
     """An answer to one request, with all its choices; each API has its shape.
 
@@ -175,12 +210,14 @@ class Reply(ABC):
         self.prompt_tokens = self.cached_tokens = 0
         self.passages = list[Any]()
         self.num_choices, self._begun = asked.n, set[int]()
+        self._is_one, self._metrics = num_prompts * asked.n == 1, RequestMetrics(0.0)
 
     def take(self, place: int, output: Any) -> Iterator[ReplyChoice]:
         """Yield the choices of which the engine says more, a `RequestOutput` for the prompt at this place."""
         if place not in self._begun:
             self._begun.add(place)
             self.begin(place, output)
+        self._metrics = output.metrics
         for made in output.outputs:
             choice = self.choices[place * self.num_choices + int(made.index)]
             if choice.take(made):
@@ -202,6 +239,13 @@ class Reply(ABC):
     def reasoning_tokens(self) -> int:
         """The tokens of the reasoning of all choices so far."""
         return sum(choice.reasoning_tokens for choice in self.choices)
+
+    def timings(self) -> dict[str, Any]:
+        """Return what the answer tells of its computation: nothing before the end, or of several prompts or answers."""
+        if not self._is_one or self._metrics.last_token_ts is None:
+            return {}
+        counts = self.cached_tokens, self.prompt_tokens, self.completion_tokens
+        return {"timings": timings_of(self._metrics, *counts)}
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:

@@ -311,7 +311,8 @@ class ResponseReply(Reply):
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": self.prompt_tokens + made,
         }  # fmt: skip
-        told = {"passages": self.passages} if self.passages else {}
+        told: dict[str, Any] = {"passages": self.passages} if self.passages else {}
+        told |= self.timings()
         self._document |= {"status": status, "output": self._output, "usage": usage, **told}
 
     def _event(self, kind: str, **told: Any) -> bytes:

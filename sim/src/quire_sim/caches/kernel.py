@@ -11,13 +11,13 @@ from typing import cast
 
 import numpy as np
 
-from quire import Scope
 from quire.core import CacheManager
-from quire.core.tokens import INT32, IntArray
+from quire.core.tokens import INT32
 from quire.errors import OutOfBlocks
 from quire.ops import resize
 from quire.scheduling import Job, Scheduler, Step, StepPace
 from quire_sim.caches.asking import CacheHit, answer_times
+from quire_sim.caches.logged_jobs import LoggedJob
 from quire_sim.caches.prompts import CachePrompt
 from quire_sim.caches.tracking import TrackedCache
 
@@ -43,40 +43,6 @@ STEP_S = 0.25
 """Seconds that a step may take, as `quire serve --max-inter-token` has it by default."""
 
 
-class _LoggedJob(Job):
-    """A request of a log whose answer is known.
-
-    `first_s`, `end_s`  when the answer began and ended, in seconds; set when the request starts
-    """
-
-    def __init__(self, number: int, prompt: CachePrompt) -> None:
-        self.answer = prompt.output if len(prompt.output) else np.zeros(1, INT32)
-        scope = Scope(salt=prompt.scope or None, model=prompt.model or None)
-        super().__init__(prompt.tokens, len(self.answer), scope=scope)
-        self.place, self.prompt = number, prompt
-        self.sent_s, self.first_s, self.end_s = prompt.time_s or 0.0, 0.0, 0.0
-
-    @property
-    def told_s(self) -> float:
-        """When its answer began by the log; inf if the log does not tell it."""
-        told = self.prompt.first_s
-        if len(self.answer) == 1:
-            told = self.prompt.duration_s or told or 0.0
-        return inf if told is None else self.sent_s + told
-
-    @property
-    def next_s(self) -> float:
-        """When its next token comes."""
-        share = self.num_generated / max(self.max_tokens - 1, 1)
-        return self.first_s + (self.end_s - self.first_s) * share
-
-    def tokens_by(self, now: float) -> IntArray:
-        """Return the tokens that it generates up to a time, but for the last one."""
-        whole = self.end_s - self.first_s
-        share = (now - self.first_s) / whole if whole > 0 else 1.0
-        return self.answer[self.num_generated : int(share * (self.max_tokens - 1) + 1e-3)]
-
-
 class KernelCache(TrackedCache):
     """A `CacheManager` under the engine's `Scheduler`, whose steps end when the log's answers begin or end.
 
@@ -90,7 +56,7 @@ class KernelCache(TrackedCache):
         self.manager = CacheManager(num_blocks or FIRST_BLOCKS, block_size, clock=lambda: self._now)
         self._grows, self._open_blocks = num_blocks is None, 0
         self._scheduler = Scheduler(self.manager, opened=self._note_hit)
-        self._coming: list[_LoggedJob] = []
+        self._coming: list[LoggedJob] = []
         self._found: list[CacheHit] = []
         self._step: Step | None = None
         self._step_begin_s, self._step_end_s = 0.0, inf
@@ -100,16 +66,20 @@ class KernelCache(TrackedCache):
         """Yield the hits of requests that start before this one is sent; without a time, its own too."""
         self._is_timed |= prompt.time_s is not None and bool(prompt.duration_s)
         if prompt.time_s is not None:
-            self._coming.append(_LoggedJob(number, prompt))
+            self._coming.append(self._job(number, prompt))
             yield from self._run(prompt.time_s - BEHIND_S)
             return
         yield from self.rest()
-        self._coming.append(_LoggedJob(number, prompt))
+        self._coming.append(LoggedJob(number, prompt))
         yield from self.rest()
 
     def rest(self) -> Iterator[CacheHit]:
         """Yield the hits of all other requests."""
         yield from self._run(inf)
+
+    def _job(self, number: int, prompt: CachePrompt) -> LoggedJob:
+        """Return a request as a job of the scheduler."""
+        return LoggedJob(number, prompt)
 
     def _run(self, until: float) -> Iterator[CacheHit]:
         """Do steps that begin up to a time; all requests sent until `BEHIND_S` later are known."""
@@ -133,12 +103,12 @@ class KernelCache(TrackedCache):
         ends = (min(each.told_s, each.sent_s + AHEAD_S) for each in near if each.told_s < inf)
         return max(ends, default=event_s) <= until + BEHIND_S
 
-    def _starting(self) -> list[_LoggedJob]:
+    def _starting(self) -> list[LoggedJob]:
         """Return coming requests that none overtakes.
 
         A later one that has not started overtakes if it is answered sooner: the server had no room for this one before.
         """
-        waiting = cast("list[_LoggedJob]", self._scheduler.queues.waiting)
+        waiting = cast("list[LoggedJob]", self._scheduler.queues.waiting)
         others = sorted((*self._coming, *waiting), key=attrgetter("sent_s"))
         sent = [each.sent_s for each in others]
         least = list(accumulate((each.told_s for each in others), min))
@@ -153,9 +123,9 @@ class KernelCache(TrackedCache):
         """Queue the requests that the server has when it plans the next step."""
         now, queues = self._now, self._scheduler.queues
         near = [job for job in self._starting() if job.sent_s <= now + BEHIND_S]
-        begun = cast("list[_LoggedJob]", [*near, *queues.waiting, *queues.prefilling])
+        begun = cast("list[LoggedJob]", [*near, *queues.waiting, *queues.prefilling])
         told = [job.told_s for job in begun]
-        told += [job.end_s for job in cast("list[_LoggedJob]", queues.decoding)]
+        told += [job.end_s for job in cast("list[LoggedJob]", queues.decoding)]
         answers_s = min((each for each in told if each > now), default=now)
         for job in near:
             if job.told_s == inf:
@@ -166,7 +136,7 @@ class KernelCache(TrackedCache):
                 self._coming.remove(job)
                 self._queue(job)
 
-    def _queue(self, job: _LoggedJob) -> None:
+    def _queue(self, job: LoggedJob) -> None:
         self._grow(job)
         try:
             self._scheduler.add(job)
@@ -195,19 +165,23 @@ class KernelCache(TrackedCache):
         step = scheduler.plan(self._now)
         if step is not None:
             self._step_end_s = max(self._end_of(step), self._now)
-            for job in cast("list[_LoggedJob]", step.jobs[: step.num_decodes]):
+            for job in cast("list[LoggedJob]", step.jobs[: step.num_decodes]):
                 job.drafts = job.tokens_by(self._step_end_s)
             if step.num_decodes:
                 step = scheduler.plan(self._now)
-        for job, _ in scheduler.given_up:
-            self._open_blocks -= self._most_blocks(job)
-            self._ended(cast("_LoggedJob", job).place)
-        scheduler.given_up = []
-        self.manager.take_copies()
+        self._settle()
         self._step = step
 
+    def _settle(self) -> None:
+        """End the requests that the scheduler gave up, and do the copies of a planned step."""
+        for job, _ in self._scheduler.given_up:
+            self._open_blocks -= self._most_blocks(job)
+            self._ended(cast("LoggedJob", job).place)
+        self._scheduler.given_up = []
+        self.manager.take_copies()
+
     def _end_of(self, step: Step) -> float:
-        jobs = cast("list[_LoggedJob]", step.jobs)
+        jobs = cast("list[LoggedJob]", step.jobs)
         prompts = zip(jobs, step.lengths.tolist(), strict=True)
         ends = [
             self._now + (max(job.next_s, self._now) - self._now) * length / job.num_left
@@ -220,7 +194,7 @@ class KernelCache(TrackedCache):
 
     def _complete(self, step: Step) -> None:
         """Give a step its tokens, and end the requests that have all of theirs."""
-        jobs = cast("list[_LoggedJob]", step.sampled)
+        jobs = cast("list[LoggedJob]", step.sampled)
         drafts = step.drafts or [()] * len(jobs)
         told = [
             job.answer[job.num_generated :][: len(each) + 1]
@@ -240,7 +214,7 @@ class KernelCache(TrackedCache):
         """Note the hit of a request that starts for the first time, and when its answer comes."""
         if job.num_preempted:
             return
-        job = cast("_LoggedJob", job)
+        job = cast("LoggedJob", job)
         size = self.manager.block_size
         hit = self._hit(job.place, job.prompt, job.num_found, size)
         self._found.append(hit)

@@ -11,12 +11,12 @@ from quire.config import check_count
 from quire.errors import ConfigError
 from quire_sim.caches.asking import ServerCache, TimedCache
 from quire_sim.caches.blocks import STEP_TOKENS, BlockCache
-from quire_sim.caches.kernel import KernelCache
 from quire_sim.caches.pages import RadixCache
 from quire_sim.caches.providers import ProviderCache
 from quire_sim.caches.replicas import ReplicaCaches
 from quire_sim.caches.rules import read_rules, rules_of
 from quire_sim.caches.slots import PromptSlots
+from quire_sim.caches.stepping import SteppedCache
 from quire_sim.names import unknown
 
 SERVERS = ("quire", "vllm", "sglang", "llama.cpp", "openai", "anthropic")
@@ -80,7 +80,7 @@ def _opener(server: str, options: CacheOptions) -> Callable[[], ServerCache]:
         )
     match server:
         case "quire":
-            return lambda: KernelCache(num_blocks, size)
+            return lambda: SteppedCache(num_blocks, size)
         case "vllm":
             step = options.step_tokens or STEP_TOKENS
             return lambda: TimedCache(BlockCache(num_blocks, size, step))

@@ -112,6 +112,7 @@ def cache_prompt(
         parts=tuple(parts),
         parameters=request.parameters,
         is_estimated=is_estimated,
+        steps=request.steps,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.core.tokens import INT32, IntArray
+from quire_sim.logs import EngineSteps
 
 Level: TypeAlias = Literal["tools", "system", "messages"]
 """The levels of a prompt, in the order of caches."""
@@ -46,6 +47,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     `parts`       its parts in order; the last one ends with the prompt. Empty if unknown
     `parameters`  fields beside the prompt that caches depend on, as JSON
     `is_estimated` tokens are pieces of text
+    `steps`       the steps of quire's engine that computed it; None: not told
     `merged`      tokens from `parted_at` on that an earlier answer has as text, and not as tokens
     """
 
@@ -66,6 +68,7 @@ class CachePrompt(msgspec.Struct, frozen=True):
     is_estimated: bool = False
     parted_at: int = 0
     merged: int = 0
+    steps: EngineSteps | None = None
 
     @property
     def size(self) -> int:

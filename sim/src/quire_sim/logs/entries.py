@@ -13,7 +13,8 @@ from quire_sim.logs.bodies import Body, api_of, parameters_of, sections_of
 from quire_sim.logs.calls import calls_of
 from quire_sim.logs.plain import is_usage_table, table_rows
 from quire_sim.logs.records import LogRecord, head_of, records_of
-from quire_sim.logs.rows import AnswerCall, Api, LoggedRequest, TokenUsage, Unread
+from quire_sim.logs.rows import AnswerCall, Api, EngineSteps, LoggedRequest, TokenUsage, Unread
+from quire_sim.logs.steps import steps_of
 from quire_sim.logs.streams import answer_of_stream
 from quire_sim.logs.usages import answer_of, first_of, times_of, usage_of
 
@@ -84,10 +85,12 @@ def request_of(record: LogRecord) -> LoggedRequest:
         if any(key in fields for key in _USAGE_KEYS) or _is_object(fields.get("usage")):
             return usage_row(record)
         raise ValueError(_why_none(fields))
-    answer, calls, usage = _answered(fields)
+    answer, calls, usage, steps = _answered(fields)
     time_s, duration_s = times_of(fields)
+    if steps is not None and time_s is None:
+        time_s, duration_s = steps.arrived_s, steps.answered_s
     return logged(
-        record.row, found.body, found.api, answer=answer, calls=calls, usage=usage,
+        record.row, found.body, found.api, answer=answer, calls=calls, usage=usage, steps=steps,
         time_s=time_s, first_s=first_of(fields), duration_s=duration_s, session=_first(fields, _SESSION_KEYS), tenant=_tenant(fields),
         replica=_replica(fields),
     )  # fmt: skip
@@ -179,7 +182,9 @@ def _has_prompt(fields: Body) -> bool:
     return any(fields.get(key) not in (None, "", []) for key in ("messages", "prompt", "input"))
 
 
-def _answered(fields: Body) -> tuple[str | None, tuple[AnswerCall, ...], TokenUsage]:
+def _answered(
+    fields: Body,
+) -> tuple[str | None, tuple[AnswerCall, ...], TokenUsage, EngineSteps | None]:
     for key in _ANSWER_KEYS:
         given = _decoded(fields.get(key))
         if isinstance(given, dict):
@@ -196,12 +201,12 @@ def _answered(fields: Body) -> tuple[str | None, tuple[AnswerCall, ...], TokenUs
                     break
         if isinstance(given, str) and given.lstrip().startswith(("data:", "event:")):
             text, usage = answer_of_stream(given)
-            return text, calls_of(given), usage
+            return text, calls_of(given), usage, steps_of(given)
         if given not in (None, ""):
             usage = usage_of(given)
             usage = usage_of(fields) if usage == TokenUsage() else usage
-            return answer_of(given), calls_of(given), usage
-    return None, (), usage_of(fields)
+            return answer_of(given), calls_of(given), usage, steps_of(given)
+    return None, (), usage_of(fields), None
 
 
 def _tenant(fields: Mapping[str, Any]) -> str:

@@ -49,6 +49,30 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int | None = None
 
 
+class EngineSteps(msgspec.Struct, frozen=True, gc=False):
+    """The steps of quire's engine that computed a request, by number from 1.
+
+    `engine`       the engine, of those that a server has had; empty if unknown
+    `arrived_s`    when it took the request, on its own clock, in seconds since 1970
+    `arrived_step` steps that it had done before
+    `queued_s`     seconds from its arrival to the first of its steps
+    `answered_s`   seconds from its arrival to the end of the answer
+    `prompts`      steps that admitted or computed its prompt, rising, those after preemptions too: each with the tokens
+                   that it computed, and those that were left behind it; without any left, the next token came
+    `last_step`    the step of its last token
+    `num_tokens`   tokens of the answer
+    """
+
+    engine: str
+    arrived_s: float
+    arrived_step: int
+    queued_s: float
+    answered_s: float
+    prompts: tuple[tuple[int, int, int], ...]
+    last_step: int
+    num_tokens: int
+
+
 class AnswerCall(NamedTuple):
     """A call of a tool in an answer; `arguments` is JSON text."""
 
@@ -78,6 +102,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     `answer`      the answer's text; None if the log has none
     `calls`       the calls of tools in the answer
     `usage`       the server's counts
+    `steps`       the steps of its engine, where the server is quire's and tells them
     """
 
     row: int
@@ -98,6 +123,7 @@ class LoggedRequest(msgspec.Struct, frozen=True):
     answer: str | None = None
     calls: tuple[AnswerCall, ...] = ()
     usage: TokenUsage = TokenUsage()
+    steps: EngineSteps | None = None
 
 
 class Unread(msgspec.Struct):

@@ -16,6 +16,7 @@ from quire.core.tokens import INT32
 from quire.engines.companions import PassageAccount, PromptInSegments
 from quire.engines.loop.params import SamplingParams
 from quire.engines.loop.sampling import AnswerRules, Logprob, Sampled, logprobs_of
+from quire.engines.steps import PromptStep
 from quire.errors import QuireError, RequestFailed
 from quire.scheduling import Job
 
@@ -60,6 +61,9 @@ class RequestMetrics:
     loaded_tokens    tokens that came from each tier, by name
     missed           why its hit ended where it did
     num_preemptions  known at its end
+    arrival_step     steps of the engine before it came
+    prompt_steps     steps that admitted and computed its prompt; those after preemptions too
+    last_step        the last step before its end, known then
     """
 
     arrival_time: float
@@ -70,12 +74,14 @@ class RequestMetrics:
     loaded_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     missed: Missed | None = None
     num_preemptions: int = 0
+    arrival_step: int = 0
+    prompt_steps: list[PromptStep] = field(default_factory=list[PromptStep])
+    last_step: int = 0
 
     @property
     def first_token_latency(self) -> float | None:
         """Seconds from its coming to its first token."""
-        first = self.first_token_ts
-        return None if first is None else first - self.arrival_time
+        return None if (first := self.first_token_ts) is None else first - self.arrival_time
 
 
 @dataclass(slots=True)
@@ -130,17 +136,15 @@ class EngineRequest:
         scope: Scope,
         own_stops: Sequence[int],
         *,
-        now: float,
+        metrics: RequestMetrics,
     ) -> None:
         self.request_id = request_id
         self.prompt, self.prompt_ids = prompt
-        self.params = params
-        self.scope = scope
-        self.own_stops = own_stops
+        self.params, self.scope, self.own_stops = params, scope, own_stops
         self.stops = sorted({*own_stops, *(params.stop_token_ids or ())})
         self.answers: list[Answer] = []
         self.num_ended = 0
-        self.metrics = RequestMetrics(now)
+        self.metrics = metrics
         self.error: QuireError | None = None
         self.passages: PromptInSegments | None = None
         self.prompt_logprobs: Scores | None = None if params.prompt_logprobs is None else [None]

@@ -18,6 +18,7 @@ from quire.engines.loop.answers import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    RequestMetrics,
     RequestOutput,
 )
 from quire.engines.loop.computing import TransformersModel
@@ -34,6 +35,7 @@ from quire.engines.loop.requests import (
 from quire.engines.loop.sampling import Sampler, propose
 from quire.engines.loop.settings import EngineSettings, scored_tokens
 from quire.engines.purging import PurgeableEngine
+from quire.engines.steps import StepNotes
 from quire.engines.thread_guard import ThreadGuard, guarded, undivided
 from quire.errors import ConfigError, QuireError
 from quire.scheduling import Job, Scheduler
@@ -77,7 +79,9 @@ class Engine(PurgeableEngine):
             )
             self._forward = self._bound.forward(self.manager, debug_nan=settings.debug_nan)
             self._guard = ThreadGuard("engine")
-            self._companions: list[EngineCompanion] = [*self._forward.companions]
+            self._stats, self._numbers = EngineStats(), count()
+            self._companions: list[EngineCompanion] = [StepNotes(self._stats)]
+            self._companions += self._forward.companions
             if self.tiers is not None:
                 from quire.engines.loop.tiers import EngineTiers  # noqa: PLC0415 - needs the extra `tiers`
 
@@ -92,20 +96,14 @@ class Engine(PurgeableEngine):
             self._vocab_size = self._bound.vocab_size
             self._sampler = Sampler(self._vocab_size, tokenizer=tokenizer, eos_ids=self.eos_ids)
             self._settings, self._clock = settings, settings.clock
-            self._stats, self._numbers = EngineStats(), count()
             self._is_closed = False
             self._begin()
             self._opened = opened.pop_all()
 
     def _begin(self) -> None:
         """Begin with nothing to do."""
-        self.scheduler = Scheduler(
-            self.manager,
-            self._settings,
-            bring_up=self._each("bring_up"),
-            opened=self._each("opened"),
-            keep=self._each("keep"),
-        )
+        hooks = {name: self._each(name) for name in ("bring_up", "opened", "keep")}
+        self.scheduler = Scheduler(self.manager, self._settings, **hooks)
         self.scheduler.scored_tokens = scored_tokens(self._vocab_size)
         self._requests: dict[str, EngineRequest] = {}
         self._news: dict[str, EngineRequest] = {}
@@ -158,7 +156,8 @@ class Engine(PurgeableEngine):
         adapter = bound.lora if bound.lora in self.adapters else None
         job = job_terms(options, now) | {"prompt": tokens, "scope": bound, "max_tokens": most}
         own_stops = () if params.ignore_eos else self.eos_ids
-        request = EngineRequest(request_id, (text, ids), params, bound, own_stops, now=now)
+        metrics = RequestMetrics(now, arrival_step=self._stats.steps)
+        request = EngineRequest(request_id, (text, ids), params, bound, own_stops, metrics=metrics)
         for rules in self._sampler.rules(params, ids):
             stream = TextStream(self.tokenizer, params, ids[-_CONTEXT:])
             request.answers.append(Answer(request, rules, stream, adapter=adapter, **job))
@@ -344,15 +343,15 @@ class Engine(PurgeableEngine):
             elif answer.finish_reason is None and answer.ends():
                 self._finish(answer)
 
-    def _each(self, hook: str) -> Callable[[Job], None] | None:
-        """Return a hook of the scheduler that calls that of each companion; None where there is none."""
+    def _each(self, hook: str) -> Callable[[Job], None]:
+        """Return a hook of the scheduler that calls that of each companion."""
         calls = [getattr(each, hook) for each in self._companions]
 
         def every(job: Job) -> None:
             for call in calls:
                 call(job)
 
-        return every if calls else None
+        return every
 
     @property
     def _is_pending(self) -> bool:
