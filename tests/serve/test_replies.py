@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from quire import demo_model
 from quire.chat.tokens import token_bytes
+from quire.engines.loop import RequestMetrics
 from quire.serve.completions import CompletionReply
 from quire.serve.protocol import ChatRequest, CompletionRequest
 from quire.serve.replies import AnswerMarks
@@ -174,6 +175,7 @@ def test_choices_that_end_one_after_another_are_told_once(tokenizer, requests, c
                 prompt_token_ids=[1],
                 prompt_logprobs=None,
                 num_cached_tokens=0,
+                metrics=RequestMetrics(0.0),
                 passages=None,
                 outputs=made,
             )
