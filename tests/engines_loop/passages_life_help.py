@@ -40,7 +40,7 @@ SCOPES = (
     Scope(tenant="t", salt="y"),
     Scope(lora="x"),
 )
-POOL = prompt(seed=3, sizes=(10, 12, 7, 18, 9, 4))
+POOL = prompt(seed=3, sizes=(10, 9, 7, 17, 9, 4))
 HEADS = (POOL.head, POOL.head[:4], POOL.head[:0])
 GIVEN = [prompt(seed=at, sizes=(10, 9, 8, 7, 3)) for at in (8, 9)]
 """Prompts of an operator."""
@@ -74,7 +74,7 @@ class Life:
         self.options = {"debug_nan": True, "clock": lambda: 0.0, **options}
         self.tiers, self.write = tiers, write
         self.host = self._stack([Host("16MiB")]) if tiers == "host" else None
-        self.states, self.claims = {}, []
+        self.states, self.claims, self.wrong = {}, [], []
         self.texts, self.asked = [], {}
         self.known, self.seen = defaultdict(list), defaultdict(set)
         self.judged = defaultdict(int)
@@ -233,13 +233,21 @@ class Life:
         self.due = due
 
     def _blending(self, job, plan):
-        """Look at what is placed: it is the asker's own, of its adapter, behind its head."""
+        """Look at what is placed; an engine goes on where placing fails, so that it is told later."""
+        try:
+            self._look(job, plan)
+        except AssertionError as error:
+            self.wrong.append(error)
+        return self._blended(job, plan)
+
+    def _look(self, job, plan):
+        """Check that what is placed is the asker's own, of its adapter, behind its head."""
         head, bound = plan.segments.head.tobytes(), job.scope
         common = self.seen[None, bound.model, bound.lora] if self.passages.share_isolated else ()
         for each, ids in zip(plan.placements, plan.segments.passage_texts, strict=True):
             if (variant := each.variant) is None:
                 continue
-            assert (variant.ids, variant.head) == (ids, head)
+            assert (variant.ids, variant.head) == (ids, head), variant.name
             is_own = (head, ids) in self.seen[bound]
             is_given = ids in self.given and bound.tenant is bound.salt is None
             if variant.kind == "isolated":
@@ -249,7 +257,6 @@ class Life:
                 asked = self.known[bound] + [each.text for each in self.passages.prompts] * is_given
                 assert any(known.startswith(text) for known in asked), variant.name
             self._claim(variant, self.states[bound.model])
-        return self._blended(job, plan)
 
     def step(self):
         """Compute a step, and look at the answers."""
@@ -332,6 +339,8 @@ class Life:
             assert verdict.num_prompts <= self.judged[owner], owner
         claims, self.claims = self.claims, []
         check(claims)
+        if self.wrong:
+            raise self.wrong[0]
 
     def _verdicts(self):
         held = self.own.passages._verdicts

@@ -109,18 +109,26 @@ class EngineLife(RuleBasedStateMachine):
     def begin(self, data, passages, engine, state):
         self.life = Life(passages=passages, **engine)
         self.life.turn(state)
-        some = {"min_size": 2, "max_size": 3, "unique": True}
-        scopes = SCOPES
-        at = data.draw(st.lists(st.integers(0, len(scopes) - 1), **some))
-        self.scopes = st.sampled_from([scopes[each] for each in at])
-        self.states = st.sampled_from(data.draw(st.lists(st.sampled_from(STATES), **some)))
-        heads = [HEADS[each] for each in data.draw(st.permutations(range(3)))[:2]]
+        scopes = data.draw(st.lists(st.sampled_from(SCOPES), min_size=2, max_size=2, unique=True))
+        self.scopes = st.sampled_from(scopes)
+        others = data.draw(st.lists(st.sampled_from(STATES), min_size=1, max_size=2))
+        self.states = st.sampled_from([state, *others])
+        heads = HEADS[: data.draw(st.integers(1, 2))] if data.draw(st.booleans()) else HEADS[1:]
+        if passages["target"] is not None and data.draw(st.booleans()):
+            self.life.allow(scopes[0])
+        first = Segments(heads[0], POOL.passages, POOL.question)
+        for scope in scopes:  # from here on there is something to place
+            if passages["capture"] == "none":
+                self.life.capture(first, scope)
+            else:
+                self.life.ask(first, scope, 1)
+        self._rest()
         self.segments = st.builds(
             lambda head, order: Segments(
                 head, tuple(POOL.passages[at] for at in order), POOL.question
             ),
             st.sampled_from(heads),
-            st.lists(st.integers(0, 3), min_size=2, max_size=4),
+            st.lists(st.integers(0, 3), min_size=2, max_size=4, unique=data.draw(st.booleans())),
         )
 
     @rule(data=st.data(), count=st.integers(4, 16))
@@ -142,11 +150,7 @@ class EngineLife(RuleBasedStateMachine):
         """Answer some requests, and what they leave to be captured or compared."""
         for _ in range(count):
             self._ask(data)
-        for _ in range(60):
-            if not self.life.engine.has_unfinished():
-                break
-            self.life.step()
-        self.life.check()
+        self._rest()
 
     @rule(data=st.data())
     def happen(self, data):
@@ -173,6 +177,13 @@ class EngineLife(RuleBasedStateMachine):
         elif what == "bring_back" and life.texts:
             life.bring_back(*data.draw(st.sampled_from(life.texts)))
         life.check()
+
+    def _rest(self):
+        for _ in range(60):
+            if not self.life.engine.has_unfinished():
+                break
+            self.life.step()
+        self.life.check()
 
     def _ask(self, data):
         """Ask for passages, for the very tokens of an earlier text, for its beginning, or for what follows it."""

@@ -326,9 +326,8 @@ class EnginePassages(EngineCompanion):
         """
         seq, scope, stop = job.open_seq, cast("Scope", job.scope), _end_of(plan)
         start, num_exact = seq.computed, plan.exact_until // self._manager.block_size
-        seq.store_until = min(
-            seq.store_until, num_exact
-        )  # a resumed one was opened by another plan
+        # A resumed sequence was opened by another plan.
+        seq.store_until = min(seq.store_until, num_exact)
         self._manager.reserve(seq, stop - start)
         self._forward.copy()
 

@@ -87,7 +87,7 @@ class BoundModel:
             return self._states[name].identity.computed(bound, compute, seen)
 
     def seen(self, bound: Scope) -> Inventory | None:
-        """Return the last inventory of the model that a scope is bound to; None where the last one is of another."""
+        """Return the last inventory of the model, if it is the one that a scope is bound to."""
         return self._states[self._adapter(bound)].identity.seen(bound)
 
     def outdated(self, bound: Iterable[Scope]) -> Collection[ScopePart]:
