@@ -124,8 +124,8 @@ class Forward:
         """
         scope = cast("Scope", step.jobs[0].scope)
         compute = partial(self._logits, step, bound.packed_of(scope))
-        logits = bound.computed(scope, compute, bound.seen(scope))  # the engine has just looked
-        if logits is None:
+        # the engine has just looked at the model
+        if (logits := bound.computed(scope, compute, bound.seen(scope))) is None:
             raise ConfigError("the model was changed while the step was computed")
         return logits
 
