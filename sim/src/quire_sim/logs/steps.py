@@ -19,7 +19,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
 _Ms: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 
 
-class _Timings(msgspec.Struct):
+class _StepTimings(msgspec.Struct):
     arrived_at: Annotated[float, Meta(ge=0, le=1e11)]
     arrived_step: _Count
     queue_ms: _Ms
@@ -38,7 +38,7 @@ def steps_of(response: Any) -> EngineSteps | None:
     for place in _places(response):
         if isinstance(place, dict) and "prompt_steps" in (fields := cast("dict[str, Any]", place)):
             try:
-                return _steps(msgspec.convert(fields, _Timings))
+                return _steps(msgspec.convert(fields, _StepTimings))
             except (msgspec.ValidationError, ValueError):
                 return None
     return None
@@ -55,7 +55,7 @@ def _places(response: Any) -> Iterator[Any]:
                 yield cast("dict[str, Any]", inner).get("timings")
 
 
-def _steps(told: _Timings) -> EngineSteps:
+def _steps(told: _StepTimings) -> EngineSteps:
     """Return timings as steps. Raises `ValueError` where they cannot be."""
     numbers = [number for number, _, _ in told.prompt_steps]
     is_rising = all(a < b for a, b in pairwise([told.arrived_step, *numbers]))
