@@ -61,6 +61,7 @@ def multiply_tiles(
     line: int,
     *,
     adds: Number,
+    most: int = 2,
     meanwhile: Callable[[Number], None] | None = None,
 ) -> None:
     """Write the sums of left operands times right ones, or add to what is there.
@@ -70,10 +71,11 @@ def multiply_tiles(
                multiple of `STEP`
     line       bytes from row to row of right operands, and of sums
     adds       whether to add
+    most       1: 16 columns alone, whatever stands beside them
     meanwhile  writes what else is done with every `STEP` words: vectors are computed beside tiles
     """
     (left, right, num_words), stride = operands, code.constant(line)
-    columns = range(min(line // _ROW, 2))
+    columns = range(min(line // _ROW, most))
     places = [to + (HALF * line * i + _ROW * j) for i in range(2) for j in columns]
     sums = list(zip(_SUMS, places, strict=False))
     with code.either(adds) as (again, anew):

@@ -2,6 +2,7 @@
 
 # pyright: basic
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -32,11 +33,16 @@ def score(
     to_key = code.layer.kv_heads * (4 * code.key_words)
     with code.loop(0, keys.count, tiles.ROWS) as key:
         first, second = (code.key_place(_half(code, keys, key, i)[0]) for i in range(2))
-        with code.loop(0, num_queries, tiles.ROWS) as lane:
-            left, to = tiles.Left(first, second, to_key), to_start + key * line + lane * 4
-            anew = code.constant(0, ir.IntType(1))
-            operands = left, start + lane * 4, code.key_words
-            tiles.multiply_tiles(code, to, operands, line, adds=anew)
+        left, anew = tiles.Left(first, second, to_key), code.constant(0, ir.IntType(1))
+
+        def multiply(lane: Number, most: int) -> None:
+            operands, to = (
+                (left, start + lane * 4, code.key_words),
+                to_start + key * line + lane * 4,
+            )
+            tiles.multiply_tiles(code, to, operands, line, adds=anew, most=most)
+
+        _by_lanes(code, num_queries, line, multiply)
 
 
 def lay_values(code: LayerCode, keys: Keys, values: Number, line: int) -> None:
@@ -68,15 +74,30 @@ def weigh(
     sums     address, and bytes from row to row, which are those of weights too
     """
     (start, to_row), (num_keys, num_queries), (to_start, line) = values, shape, sums
-    with (
-        code.loop(0, rows_of(code.width), tiles.ROWS) as row,
-        code.loop(0, num_queries, tiles.ROWS) as lane,
-    ):
+    with code.loop(0, rows_of(code.width), tiles.ROWS) as row:
         first, second = (start + (row + i) * to_row for i in (0, tiles.HALF))
         left = tiles.Left(first, second, code.constant(to_row))
         again = code.constant(1, ir.IntType(1))
-        operands, to = (left, weights + lane * 4, num_keys // 2), to_start + row * line + lane * 4
-        tiles.multiply_tiles(code, to, operands, line, adds=again)
+
+        def multiply(lane: Number, most: int) -> None:
+            operands = left, weights + lane * 4, num_keys // 2
+            to = to_start + row * line + lane * 4
+            tiles.multiply_tiles(code, to, operands, line, adds=again, most=most)
+
+        _by_lanes(code, num_queries, line, multiply)
+
+
+def _by_lanes(
+    code: LayerCode, num_queries: Number, line: int, multiply: Callable[[Number, int], None]
+) -> None:
+    """Write products for 32 queries side by side, and for 16 that are left of a row: more would be in the next one."""
+    whole = line // (4 * tiles.ROWS) * tiles.ROWS
+    if whole:
+        with code.loop(0, num_queries.min(whole), tiles.ROWS) as lane:
+            multiply(lane, 2)
+    if whole * 4 < line:
+        with code.when(num_queries > whole):
+            multiply(code.constant(whole), 1)
 
 
 def rows_of(width: int) -> int:
