@@ -13,13 +13,12 @@ import shutil
 import tempfile
 from collections import defaultdict
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from passages_help import GATES, prompt
-from passages_plain_help import Changing, Claim, check, logits
+from passages_plain_help import Asked, Changing, Claim, check, logits, owner_of
 
 from quire import ops
 from quire.core import Scope
@@ -49,17 +48,6 @@ TIE = 2e-3
 _ALLOWED = 32
 
 
-@dataclass
-class Asked:
-    """A request as it came: for whom, and in which state of the model."""
-
-    tokens: np.ndarray
-    segments: Segments | None
-    scope: Scope | None
-    bound: Scope
-    state: tuple
-
-
 class Life:
     """An engine, its model, what lies below it, and what was asked of it."""
 
@@ -76,7 +64,7 @@ class Life:
         self.host = self._stack([Host("16MiB")]) if tiers == "host" else None
         self.states, self.claims, self.wrong = {}, [], []
         self.texts, self.asked = [], {}
-        self.known, self.seen = defaultdict(list), defaultdict(set)
+        self.known, self.seen, self.kept = defaultdict(list), defaultdict(set), defaultdict(set)
         self.judged = defaultdict(int)
         self.given = {text for each in self.passages.prompts for text in each.passage_texts}
         self.due, self.is_hit = None, False
@@ -96,6 +84,7 @@ class Life:
         self.own = own = self.engine._companions[-1]
         self._tried, own.passages.tried = own.passages.tried, self._trying
         self._blended, own._blended = own._blended, self._blending
+        self._keep, own.passages.keep = own.passages.keep, self._keeping
         forward = self.engine._forward
         own._runs.logits, forward.rows = (
             self._hitting(own._runs.logits),
@@ -113,6 +102,7 @@ class Life:
         self.asked.clear()
         if self.passages.warm is None or self.passages.warm.startswith("host"):
             self.seen.clear()
+            self.kept.clear()
         if self.tiers is None:
             self.known.clear()
         if self.passages.verdicts is None:
@@ -167,7 +157,7 @@ class Life:
             self.texts.append((tokens, scope))
             if segments:
                 self._see(bound, segments)
-                self.judged[_owner(bound)] += 1
+                self.judged[owner_of(bound)] += 1
 
     def abort(self, name):
         """End a request at once."""
@@ -181,15 +171,26 @@ class Life:
             self.own.passages.capture(segments.passages, segments.head, scope)
 
     def _see(self, bound, segments):
-        for ids in segments.passage_texts:
-            self.seen[bound].add((segments.head.tobytes(), ids))
-            self.seen[None, bound.model, bound.lora].add((segments.head.tobytes(), ids))
+        self.seen[bound].update((segments.head.tobytes(), ids) for ids in segments.passage_texts)
+
+    def _keeping(self, bound, variants):
+        """Look at what is captured: passages that were asked for."""
+        new = list(variants)
+        is_given = bound.tenant is bound.salt is None
+        for each in new:
+            pair = each.head, each.ids
+            if not (pair in self.seen[bound] or (is_given and each.ids in self.given)):
+                self.wrong.append(AssertionError((bound, each.name)))
+            self.kept[bound].add(pair)
+            if each.kind == "isolated" and self.passages.share_isolated:
+                self.kept[None, bound.model, bound.lora].add(pair)
+        return self._keep(bound, new)
 
     def allow(self, scope):
         """Have a tenant's verdict serve a policy, as after many prompts that went well."""
         bound, blending = self.bound(scope), self.own.passages.tried(self.bound(scope))
         verdict = self.own.passages.verdict(bound, blending)
-        self.judged[_owner(bound)] += 0 if verdict is None else _ALLOWED
+        self.judged[owner_of(bound)] += 0 if verdict is None else _ALLOWED
         for _ in range(0 if verdict is None else _ALLOWED):
             verdict.add({each.name: PolicyOutcome(32, 32, 0.0, 0.5) for each in verdict.policies})
 
@@ -243,18 +244,17 @@ class Life:
     def _look(self, job, plan):
         """Check that what is placed is the asker's own, of its adapter, behind its head."""
         head, bound = plan.segments.head.tobytes(), job.scope
-        common = self.seen[None, bound.model, bound.lora] if self.passages.share_isolated else ()
         for each, ids in zip(plan.placements, plan.segments.passage_texts, strict=True):
             if (variant := each.variant) is None:
                 continue
             assert (variant.ids, variant.head) == (ids, head), variant.name
-            is_own = (head, ids) in self.seen[bound]
-            is_given = ids in self.given and bound.tenant is bound.salt is None
+            common = self.kept[None, bound.model, bound.lora]
             if variant.kind == "isolated":
-                assert is_own or is_given or (head, ids) in common, variant.name
+                assert (head, ids) in self.kept[bound] | common, variant.name
             else:
-                text = variant.before + ids
-                asked = self.known[bound] + [each.text for each in self.passages.prompts] * is_given
+                text, asked = variant.before + ids, list(self.known[bound])
+                if bound.tenant is bound.salt is None:
+                    asked += [given.text for given in self.passages.prompts]
                 assert any(known.startswith(text) for known in asked), variant.name
             self._claim(variant, self.states[bound.model])
 
@@ -273,7 +273,7 @@ class Life:
         is_own = of_tenant(scope or Scope())
         told = self.engine.purge(scope or Scope())
         assert told.is_complete, told.reason
-        for held in (self.known, self.seen, self.judged):
+        for held in (self.known, self.seen, self.kept, self.judged):
             for each in [each for each in held if isinstance(each, Scope) and is_own(each)]:
                 del held[each]
         self.texts = [each for each in self.texts if not is_own(each[1] or Scope())]
@@ -379,8 +379,7 @@ class Life:
         store.check()
         for (is_shared, scope), each in store._order.values():
             whose = (None, scope.model, scope.lora) if is_shared else scope
-            is_given = scope.tenant is scope.salt is None and each.ids in self.given
-            assert is_given or (each.head, each.ids) in self.seen[whose], (scope, each.name)
+            assert (each.head, each.ids) in self.kept[whose], (scope, each.name)
             assert not is_shared or each.kind == "isolated"
             self._claim(each, self.states[scope.model])
 
@@ -388,10 +387,3 @@ class Life:
         text, layers = variant.before + variant.ids, variant.kv.layers
         what = (variant.name, variant.rounded)
         self.claims.append(Claim(layers, state, text, variant.start, variant.rounded, what))
-
-
-def _owner(bound):
-    """Return whose verdict counts a scope's prompts."""
-    if bound.tenant is None:
-        return bound
-    return Scope(tenant=bound.tenant, lora=bound.lora, model=bound.model)

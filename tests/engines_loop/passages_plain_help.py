@@ -10,6 +10,9 @@ import peft
 import torch
 from passages_help import made
 
+from quire.core import Scope
+from quire_passages import Segments
+
 STATES = [(changed, adapter) for changed in (False, True) for adapter in (None, "one", "two")]
 """Whether weights are changed, and the adapter that takes part."""
 
@@ -81,6 +84,17 @@ class Claim:
     start: int = 0
     rounded: bool = False
     what: object = None
+
+
+@dataclass
+class Asked:
+    """A request as it came: for whom, and in which state of the model."""
+
+    tokens: np.ndarray
+    segments: Segments | None
+    scope: Scope | None
+    bound: Scope
+    state: tuple
 
 
 _known: dict = {state: {} for state in STATES}
@@ -155,3 +169,10 @@ def _check(claim, known):
                 claim.what,
                 claim.state,
             )
+
+
+def owner_of(bound):
+    """Return whose verdict counts a scope's prompts."""
+    if bound.tenant is None:
+        return bound
+    return Scope(tenant=bound.tenant, lora=bound.lora, model=bound.model)
