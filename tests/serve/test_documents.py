@@ -199,7 +199,10 @@ def test_documents_as_objects_are_read(server):
 
 
 def test_documents_are_answered_exactly_until_they_were_measured():
-    with running(passages=Passages("16MiB", min_tokens=2, worth=10.0)) as made, running() as plain:
+    with (
+        running(passages=Passages("16MiB", min_tokens=2, worth=10.0, capture="isolated")) as made,
+        running() as plain,
+    ):
         for order in (1, -1):
             answer = said(made, DOCUMENTS[::order])
             (report,) = answer["passages"]
