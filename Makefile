@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest \
     --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Debian packages with the servers that tests start on loopback, and the libraries these need.
-SYSTEM := redis-server prometheus openssl g++ cmake libibverbs1 libnuma1 libcurl4
+SYSTEM := redis-server prometheus chromium openssl g++ cmake libibverbs1 libnuma1 libcurl4
 
 .PHONY: help setup system llama real-models demo test test-ci test-long test-parts test-families test-vllm check bench docs format clean
 
