@@ -78,6 +78,7 @@ HAPPENINGS = {
     "arm": 3,
     "capture": 3,
     "turn": 4,
+    "overtake": 3,
     "restart": 1,
     "abort": 1,
     "allow": 1,
@@ -141,6 +142,8 @@ class EngineLife(RuleBasedStateMachine):
         """Answer some requests, and what they leave to be captured or compared."""
         for _ in range(count):
             self._ask(data)
+        if data.draw(st.booleans()):
+            self._arm(data, 40)
         self._rest()
 
     @rule(data=st.data())
@@ -152,10 +155,7 @@ class EngineLife(RuleBasedStateMachine):
         life = self.life
         what = data.draw(happenings)
         if what == "arm":
-            life.arm(
-                data.draw(st.integers(1, 10)),
-                data.draw(st.sampled_from(["weights", "fail"])),
-            )
+            self._arm(data, 10)
         elif what == "capture":
             life.capture(data.draw(self.segments), data.draw(self.scopes))
         elif what == "abort" and life.asked:
@@ -168,9 +168,25 @@ class EngineLife(RuleBasedStateMachine):
             life.restart(data.draw(st.just(life.changing.state) | self.states))
         elif what in ("allow", "purge"):
             getattr(life, what)(data.draw(self.scopes))
+        elif what == "overtake":
+            self._overtake(data)
         elif what == "bring_back" and life.texts:
             life.bring_back(*data.draw(st.sampled_from(life.texts)))
         life.check()
+
+    def _arm(self, data, most):
+        what = data.draw(st.sampled_from(["weights", "fail"]))
+        self.life.arm(data.draw(st.integers(1, most)), what)
+
+    def _overtake(self, data):
+        """Have urgent requests take the place of one whose passages are captured meanwhile."""
+        segments, scope = data.draw(self.segments), data.draw(self.scopes)
+        self.life.ask(segments, scope, 2)
+        self.life.step()
+        for _ in range(self.life.options["max_running"]):
+            self.life.ask(POOL.question, scope, 2, priority=9)
+        self.life.step()
+        self.life.capture(segments, scope)
 
     def _rest(self):
         for _ in range(60):
