@@ -89,7 +89,7 @@ HAPPENINGS = {
 happenings = st.sampled_from([each for each, count in HAPPENINGS.items() for _ in range(count)])
 
 
-class EngineLife(RuleBasedStateMachine):
+class PassagesLife(RuleBasedStateMachine):
     """Requests that never end, to an engine whose model, tenants, tiers and captures come and go.
 
     It finds blended K and V in the tree or in captures, captures of another tenant, adapter, head or text that are
@@ -228,7 +228,7 @@ class EngineLife(RuleBasedStateMachine):
 
 
 TestLives, TestManyLives = lived(
-    EngineLife,
+    PassagesLife,
     10,
     400,
     stateful_step_count=8,
