@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from passages_help import GATES, prompt
-from passages_plain_help import Asked, Changing, Claim, check, logits, owner_of
+from passages_plain_help import AskedFor, Changing, Claim, check, logits, owner_of
 
 from quire import ops
 from quire.core import Scope
@@ -152,7 +152,7 @@ class Life:
         with suppress(OutOfBlocks):
             name = self.engine.add_request(given, params, scope=scope, **options)
             bound = self.bound(scope)
-            self.asked[name] = Asked(tokens, segments, scope, bound, self.changing.state)
+            self.asked[name] = AskedFor(tokens, segments, scope, bound, self.changing.state)
             self.known[bound].append(tokens.tobytes())
             self.texts.append((tokens, scope))
             if segments:

@@ -87,7 +87,7 @@ class Claim:
 
 
 @dataclass
-class Asked:
+class AskedFor:
     """A request as it came: for whom, and in which state of the model."""
 
     tokens: np.ndarray

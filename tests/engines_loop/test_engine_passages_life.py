@@ -69,7 +69,7 @@ def some_settings(random):
         "tiers": random.choice([None, "host", "disk"]),
         "write": random.choice(["through", "back", "second_use"]),
         "max_running": random.choice([1, 2, 4]),
-        "max_prefill_tokens": random.choice([None, 7, 20]),
+        "max_prefill_tokens": random.choice([None, 7, 7, 20]),
         "watermark": 0.0,
     }
 
@@ -78,6 +78,7 @@ HAPPENINGS = {
     "arm": 3,
     "capture": 3,
     "turn": 4,
+    "overtake": 3,
     "restart": 1,
     "abort": 1,
     "allow": 1,
@@ -88,7 +89,7 @@ HAPPENINGS = {
 happenings = st.sampled_from([each for each, count in HAPPENINGS.items() for _ in range(count)])
 
 
-class EngineLife(RuleBasedStateMachine):
+class PassagesLife(RuleBasedStateMachine):
     """Requests that never end, to an engine whose model, tenants, tiers and captures come and go.
 
     It finds blended K and V in the tree or in captures, captures of another tenant, adapter, head or text that are
@@ -108,7 +109,7 @@ class EngineLife(RuleBasedStateMachine):
         if passages["target"] is not None and random.random() < 0.7:
             self.life.allow(scopes[0])
         first = Segments(heads[0], POOL.passages, POOL.question)
-        for scope in scopes:  # from here on there is something to place
+        for scope in scopes if random.random() < 0.6 else ():  # then there is something to place
             if passages["capture"] == "none":
                 self.life.capture(first, scope)
             else:
@@ -141,6 +142,8 @@ class EngineLife(RuleBasedStateMachine):
         """Answer some requests, and what they leave to be captured or compared."""
         for _ in range(count):
             self._ask(data)
+        if data.draw(st.booleans()):
+            self._arm(data, 40)
         self._rest()
 
     @rule(data=st.data())
@@ -152,10 +155,7 @@ class EngineLife(RuleBasedStateMachine):
         life = self.life
         what = data.draw(happenings)
         if what == "arm":
-            life.arm(
-                data.draw(st.integers(1, 10)),
-                data.draw(st.sampled_from(["weights", "weights", "fail"])),
-            )
+            self._arm(data, 10)
         elif what == "capture":
             life.capture(data.draw(self.segments), data.draw(self.scopes))
         elif what == "abort" and life.asked:
@@ -168,9 +168,25 @@ class EngineLife(RuleBasedStateMachine):
             life.restart(data.draw(st.just(life.changing.state) | self.states))
         elif what in ("allow", "purge"):
             getattr(life, what)(data.draw(self.scopes))
+        elif what == "overtake":
+            self._overtake(data)
         elif what == "bring_back" and life.texts:
             life.bring_back(*data.draw(st.sampled_from(life.texts)))
         life.check()
+
+    def _arm(self, data, most):
+        what = data.draw(st.sampled_from(["weights", "fail"]))
+        self.life.arm(data.draw(st.integers(1, most)), what)
+
+    def _overtake(self, data):
+        """Have urgent requests take the place of one whose passages are captured meanwhile."""
+        segments, scope = data.draw(self.segments), data.draw(self.scopes)
+        self.life.ask(segments, scope, 2)
+        self.life.step()
+        for _ in range(self.life.options["max_running"]):
+            self.life.ask(POOL.question, scope, 2, priority=9)
+        self.life.step()
+        self.life.capture(segments, scope)
 
     def _rest(self):
         for _ in range(60):
@@ -185,7 +201,7 @@ class EngineLife(RuleBasedStateMachine):
         options = {
             "max_tokens": data.draw(st.sampled_from([2, 1, 6, 14])),
             "n": data.draw(st.sampled_from([1, 1, 1, 2])),
-            "priority": data.draw(st.sampled_from([0, 0, 0, 1, 5])),
+            "priority": data.draw(st.sampled_from([0, 0, 1, 5])),
         }
         if how == "passages" or not self.life.texts:
             self.life.ask(data.draw(self.segments), data.draw(self.scopes), **options)
@@ -212,7 +228,7 @@ class EngineLife(RuleBasedStateMachine):
 
 
 TestLives, TestManyLives = lived(
-    EngineLife,
+    PassagesLife,
     10,
     400,
     stateful_step_count=8,
