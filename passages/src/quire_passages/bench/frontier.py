@@ -64,7 +64,7 @@ _RELATED = 3
 """Passages that those of `related` rows are computed behind."""
 
 _CAPTURED: Mapping[Captured, str] = {"alone": "", "earlier": "earlier_"}
-"""How the names of rows begin, by where captures are from."""
+"""The beginnings of row names, by where captures are from."""
 
 
 def policies(num_layers: int) -> dict[str, Measured]:
